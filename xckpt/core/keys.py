@@ -1,0 +1,100 @@
+"""Key path <-> leaf name <-> zarr path.
+
+A key path is what leads from the root of a tree to a leaf: dict keys, attribute names and sequence
+indices. A leaf name is what people type; a zarr path is what file systems and buckets store.
+
+Name: the keys joined with ``/``.
+
+1. An int is its digits: ``("opt", 0, "mu")`` is ``opt/0/mu``.
+2. In a string, ``%`` and ``/`` become ``%25`` and ``%2F``.
+3. A string that would read as an int has its first character escaped: ``"0"`` is ``%30``.
+4. An empty string is ``%``.
+
+Path: the name, component by component, made safe to store.
+
+1. A byte of the component's UTF-8 outside letters, digits and ``-_.%+@=,() `` becomes ``%XX``.
+2. A component that a store reserves (``.``, ``..``, ``zarr.json``, a leading ``__``, and so on) has
+   its first character escaped.
+3. A component of more than 160 bytes keeps its first 100 and adds ``~`` and a 128-bit digest of the
+   whole. The manifest holds the name, so nothing has to read this one backwards.
+4. The root itself, when it is a leaf, is ``%root``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+
+__all__ = ["KeyPath", "join_keys", "split_name", "zarr_path"]
+
+KeyPath = tuple[str | int, ...]
+
+_INT_LIKE = re.compile(r"-?(0|[1-9][0-9]*)")
+_UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
+_RESERVED = {".", "..", "zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving"}
+_LONGEST = 160
+_KEPT = 100
+
+
+def join_keys(keys: Sequence[str | int]) -> str:
+    """The leaf name of a key path.
+
+    Example:
+        >>> join_keys(("model", "layers.0.weight")), join_keys((0, "a/b", "0"))
+        ('model/layers.0.weight', '0/a%2Fb/%30')
+    """
+    return "/".join(_component(key) for key in keys)
+
+
+def split_name(name: str) -> KeyPath:
+    """The key path of a leaf name; inverse of `join_keys`.
+
+    Example:
+        >>> split_name("0/a%2Fb/%30")
+        (0, 'a/b', '0')
+    """
+    return tuple(_key(part) for part in name.split("/")) if name else ()
+
+
+def zarr_path(name: str) -> str:
+    """Where a leaf's zarr node is stored, relative to the checkpoint's root group.
+
+    Example:
+        >>> zarr_path("model/layers.0.weight"), zarr_path("a%2Fb/naïve"), zarr_path("zarr.json")
+        ('model/layers.0.weight', 'a%2Fb/na%C3%AFve', '%7Aarr.json')
+    """
+    return "/".join(_stored(part) for part in name.split("/")) if name else "%root"
+
+
+def _component(key: str | int) -> str:
+    if isinstance(key, int):
+        return str(key)
+    if key == "":
+        return "%"
+    escaped = key.replace("%", "%25").replace("/", "%2F")
+    return _escape_first(escaped) if _INT_LIKE.fullmatch(escaped) else escaped
+
+
+def _key(part: str) -> str | int:
+    if _INT_LIKE.fullmatch(part):
+        return int(part)
+    if part == "%":
+        return ""
+    return re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), part)
+
+
+def _stored(part: str) -> str:
+    raw = part.encode("utf-8", "surrogatepass")
+    safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
+    if safe in _RESERVED or safe.startswith("__"):
+        safe = _escape_first(safe)
+    if safe[-1] in " .":
+        safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
+    if len(safe) > _LONGEST:
+        safe = f"{safe[:_KEPT]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
+    return safe
+
+
+def _escape_first(text: str) -> str:
+    return f"%{ord(text[0]):02X}{text[1:]}"

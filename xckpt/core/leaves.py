@@ -1,0 +1,233 @@
+"""What the core knows of a framework's leaf, and the doors through which adapters speak.
+
+A planner never touches a framework. It asks `describe` for a `SourceLeaf` (to save) or `aim` for a
+`TargetLeaf` (to load), and an adapter answers:
+
+1. The surface registers each framework once, by module name (`register_adapter`).
+2. A leaf is offered to the adapters whose framework is imported already: an object of a framework
+   that was never imported cannot exist. NumPy comes last.
+3. The first adapter that returns something owns the leaf; None means "not mine".
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.boxes import Boxes
+from xckpt.core.metadata import Sharding
+
+__all__ = ["Adapter", "SourceLeaf", "TargetLeaf", "adapters", "aim", "describe", "register_adapter"]
+
+
+@runtime_checkable
+class SourceLeaf(Protocol):
+    """A tensor to be saved, as one process sees it: a global shape and the local shards."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, in elements."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The format's name of the element type."""
+        ...
+
+    @property
+    def boxes(self) -> Boxes:
+        """The boxes of the shards that this process can read, without doubles.
+
+        A shard that several local devices hold appears once. No two overlap.
+        """
+        ...
+
+    @property
+    def sharded(self) -> bool:
+        """False if every process that names the leaf holds the whole of it (a plain tensor)."""
+        ...
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """The sharding, for the manifest."""
+        ...
+
+    def data(self, index: int) -> object:
+        """Shard ``index`` of `boxes`, in the framework's own type and of exactly that box's sizes.
+
+        Lazy, idempotent and thread-safe; a view of the caller's memory where that is possible.
+        `Adapter.to_numpy` of the same adapter reads it.
+        """
+        ...
+
+
+@runtime_checkable
+class TargetLeaf(Protocol):
+    """A tensor to be loaded: which boxes are wanted, and where each goes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape, in elements."""
+        ...
+
+    @property
+    def dtype(self) -> str:
+        """The format's name of the element type wanted."""
+        ...
+
+    @property
+    def boxes(self) -> Boxes:
+        """The boxes wanted, each once."""
+        ...
+
+    def buffer(self, index: int) -> object:
+        """Where box ``index`` is to be written: memory in the framework's own type or NumPy's.
+
+        The same object for each call until `commit`; allocated no earlier than the first call.
+        """
+        ...
+
+    def commit(self, index: int) -> None:
+        """All elements of buffer ``index`` are there: publish it (to a device, say) and let it go.
+
+        Called exactly once a box, from any thread.
+        """
+        ...
+
+    def result(self) -> object:
+        """The loaded leaf; called once, after every box was committed."""
+        ...
+
+
+class Adapter(Protocol):
+    """A framework's door. A module that has these functions is one."""
+
+    def describe(self, leaf: object, name: str) -> SourceLeaf | None:
+        """The leaf as a source, or None if it is not of this framework.
+
+        Raises:
+            UnsupportedLeafError: it is of this framework, but cannot be saved; names the leaf.
+        """
+        ...
+
+    def aim(self, like: object, name: str, *, in_place: bool) -> TargetLeaf | None:
+        """A target of the same shape, dtype, device and sharding, or None if not this framework's.
+
+        ``in_place``: `buffer` gives the leaf's own memory (or copies into it at `commit`), and
+        `result` gives the leaf itself.
+
+        Raises:
+            UnsupportedLeafError: it cannot be loaded (into); names the leaf.
+        """
+        ...
+
+    def to_numpy(self, data: object) -> NDArray[np.generic] | None:
+        """What `SourceLeaf.data` returned as a NumPy array that shares its memory where it can.
+
+        None if it is not of this framework. Any strides; the format's dtypes (ml_dtypes included).
+        """
+        ...
+
+    def to_writable_numpy(self, buffer: object) -> NDArray[np.generic] | None:
+        """A writable NumPy view of what `TargetLeaf.buffer` returned.
+
+        None if it is not of this framework, or if its memory cannot be reached from the host.
+        """
+        ...
+
+    def copy_into(self, buffer: object, data: NDArray[np.generic]) -> bool:
+        """Copy host data into a buffer that `to_writable_numpy` cannot reach; False if not ours."""
+        ...
+
+    def children(self, node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
+        """(kind, (key, child) pairs) if the object is a container that this framework registered."""
+        ...
+
+
+_registered: dict[str, str] = {}
+
+
+def register_adapter(framework: str, module: str) -> None:
+    """Have leaves of ``framework`` (a top-level module name) handled by the adapter ``module``."""
+    _registered[framework] = module
+
+
+def adapters() -> Iterator[Adapter]:
+    """The adapters of the frameworks that this process has imported, in order of registration."""
+    for framework, module in list(_registered.items()):
+        if framework in sys.modules:
+            yield importlib.import_module(module)  # type: ignore[misc]  # a module is an Adapter
+
+
+def describe(leaf: object, name: str) -> SourceLeaf | None:
+    """The leaf as a `SourceLeaf`, or None if no adapter owns it.
+
+    Raises:
+        UnsupportedLeafError: an adapter owns it, but it cannot be saved.
+    """
+    for adapter in adapters():
+        source = adapter.describe(leaf, name)
+        if source is not None:
+            return source
+    return None
+
+
+def aim(like: object, name: str, *, in_place: bool) -> TargetLeaf | None:
+    """The target that ``like`` stands for, or None if no adapter owns it.
+
+    Raises:
+        UnsupportedLeafError: an adapter owns it, but it cannot be loaded.
+    """
+    for adapter in adapters():
+        target = adapter.aim(like, name, in_place=in_place)
+        if target is not None:
+            return target
+    return None
+
+
+def to_numpy(data: object) -> NDArray[np.generic]:
+    """Any framework's tensor as a NumPy array that shares its memory where it can.
+
+    Raises:
+        TypeError: no adapter knows the type.
+    """
+    for adapter in adapters():
+        array = adapter.to_numpy(data)
+        if array is not None:
+            return array
+    raise TypeError(f"no adapter can read a {type(data).__module__}.{type(data).__qualname__}")
+
+
+def to_writable_numpy(buffer: object) -> NDArray[np.generic] | None:
+    """A writable NumPy view of a framework's buffer, or None if the host cannot reach it."""
+    for adapter in adapters():
+        array = adapter.to_writable_numpy(buffer)
+        if array is not None:
+            return array
+    return None
+
+
+def copy_into(buffer: object, data: NDArray[np.generic]) -> None:
+    """Copy host data into a buffer that the host cannot reach.
+
+    Raises:
+        TypeError: no adapter knows the type.
+    """
+    for adapter in adapters():
+        if adapter.copy_into(buffer, data):
+            return
+    raise TypeError(f"no adapter can write a {type(buffer).__module__}.{type(buffer).__qualname__}")
+
+
+def children(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
+    """What a framework's registered container holds, or None if it is no such container."""
+    for adapter in adapters():
+        found = adapter.children(node)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,136 @@
+"""What a checkpoint says about its tensors: the types that planner, storage and user share.
+
+All of them are framework-neutral values: offsets and sizes are tuples of ints counted in
+elements, dtypes are the format's names (see `xckpt.core.dtypes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from xckpt.core.grid import Grid
+
+__all__ = [
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "JSONValue",
+    "Metadata",
+    "MetadataIndex",
+    "Sharding",
+    "TensorProperties",
+    "TensorStorageMetadata",
+]
+
+JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
+"""What `json` can carry."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStorageMetadata:
+    """A box of a tensor: the elements ``[offset, offset + size)`` in each dimension.
+
+    Example:
+        >>> ChunkStorageMetadata(offsets=(0, 8), sizes=(4, 8))
+        ChunkStorageMetadata(offsets=(0, 8), sizes=(4, 8))
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorProperties:
+    """What a tensor is, apart from its shape."""
+
+    dtype: str
+    """The format's name of the element type, such as ``"bfloat16"``."""
+
+
+class Sharding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The sharding that a leaf had when it was saved, for people and for readers that want the same.
+
+    Exactly one of `placements` and `spec` is set, the one that the framework speaks.
+
+    Example:
+        >>> str(Sharding(axes=(("data", 2), ("model", 4)), spec=(("data", "model"), ())))
+        'PartitionSpec(data+model, -) on data=2 x model=4'
+        >>> str(Sharding(axes=(("dp", 2), ("tp", 2)), placements=("Shard(0)", "Replicate()")))
+        'Shard(0), Replicate() on dp=2 x tp=2'
+    """
+
+    axes: tuple[tuple[str, int], ...]
+    """The mesh: name and size of each axis, slowest first."""
+    placements: tuple[str, ...] | None = None
+    """torch's view: a placement for each mesh axis, as its repr."""
+    spec: tuple[tuple[str, ...], ...] | None = None
+    """jax's view: for each tensor dimension the mesh axes that shard it."""
+
+    def __str__(self) -> str:
+        mesh = " x ".join(f"{name}={size}" for name, size in self.axes)
+        if self.placements is not None:
+            return f"{', '.join(self.placements)} on {mesh}"
+        spec = ", ".join("+".join(axes) or "-" for axes in self.spec or ())
+        return f"PartitionSpec({spec}) on {mesh}"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStorageMetadata:
+    """A tensor in a checkpoint, or in the plan of one."""
+
+    properties: TensorProperties
+    size: tuple[int, ...]
+    """The global shape in elements."""
+    chunks: Sequence[ChunkStorageMetadata]
+    """Disjoint boxes that cover the tensor: the shards of a plan, or the arrays of a checkpoint."""
+    grid: Grid | None = None
+    """How the boxes are laid out in zarr arrays; None until a planner or a storage has chosen."""
+    sharding: Sharding | None = None
+    """The sharding that wrote it, where the framework knows one."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesStorageMetadata:
+    """A leaf that is not a tensor: a Python value or opaque bytes."""
+
+    kind: str = ""
+    """The Python type's name (``"int"``, ``"str"``, ...), or ``"opaque"``."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataIndex:
+    """Where an item belongs: a leaf, and the box in it.
+
+    Two indices are equal if name and offset are; ``index`` is a hint that saves a search.
+
+    Example:
+        >>> MetadataIndex("wte", (0, 0), 3) == MetadataIndex("wte", (0, 0))
+        True
+    """
+
+    fqn: str
+    """The leaf name."""
+    offset: tuple[int, ...] | None = None
+    """The box's offset in the tensor, in elements; None for a leaf that is one whole."""
+    index: int | None = field(default=None, compare=False)
+    """The ordinal of the box where that is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """All that a checkpoint says about itself."""
+
+    state_dict_metadata: Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
+    """Leaf name -> what the leaf is, in the order in which the leaves were saved."""
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """Name of each container that is not a plain dict -> its kind; see `xckpt.core.tree`."""
+    user: JSONValue = None
+    """What the caller passed as ``metadata=`` to `xckpt.save`."""
+    planner_data: object = None
+    """What planners merged in `create_global_plan`."""
+    storage_data: object = None
+    """What the storage adds for its own use."""

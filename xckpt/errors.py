@@ -1,0 +1,150 @@
+"""Every error that xckpt raises, in one tree.
+
+::
+
+    XckptError
+    ├── NotACheckpointError      (also a FileNotFoundError)  nothing is committed at the path
+    ├── CheckpointExistsError    (also a FileExistsError)    the path is taken; overwrite=True replaces it
+    ├── ManifestError            (also a ValueError)         the manifest cannot be trusted
+    │   └── VersionError                                     it was written by a newer xckpt
+    ├── CorruptCheckpointError   (also a ValueError)         data or metadata differ from what was saved
+    ├── TreeMismatchError        (also a ValueError)         the target tree does not fit the checkpoint
+    ├── PlanError                (also a ValueError)         shards overlap, are missing, or ranks disagree
+    ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
+    ├── StorageError             (also an OSError)           the disk, the folder or the bucket refused
+    └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
+
+Errors that can have several causes carry them all in ``problems``, one line each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+__all__ = [
+    "CheckpointExistsError",
+    "CorruptCheckpointError",
+    "ManifestError",
+    "NotACheckpointError",
+    "PlanError",
+    "RankFailure",
+    "RanksFailedError",
+    "StorageError",
+    "TreeMismatchError",
+    "UnsupportedLeafError",
+    "VersionError",
+    "XckptError",
+]
+
+SHOWN_PROBLEMS = 20
+"""How many problems a message spells out; ``problems`` always holds all of them."""
+
+
+class XckptError(Exception):
+    """Base of all errors of this library.
+
+    Example:
+        >>> error = XckptError.listing("2 leaves are wrong", ["a: shape", "b: dtype"])
+        >>> print(error)
+        2 leaves are wrong
+          - a: shape
+          - b: dtype
+        >>> error.problems
+        ('a: shape', 'b: dtype')
+    """
+
+    problems: tuple[str, ...]
+
+    def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+    @classmethod
+    def listing(cls, summary: str, problems: Iterable[str]) -> Self:
+        """An error whose message is ``summary`` and one line for each problem."""
+        problems = tuple(problems)
+        lines = [f"  - {problem}" for problem in problems[:SHOWN_PROBLEMS]]
+        if len(problems) > SHOWN_PROBLEMS:
+            lines.append(f"  ... and {len(problems) - SHOWN_PROBLEMS} more")
+        return cls("\n".join([summary, *lines]), problems)
+
+    def __str__(self) -> str:
+        # KeyError and OSError subclasses would otherwise quote or reformat the message.
+        return str(self.args[0]) if self.args else ""
+
+
+class NotACheckpointError(XckptError, FileNotFoundError):
+    """No committed checkpoint is at the path."""
+
+
+class CheckpointExistsError(XckptError, FileExistsError):
+    """Something is at the path already, and the caller did not ask to replace it."""
+
+
+class ManifestError(XckptError, ValueError):
+    """The manifest is truncated, altered, or breaks a rule of the format."""
+
+
+class VersionError(ManifestError):
+    """The checkpoint was written by a newer version of the format."""
+
+
+class CorruptCheckpointError(XckptError, ValueError):
+    """A chunk, its digest or its zarr metadata is not what was saved."""
+
+
+class TreeMismatchError(XckptError, ValueError):
+    """Leaves are missing, unexpected, or of another shape or dtype than the target's."""
+
+
+class PlanError(XckptError, ValueError):
+    """The ranks' shards do not make up whole tensors, or the ranks contradict each other."""
+
+
+class UnsupportedLeafError(XckptError, TypeError):
+    """A leaf that cannot be saved or loaded; the message gives its name."""
+
+
+class StorageError(XckptError, OSError):
+    """The storage refused: no space, no permission, no such bucket, no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """What went wrong on one rank."""
+
+    rank: int
+    """The rank in the group that saved or loaded."""
+    kind: str
+    """The exception's class name on that rank."""
+    message: str
+    """The exception's message on that rank."""
+
+
+class RanksFailedError(XckptError, RuntimeError):
+    """At least one rank failed; raised on every rank with all the failures.
+
+    Example:
+        >>> error = RanksFailedError.of("write", [RankFailure(3, "StorageError", "disk full")])
+        >>> print(error)
+        1 rank failed in step 'write'; nothing was committed
+          - rank 3: StorageError: disk full
+        >>> error.failures[0].rank
+        3
+    """
+
+    failures: tuple[RankFailure, ...] = ()
+
+    @classmethod
+    def of(cls, step: str, failures: Iterable[RankFailure]) -> RanksFailedError:
+        """The error for the ranks that failed in ``step``."""
+        failures = tuple(failures)
+        ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
+        error = cls.listing(
+            f"{ranks} failed in step {step!r}; nothing was committed",
+            [f"rank {f.rank}: {f.kind}: {f.message}" for f in failures],
+        )
+        error.failures = failures
+        return error

@@ -1,0 +1,1 @@
+"""jax's door: the only package of xckpt that imports jax."""

@@ -1,0 +1,146 @@
+"""NumPy's adapter: the reference, and the smallest that an adapter can be.
+
+A NumPy array is one shard, the whole, that every process holds. NumPy scalars (``np.float32(1)``)
+are 0-d arrays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.boxes import Boxes
+from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.metadata import Sharding
+from xckpt.errors import UnsupportedLeafError
+
+__all__ = [
+    "ArraySource",
+    "ArrayTarget",
+    "aim",
+    "children",
+    "copy_into",
+    "describe",
+    "to_numpy",
+    "to_writable_numpy",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """A NumPy array to be saved."""
+
+    array: NDArray[np.generic]
+    dtype: str
+    sharded: bool = False
+    sharding: Sharding | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The array's shape."""
+        return self.array.shape
+
+    @property
+    def boxes(self) -> Boxes:
+        """The one box that is the whole array."""
+        return Boxes.whole(self.array.shape)
+
+    def data(self, index: int) -> NDArray[np.generic]:
+        """The array itself."""
+        return self.array
+
+
+@dataclass(slots=True)
+class ArrayTarget:
+    """A NumPy array to be loaded: new memory, or the caller's own."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    array: NDArray[np.generic] | None = None
+    boxes: Boxes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.boxes = Boxes.whole(self.shape)
+
+    def buffer(self, index: int) -> NDArray[np.generic]:
+        """The whole array, allocated at the first call."""
+        if self.array is None:
+            self.array = np.empty(self.shape, numpy_dtype(self.dtype))
+        return self.array
+
+    def commit(self, index: int) -> None:
+        """Nothing to publish: the buffer is the array."""
+
+    def result(self) -> NDArray[np.generic]:
+        """The filled array."""
+        return self.buffer(0)
+
+
+def describe(leaf: object, name: str) -> ArraySource | None:
+    """A NumPy array or scalar as a source.
+
+    Raises:
+        UnsupportedLeafError: its dtype is not one of the format's (object, datetime, ...).
+
+    Example:
+        >>> describe(np.zeros((2, 3), np.float32), "w").dtype
+        'float32'
+    """
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return None
+    array = np.asarray(leaf)
+    return ArraySource(array, _format_dtype(array, name))
+
+
+def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
+    """A target like a NumPy array: new memory of its shape and dtype, or the array itself.
+
+    Raises:
+        UnsupportedLeafError: its dtype is not one of the format's, or it is to be filled in place
+            but cannot be written (a NumPy scalar, a read-only array).
+    """
+    if not isinstance(like, np.ndarray | np.generic):
+        return None
+    dtype = _format_dtype(np.asarray(like), name)
+    if not in_place:
+        return ArrayTarget(like.shape, dtype)
+    if not isinstance(like, np.ndarray) or not like.flags.writeable:
+        raise UnsupportedLeafError(
+            f"{name}: a {type(like).__name__} that cannot be written; load_into needs a writable "
+            f"array here, or use load, which returns a new one"
+        )
+    return ArrayTarget(like.shape, dtype, like)
+
+
+def to_numpy(data: object) -> NDArray[np.generic] | None:
+    """A NumPy array as it is."""
+    return data if isinstance(data, np.ndarray) else None
+
+
+def to_writable_numpy(buffer: object) -> NDArray[np.generic] | None:
+    """A NumPy array as it is."""
+    return buffer if isinstance(buffer, np.ndarray) else None
+
+
+def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
+    """Copy into a NumPy array."""
+    if not isinstance(buffer, np.ndarray):
+        return False
+    np.copyto(buffer, data, casting="no")
+    return True
+
+
+def children(node: object) -> None:
+    """NumPy registers no containers."""
+    return
+
+
+def _format_dtype(array: NDArray[np.generic], name: str) -> str:
+    dtype = dtype_name(array.dtype)
+    if dtype is None:
+        raise UnsupportedLeafError(
+            f"{name}: NumPy dtype {array.dtype} cannot be stored; convert it to a number type first"
+        )
+    return dtype

@@ -1,0 +1,1 @@
+"""torch's door: the only package of xckpt that imports torch."""
