@@ -1,0 +1,66 @@
+"""Set-up for every test and doctest: environment, spawn, seeds, working folder of doctests.
+
+It stands at the root because the doctests of `xckpt/` need it as much as `tests/` does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+DEVICES_FLAG = "--xla_force_host_platform_device_count=8"
+
+
+def set_environment() -> None:
+    """Fix what frameworks read once, at import or first use; an explicit setting wins."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_force_host_platform_device_count" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {DEVICES_FLAG}".strip()
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Several processes share the cores: two workers, and the ranks that each one starts.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+set_environment()
+# TensorStore aborts in a forked child once its parent has used it.
+multiprocessing.set_start_method("spawn", force=True)
+
+# A fixed number of examples and no limit in seconds: a slow machine changes nothing.
+COMMON = {
+    "deadline": None,
+    "database": None,
+    "print_blob": True,
+    "suppress_health_check": [HealthCheck.too_slow],
+}
+settings.register_profile("ci", max_examples=100, **COMMON)
+settings.register_profile("quick", max_examples=20, **COMMON)
+settings.register_profile("thorough", max_examples=2000, **COMMON)
+settings.load_profile("ci")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw one hypothesis seed for the run; xdist hands it to its workers."""
+    if config.getoption("hypothesis_seed") is None:
+        config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return (
+        f"hypothesis seed: repeat this run with --hypothesis-seed={config.option.hypothesis_seed}"
+    )
+
+
+@pytest.fixture(autouse=True)
+def _doctests_write_to_a_fresh_folder(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if isinstance(request.node, pytest.DoctestItem):
+        monkeypatch.chdir(tmp_path)

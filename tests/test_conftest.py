@@ -1,0 +1,31 @@
+"""The set-up that other tests rely on holds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+
+import pytest
+from hypothesis import settings
+
+
+def test_jax_sees_eight_cpu_devices() -> None:
+    import jax
+
+    if os.environ["JAX_PLATFORMS"] == "cpu":
+        assert [device.platform for device in jax.devices()] == ["cpu"] * 8
+
+
+def test_processes_are_spawned() -> None:
+    assert multiprocessing.get_start_method() == "spawn"
+
+
+def test_the_seed_of_the_run_is_known(pytestconfig: pytest.Config) -> None:
+    from hypothesis import core
+
+    assert str(core.global_force_seed) == str(pytestconfig.getoption("hypothesis_seed"))
+
+
+def test_examples_are_counted_and_not_timed() -> None:
+    assert settings().deadline is None
+    assert settings().max_examples >= 20
