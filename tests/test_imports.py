@@ -1,0 +1,215 @@
+"""Imports run one way, each outside library has one door, and the face is light.
+
+1. `imports_of` lists what a module's source imports: at the top, in functions, under
+   `TYPE_CHECKING`, and by `importlib.import_module` with a literal name.
+2. `violations` holds each of these against `LAYERS` and `DOORS`.
+3. A fresh interpreter imports `xckpt` and says what came with it and how long it took.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# A module may import from its own layer and from the layers before it.
+LAYERS = {
+    "core": ("xckpt.core", "xckpt.errors"),
+    "engine": ("xckpt.engine", "xckpt.group", "xckpt.staging"),
+    "storage": ("xckpt.storage",),
+    "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
+    "surface": ("xckpt", "xckpt.api", "xckpt.planner", "xckpt.metadata", "xckpt.convert"),
+    "cli": ("xckpt.cli",),
+}
+SIBLINGS = LAYERS["adapters"]
+
+# Who may import a library from outside; any other module may not.
+DOORS = {
+    "tensorstore": ("xckpt.storage",),
+    "xxhash": ("xckpt.storage",),
+    "torch": ("xckpt.torch",),
+    "torch_xla": ("xckpt.torch",),
+    "jax": ("xckpt.jax",),
+    "jaxlib": ("xckpt.jax",),
+    "zarr": ("xckpt.zarr_dtypes",),
+    "click": ("xckpt.cli",),
+    "rich": ("xckpt.cli",),
+}
+CORE_MAY_IMPORT = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
+
+HEAVY = ("torch", "jax", "tensorstore", "zarr", "rich", "click")
+IMPORT_SECONDS = 0.3
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def sources(root: Path) -> dict[str, str]:
+    """Module name -> source, of every module of the package."""
+    paths = sorted((root / "xckpt").rglob("*.py"))
+    return {module_name(path, root): path.read_text() for path in paths}
+
+
+def imports_of(module: str, source: str, modules: Mapping[str, str]) -> Iterator[str]:
+    """Full names of the modules that `source` imports, wherever the import stands."""
+    is_package = any(other.startswith(f"{module}.") for other in modules)
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=base, names=names, level=level):
+                above = package[: len(package) - level + 1] if level else []
+                start = ".".join([*above, *([base] if base else [])])
+                for alias in names:
+                    inner = f"{start}.{alias.name}"
+                    yield inner if inner in modules else start
+            case ast.Call(
+                func=ast.Attribute(attr="import_module")
+                | ast.Name(id="import_module" | "__import__"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def home(module: str, places: tuple[str, ...]) -> str | None:
+    """The place that holds `module`; the bare package `xckpt` holds only itself."""
+    for place in places:
+        if module == place or (place != "xckpt" and module.startswith(f"{place}.")):
+            return place
+    return None
+
+
+def layer_of(module: str) -> str | None:
+    return next((name for name, places in LAYERS.items() if home(module, places)), None)
+
+
+def fault(module: str, imported: str) -> str | None:
+    """What is wrong with `module`, or with its import of `imported` ("" for none)."""
+    top = imported.split(".")[0]
+    layer = layer_of(module)
+    if layer is None:
+        return f"{module} has no layer: give it one in LAYERS"
+    if not imported:
+        return None
+    if top != "xckpt":
+        if layer == "core" and top not in CORE_MAY_IMPORT:
+            return f"{module} imports {imported}: the core is pure"
+        if top in DOORS and not home(module, DOORS[top]):
+            return f"{module} imports {imported}: only {', '.join(DOORS[top])} may"
+        return None
+    order = list(LAYERS)
+    below = layer_of(imported)
+    if below is None:
+        return f"{imported} has no layer: give it one in LAYERS"
+    if order.index(below) > order.index(layer):
+        return f"{module} ({layer}) imports {imported} ({below}): imports run one way"
+    here, there = home(module, SIBLINGS), home(imported, SIBLINGS)
+    if here and there and here != there:
+        return f"{module} imports {imported}: adapters do not know each other"
+    return None
+
+
+def violations(modules: Mapping[str, str]) -> list[str]:
+    found = {
+        problem
+        for module, source in modules.items()
+        for imported in ("", *imports_of(module, source, modules))
+        if (problem := fault(module, imported))
+    }
+    return sorted(found)
+
+
+def test_imports_run_one_way() -> None:
+    modules = sources(ROOT)
+    assert "xckpt.core.boxes" in modules
+    assert violations(modules) == []
+
+
+@pytest.mark.parametrize(
+    "module, source, words",
+    [
+        ("xckpt.core.boxes", "import torch", "the core is pure"),
+        ("xckpt.core.boxes", "import xxhash", "the core is pure"),
+        ("xckpt.core.boxes", "def f():\n    import jax.numpy", "the core is pure"),
+        ("xckpt.core.boxes", "from xckpt import storage", "imports run one way"),
+        ("xckpt.core.boxes", "from .. import engine", "imports run one way"),
+        ("xckpt.core.boxes", "from ..storage import writer", "imports run one way"),
+        ("xckpt.core.boxes", "import importlib\nimportlib.import_module('xckpt.torch')", "one way"),
+        ("xckpt.errors", "import xckpt", "imports run one way"),
+        ("xckpt.engine", "if TYPE_CHECKING:\n    from torch import Tensor", "only xckpt.torch may"),
+        ("xckpt.engine", "from xckpt.storage import x", "imports run one way"),
+        ("xckpt.storage.writer", "import xckpt.numpy", "imports run one way"),
+        ("xckpt.storage.writer", "import zarr", "only xckpt.zarr_dtypes may"),
+        ("xckpt.torch", "import tensorstore as ts", "only xckpt.storage may"),
+        ("xckpt.torch", "from .jax import arrays", None),
+        ("xckpt.torch", "from ..jax import arrays", "adapters do not know each other"),
+        ("xckpt.torch.dtensor", "import xckpt.numpy", "adapters do not know each other"),
+        ("xckpt.torch.dtensor", "from xckpt.cli import main", "imports run one way"),
+        (
+            "xckpt.torch.dtensor",
+            "import torch\nfrom ..core import boxes\nimport xckpt.storage",
+            None,
+        ),
+        ("xckpt.numpy", "import jax", "only xckpt.jax may"),
+        ("xckpt.api", "import xckpt.torch\nimport xckpt.jax\nimport xckpt.engine", None),
+        ("xckpt.api", "import rich", "only xckpt.cli may"),
+        ("xckpt.stray", "", "has no layer"),
+        ("xckpt.api", "import xckpt.stray", "has no layer"),
+    ],
+)
+def test_the_contract_notices(module: str, source: str, words: str | None) -> None:
+    names = ("xckpt", "xckpt.engine", "xckpt.storage", "xckpt.torch.jax", "xckpt.jax.arrays")
+    found = violations({**dict.fromkeys(names, ""), module: source})
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
+def imported_by(code: str) -> tuple[set[str], float]:
+    """The top-level modules that running `code` brings in, and its seconds in the interpreter."""
+    script = (
+        "import json, sys, time\n"
+        "start = time.perf_counter()\n"
+        f"{code}\n"
+        "seconds = time.perf_counter() - start\n"
+        "print(json.dumps([sorted({name.split('.')[0] for name in sys.modules}), seconds]))"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    names, seconds = json.loads(done.stdout)
+    return set(names), seconds
+
+
+def quickest(code: str, seconds: float, tries: int = 8) -> float:
+    """The best of several runs; it stops at the first that is quick enough."""
+    best = float("inf")
+    for _ in range(tries):
+        best = min(best, imported_by(code)[1])
+        if best < seconds:
+            break
+    return best
+
+
+def test_importing_the_face_imports_no_framework() -> None:
+    names, _ = imported_by("import xckpt")
+    assert "xckpt" in names
+    assert names.isdisjoint(HEAVY)
+
+
+def test_importing_the_face_is_quick() -> None:
+    assert quickest("import xckpt", IMPORT_SECONDS) < IMPORT_SECONDS
+
+
+def test_a_heavy_or_slow_import_would_be_noticed() -> None:
+    names, seconds = imported_by("import xckpt, tensorstore, time; time.sleep(0.35)")
+    assert not names.isdisjoint(HEAVY)
+    assert seconds > IMPORT_SECONDS
