@@ -25,7 +25,7 @@ class Record:
     def add(self, name: str, leaf: object) -> None:
         """Take up one whole leaf."""
         if isinstance(leaf, np.ndarray):
-            self.tensors[name] = leaf
+            self.tensors[name] = np.asarray(leaf, order="C")  # safetensors ignores strides
         else:
             self.values[name] = leaf
 

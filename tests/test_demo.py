@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from examples.record import Record, same
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +32,13 @@ def test_record_names_each_leaf_that_is_not_as_recorded():
 
 
 def test_a_record_comes_back_from_its_files_as_it_was(tmp_path):
-    record = Record({"a/b.c": np.float32([[1.5]]), "n": np.float32(7.0)}, {"lr": 0.1, "x": None})
+    record = Record({}, {})
+    matrix = np.arange(6, dtype=np.float32).reshape(2, 3)
+    state = {"a/b.c": matrix.T, "n": np.array(7.0), "lr": 0.1, "x": None}
+    for name, leaf in state.items():
+        record.add(name, leaf)
     record.write(tmp_path / "record")
-    assert Record.read(tmp_path / "record").differences(record.tensors | record.values) == []
+    assert Record.read(tmp_path / "record").differences(state) == []
 
 
 @pytest.mark.long
