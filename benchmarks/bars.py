@@ -1,0 +1,130 @@
+"""The bars that xckpt has set itself, computed from the figures of one run.
+
+Each bar is a pure function of the figures; a bar whose figures were not measured is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.imports import Import
+from benchmarks.memory import SAVE, Extra
+from benchmarks.planning import Planning
+from benchmarks.reshard import Resharding
+from benchmarks.speed import Times
+
+MIB = 1 << 20
+DCP = ("DCP, 1 thread", "DCP, 2 threads")
+RAW = ("TensorStore, 8 MiB chunks", "TensorStore, a chunk a tensor")
+TORCH = "xckpt, torch"
+JAX = "xckpt, JAX"
+LIMIT = "plain files, 2 threads"
+INTO = "into memory"
+MAPPED = "into memory, mapped"
+NEW = "new arrays"
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar and how far xckpt comes."""
+
+    what: str
+    reached: float
+    bar: float
+    unit: str
+    """``x`` for a ratio; otherwise what is counted."""
+    at_least: bool
+    """Whether more is better."""
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is reached."""
+        return self.reached >= self.bar if self.at_least else self.reached <= self.bar
+
+
+def _ratio(what: str, reached: float, bar: float) -> Bar:
+    return Bar(what, reached, bar, "x", True)
+
+
+def _most(what: str, reached: float, bar: float, unit: str) -> Bar:
+    return Bar(what, reached, bar, unit, False)
+
+
+def speed(times: Mapping[str, Times]) -> Iterator[Bar]:
+    """Saves and loads against DCP, Orbax, raw TensorStore and the limit."""
+    if times.keys() >= {TORCH, *DCP}:
+        best = min(times[name].saved() for name in DCP)
+        yield _ratio("save: speed over the better DCP", best / times[TORCH].saved(), 1.25)
+        best = min(times[name].loaded(INTO) for name in DCP)
+        yield _ratio(
+            "load into memory: speed over the better DCP", best / times[TORCH].loaded(INTO), 2.5
+        )
+    if times.keys() >= {JAX, "Orbax"}:
+        orbax, mine = times["Orbax"], times[JAX]
+        yield _ratio("save JAX arrays: speed over Orbax", orbax.saved() / mine.saved(), 4.0)
+        yield _ratio(
+            "load new JAX arrays: speed over Orbax", orbax.loaded(NEW) / mine.loaded(NEW), 4.0
+        )
+    if times.keys() >= {TORCH, *RAW}:
+        best = min(times[name].saved() for name in RAW)
+        yield _ratio("save: share of raw TensorStore's speed", best / times[TORCH].saved(), 0.85)
+        best = min(times[name].loaded(way) for name in RAW for way in (INTO, MAPPED))
+        yield _ratio(
+            "load into memory: share of raw TensorStore's speed",
+            best / times[TORCH].loaded(INTO),
+            0.85,
+        )
+    if times.keys() >= {TORCH, LIMIT}:
+        limit = times[LIMIT].loaded(INTO)
+        yield _ratio(
+            "load into memory: share of the limit's speed", limit / times[TORCH].loaded(INTO), 0.75
+        )
+
+
+def resharding(figures: Mapping[str, Resharding]) -> Iterator[Bar]:
+    """Rows to columns against DCP, and the bytes read."""
+    if "xckpt" not in figures:
+        return
+    mine = figures["xckpt"]
+    if figures.keys() >= set(DCP):
+        best = min(figures[name].seconds()["load_columns"] for name in DCP)
+        yield _ratio(
+            "rows to columns: speed over the better DCP",
+            best / mine.seconds()["load_columns"],
+            1.0,
+        )
+    read = mine.read_per_rank()
+    worst = max(r / w for r, w in zip(read, mine.wanted, strict=True))
+    yield _most("rows to columns: bytes read over wanted, worst rank", worst, 1.1, "x")
+    yield _most(
+        "rows to columns: bytes read over wanted, host", sum(read) / sum(mine.wanted), 1.1, "x"
+    )
+
+
+def memory(extras: Sequence[Extra]) -> Iterator[Bar]:
+    """Memory over the state or the targets."""
+    for extra in extras:
+        if extra.contender in (TORCH, JAX):
+            over = "the state" if extra.work == SAVE else "the targets"
+            what = f"extra memory over {over}: {extra.contender}, {extra.work}"
+            yield _most(what, extra.anonymous / MIB, 256, "MiB")
+
+
+def planning(figures: Sequence[Planning]) -> Iterator[Bar]:
+    """Planning for 1,024 ranks, and its growth."""
+    mine = {figure.ranks: figure for figure in figures if figure.planner == "xckpt"}
+    if 1024 in mine:
+        yield _most("planning, 1,024 ranks x 500 tensors", mine[1024].plan, 1.0, "s")
+        yield _most("planning, 1,024 ranks: memory", mine[1024].memory / 1e6, 300, "MB")
+    if {1024, 4096} <= mine.keys():
+        growth = (mine[4096].plan / mine[1024].plan) / 4
+        yield _most(
+            "planning: seconds a rank at 4,096 ranks over those at 1,024", growth, 1.25, "x"
+        )
+
+
+def imports(figure: Import) -> Iterator[Bar]:
+    """The import of the package."""
+    yield _most("import xckpt", figure.seconds, 0.3, "s")
+    yield _most("frameworks that the import brings", len(figure.frameworks), 0, "")

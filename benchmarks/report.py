@@ -1,0 +1,187 @@
+"""The figures of a run as tables for people and as JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bars import Bar
+from benchmarks.imports import Import
+from benchmarks.memory import Extra
+from benchmarks.planning import Planning
+from benchmarks.reshard import Resharding
+from benchmarks.speed import Times
+
+GIB = 1 << 30
+MIB = 1 << 20
+PACKAGES = ("numpy", "torch", "jax", "tensorstore", "orbax-checkpoint", "safetensors", "xckpt")
+
+
+def _table(title: str, first: Sequence[str], numbers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for name in first:
+        table.add_column(name)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def speed_table(times: Mapping[str, Times], size: int) -> Table:
+    """Seconds and GiB/s of each save and load; ``size`` is the state's bytes."""
+    table = _table(
+        f"Save and load {size / GIB:.2f} GiB (medians)",
+        ("contender", "what"),
+        ("seconds", "of it fsync after", "GiB/s", "lowest to highest s"),
+    )
+    for name, each in times.items():
+        saved = [s + f for s, f in zip(each.save, each.flush, strict=True)]
+        flush = sorted(each.flush)[len(each.flush) // 2]
+        table.add_row(name, "save", *_row(each.saved(), f"{flush:.3f}", size, saved))
+        for load, seconds in each.loads.items():
+            table.add_row("", f"load {load}", *_row(each.loaded(load), "", size, seconds))
+        table.add_section()
+    return table
+
+
+def _row(median: float, flush: str, size: int, seconds: Sequence[float]) -> tuple[str, ...]:
+    spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
+    return f"{median:.3f}", flush, f"{size / GIB / median:.2f}", spread
+
+
+def memory_table(extras: Sequence[Extra]) -> Table:
+    """Memory above the state or the targets."""
+    table = _table(
+        "Extra memory: above the state (save), above the targets or the new arrays (load)",
+        ("contender", "what"),
+        ("allocated, MiB", "mapped files included, MiB"),
+    )
+    for extra in extras:
+        allocated, total = f"{extra.anonymous / MIB:.0f}", f"{extra.total / MIB:.0f}"
+        table.add_row(extra.contender, extra.work, allocated, total)
+    return table
+
+
+def resharding_table(figures: Mapping[str, Resharding]) -> Table:
+    """Seconds and bytes of the resharding."""
+    table = _table(
+        "4 gloo ranks: save rows, load rows, load columns (medians; bytes of the last round)",
+        ("contender",),
+        (
+            "save s",
+            "load rows s",
+            "load columns s",
+            "wanted, MiB a rank",
+            "read(), MiB a rank",
+            "TensorStore, MiB a rank",
+            "read / wanted",
+            "read / checkpoint",
+        ),
+    )
+    for name, each in figures.items():
+        seconds = each.seconds()
+        read = sum(each.read_per_rank())
+        table.add_row(
+            name,
+            *(f"{seconds[key]:.3f}" for key in ("save", "load_rows", "load_columns")),
+            *(f"{max(b) / MIB:.1f}" for b in (each.wanted, each.read, each.mapped)),
+            f"{read / sum(each.wanted):.2f}",
+            f"{read / each.stored:.2f}",
+        )
+    return table
+
+
+def planning_table(figures: Sequence[Planning]) -> Table:
+    """Seconds and memory of planning."""
+    table = _table(
+        "Planning a save of 500 tensors, one process",
+        ("planner",),
+        ("ranks", "plan s", "carry s", "us an item", "peak MB", "stored MB"),
+    )
+    for each in figures:
+        table.add_row(
+            each.planner,
+            f"{each.ranks:,}",
+            f"{each.plan:.3f}",
+            f"{each.carry:.3f}",
+            f"{each.plan / each.ranks / 500 * 1e6:.2f}",
+            f"{each.memory / 1e6:.0f}",
+            f"{each.encoded / 1e6:.2f}",
+        )
+    return table
+
+
+def bars_table(bars: Iterable[Bar]) -> Table:
+    """Which bars are met."""
+    table = _table("Bars", ("what",), ("reached", "bar", ""))
+    for bar in bars:
+        unit = bar.unit if bar.unit == "x" else f" {bar.unit}".rstrip()
+        sign = "at least" if bar.at_least else "at most"
+        verdict = "[green]met[/]" if bar.met else "[red]missed[/]"
+        table.add_row(bar.what, f"{bar.reached:.2f}{unit}", f"{sign} {bar.bar:g}{unit}", verdict)
+    return table
+
+
+def machine(memory_backed: bool) -> dict[str, Any]:
+    """What the figures depend on."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "cores": os.cpu_count(),
+        "memory_gib": round(memory / GIB, 1),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "files": "memory-backed" if memory_backed else "disk, reads from the page cache",
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def speed_json(times: Mapping[str, Times]) -> dict[str, Any]:
+    """Every round's seconds, and their medians."""
+    return {
+        name: {
+            "median": {
+                "save": each.saved(),
+                **{f"load {load}": each.loaded(load) for load in each.loads},
+            },
+            "rounds": asdict(each),
+        }
+        for name, each in times.items()
+    }
+
+
+def resharding_json(figures: Mapping[str, Resharding]) -> dict[str, Any]:
+    """Every round's seconds, their medians and the bytes."""
+    return {name: {"median": each.seconds(), **asdict(each)} for name, each in figures.items()}
+
+
+def import_line(figure: Import) -> str:
+    """The import in words."""
+    frameworks = ", ".join(figure.frameworks) or "no framework"
+    return f"import xckpt: {figure.seconds:.3f} s, brings {frameworks}"
+
+
+def write(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the results as JSON."""
+    path.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def show(console: Console, *parts: Table | str) -> None:
+    """Print tables and lines."""
+    for part in parts:
+        console.print(part)
+        console.print()

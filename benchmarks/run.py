@@ -1,0 +1,183 @@
+"""Run the benchmarks: ``python -m benchmarks.run`` or ``make bench``.
+
+1. ``speed``: every contender saves and loads the same 1.4 GiB in one process, in turns.
+2. ``memory``: the peak of each save and load, in a process of its own.
+3. ``reshard``: four ranks save rows and load columns.
+4. ``planning``: the global plan for 64 to 4,096 ranks.
+5. ``imports``: what ``import xckpt`` costs.
+
+Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
+computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works; its figures
+say nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from benchmarks import bars, imports, memory, planning, report, reshard, speed, state
+from benchmarks.bars import Bar
+from benchmarks.contender import Contender
+from benchmarks.contenders import all_contenders
+from benchmarks.contenders.memcpy import MEMCPY
+
+MEMORY_BACKED = Path("/dev/shm")
+RESULTS = Path(__file__).with_name("results.json")
+
+
+@dataclass(slots=True)
+class Run:
+    """One run: what was asked for, and what was found so far."""
+
+    contenders: list[Contender]
+    directory: Path
+    rounds: int
+    quick: bool
+    full: bool
+    console: Console
+    results: dict[str, Any] = field(default_factory=dict)
+    bars: list[Bar] = field(default_factory=list)
+
+    def tell(self, line: str) -> None:
+        """Say what is being done, where somebody is watching."""
+        if self.console.is_terminal:
+            self.console.print(line, style="dim")
+
+    def resharders(self) -> list[str]:
+        """The names of the contenders that take part in the resharding."""
+        chosen = {contender.name for contender in self.contenders}
+        mine = ["xckpt"] if bars.TORCH in chosen else []
+        return [name for name in bars.DCP if name in chosen] + mine
+
+
+def run_speed(run: Run) -> None:
+    """Saves and loads, interleaved."""
+    shapes = state.shapes(run.quick)
+    arena = speed.Arena.of(shapes)
+    times = speed.run(run.contenders, arena, run.directory, run.rounds, run.tell)
+    run.results["speed"] = report.speed_json(times)
+    run.bars += bars.speed(times)
+    report.show(run.console, report.speed_table(times, state.size_of(shapes)))
+
+
+def run_memory(run: Run) -> None:
+    """Peaks of saves and loads."""
+    # What memcpy saves is gone with its process.
+    contenders = [contender for contender in run.contenders if contender is not MEMCPY]
+    extras = memory.run(contenders, run.directory, run.quick, run.tell)
+    run.results["memory"] = [asdict(extra) for extra in extras]
+    run.bars += bars.memory(extras)
+    report.show(run.console, report.memory_table(extras))
+
+
+def run_reshard(run: Run) -> None:
+    """Rows to columns."""
+    run.tell("rows to columns over 4 ranks")
+    figures = reshard.run(run.resharders(), run.directory, run.rounds, run.quick)
+    run.results["reshard"] = report.resharding_json(figures)
+    run.bars += bars.resharding(figures)
+    report.show(run.console, report.resharding_table(figures))
+
+
+def run_planning(run: Run) -> None:
+    """The global plan."""
+    ranks = (4, 16) if run.quick else (64, 256, 1024, 4096)
+    figures = planning.run("xckpt", ranks, run.tell)
+    figures += planning.run("DCP", ranks[: 3 if run.full else 2], run.tell)
+    run.results["planning"] = [asdict(figure) for figure in figures]
+    run.bars += bars.planning(figures)
+    report.show(run.console, report.planning_table(figures))
+
+
+def run_imports(run: Run) -> None:
+    """The import."""
+    run.tell("import xckpt")
+    figure = imports.run()
+    run.results["imports"] = asdict(figure)
+    run.bars += bars.imports(figure)
+    report.show(run.console, report.import_line(figure))
+
+
+SECTIONS: dict[str, Callable[[Run], None]] = {
+    "speed": run_speed,
+    "memory": run_memory,
+    "reshard": run_reshard,
+    "planning": run_planning,
+    "imports": run_imports,
+}
+
+
+def is_memory_backed(directory: Path) -> bool:
+    """Whether files under the directory lie in memory."""
+    mounts = Path("/proc/mounts").read_text().splitlines()
+    kinds = {line.split()[1]: line.split()[2] for line in mounts}
+    path = directory.resolve()
+    return next((kinds[str(p)] for p in (path, *path.parents) if str(p) in kinds), "") in (
+        "tmpfs",
+        "ramfs",
+    )
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
+@click.option("--quick", is_flag=True, help="6 MB and one round: a smoke test.")
+@click.option("--full", is_flag=True, help="Plan 1,024 ranks with DCP too: a minute, 1.2 GiB.")
+@click.option(
+    "--disk", is_flag=True, help="The temporary directory instead of memory-backed files."
+)
+@click.option("--directory", type=click.Path(path_type=Path), help="Where checkpoints are written.")
+@click.option("--section", "sections", multiple=True, type=click.Choice(list(SECTIONS)))
+@click.option(
+    "--contender", "names", multiple=True, type=click.Choice([c.name for c in all_contenders()])
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), help="The JSON file; benchmarks/results.json"
+)
+def main(
+    rounds: int,
+    quick: bool,
+    full: bool,
+    disk: bool,
+    directory: Path | None,
+    sections: tuple[str, ...],
+    names: tuple[str, ...],
+    output: Path | None,
+) -> None:
+    """Measure xckpt beside the checkpoint libraries that people use today."""
+    if directory is None:
+        in_memory = MEMORY_BACKED.is_dir() and not disk
+        directory = MEMORY_BACKED if in_memory else Path(tempfile.gettempdir())
+    folder = Path(tempfile.mkdtemp(prefix="xckpt-bench-", dir=directory))
+    # A file or a pipe has no width of its own.
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    contenders = [c for c in all_contenders() if not names or c.name in names]
+    run = Run(contenders, folder, 1 if quick else rounds, quick, full, console)
+    shapes = state.shapes(quick)
+    run.results |= {
+        "machine": report.machine(is_memory_backed(folder)),
+        "state": {"tensors": len(shapes), "bytes": state.size_of(shapes), "rounds": run.rounds},
+    }
+    try:
+        for section in sections or SECTIONS:
+            SECTIONS[section](run)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    report.show(run.console, report.bars_table(run.bars))
+    run.results["bars"] = [{**asdict(bar), "met": bar.met} for bar in run.bars]
+    # A smoke test must not replace the figures of a real run.
+    path = output or (Path(tempfile.gettempdir()) / "xckpt-bench-quick.json" if quick else RESULTS)
+    report.write(path, run.results)
+    run.console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
