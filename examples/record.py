@@ -78,9 +78,9 @@ def leaves(tree: object, path: str = "") -> Iterator[tuple[str, object]]:
 def same(one: object, other: object) -> bool:
     """Equal type and value, and for arrays equal shape, dtype and bits.
 
-    >>> same(np.float32([0.0, np.nan]), np.float32([0.0, np.nan]))
+    >>> same(np.array([0.0, np.nan]), np.array([0.0, np.nan]))
     True
-    >>> same(np.float32([0.0]), np.float32([-0.0]))
+    >>> same(np.array([0.0]), np.array([-0.0]))
     False
     """
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
