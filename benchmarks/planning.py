@@ -14,13 +14,19 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.probe import serve, watch
 
 TENSORS = 500
 WIDTH = 1024
-ROWS_PER_RANK = 4
+LIKE_A_MODEL = 12
+"""Different shapes among the tensors: layers repeat."""
+
+ALIKE = "xckpt, 12 shapes"
+UNLIKE = "xckpt, 500 shapes"
+DCP = "DCP, 12 shapes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,11 @@ def _names() -> list[str]:
     return [f"model/layers.{number}.weight" for number in range(TENSORS)]
 
 
+def _rows_per_rank(shapes: int) -> list[int]:
+    """Rows of each tensor that a rank holds; ``shapes`` different numbers, as layers repeat."""
+    return [4 + number % shapes for number in range(TENSORS)]
+
+
 def _dcp(ranks: int) -> dict[str, Any]:
     import pickle  # the format of torch's metadata file
 
@@ -71,17 +82,18 @@ def _dcp(ranks: int) -> dict[str, Any]:
         WriteItemType,
     )
 
-    shape = torch.Size((ranks * ROWS_PER_RANK, WIDTH))
-
-    def item(name: str, rank: int) -> WriteItem:
-        offsets = torch.Size((rank * ROWS_PER_RANK, 0))
-        chunk = ChunkStorageMetadata(offsets, torch.Size((ROWS_PER_RANK, WIDTH)))
+    def item(name: str, rows: int, rank: int) -> WriteItem:
+        offsets = torch.Size((rank * rows, 0))
+        chunk = ChunkStorageMetadata(offsets, torch.Size((rows, WIDTH)))
+        shape = torch.Size((ranks * rows, WIDTH))
         data = TensorWriteData(chunk, TensorProperties(dtype=torch.float32), shape)
         return WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)
 
-    plans = [
-        SavePlan([item(name, rank) for name in _names()], planner_data={}) for rank in range(ranks)
-    ]
+    def local(rank: int) -> SavePlan:
+        rows = zip(_names(), _rows_per_rank(LIKE_A_MODEL), strict=True)
+        return SavePlan([item(name, count, rank) for name, count in rows], planner_data={})
+
+    plans = [local(rank) for rank in range(ranks)]
     planner = DefaultSavePlanner()
     start = time.perf_counter()
     _, metadata = planner.create_global_plan(plans)
@@ -91,7 +103,52 @@ def _dcp(ranks: int) -> dict[str, Any]:
     return {"plan": planned - start, "carry": ended - planned, "encoded": len(encoded)}
 
 
-PLANNERS: dict[str, Callable[[int], dict[str, Any]]] = {"DCP": _dcp}
+def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
+    import numpy as np
+
+    from xckpt.core.boxes import Boxes
+    from xckpt.core.plan import Block, LeafTable, PlanCodec, SavePlan, WriteItems
+    from xckpt.core.save_planner import global_plan
+
+    rows = np.array(_rows_per_rank(shapes), np.int64)
+    table = LeafTable(
+        names=tuple(_names()),
+        kinds=("",) * TENSORS,
+        dtypes=("float32",) * TENSORS,
+        shapes=tuple((ranks * count, WIDTH) for count in rows.tolist()),
+        sharded=(True,) * TENSORS,
+        shardings=(None,) * TENSORS,
+        annotations=("",) * TENSORS,
+        contents=(b"",) * TENSORS,
+    )
+    sizes = np.stack([rows, np.full(TENSORS, WIDTH)], axis=1).astype(np.int64)
+    leaf = np.arange(TENSORS, dtype=np.int32)
+
+    def local(rank: int) -> SavePlan:
+        boxes = Boxes(sizes * np.array([rank, 0], np.int64), sizes)
+        return SavePlan(WriteItems(table, [Block(leaf, boxes)]))
+
+    sender, receiver, answerer = PlanCodec(), PlanCodec(), PlanCodec()
+    received = [sender.encode(local(rank)) for rank in range(ranks)]
+    start = time.perf_counter()
+    plans = [receiver.decode(data) for data in received]
+    decoded = time.perf_counter()
+    shares, _ = global_plan(plans)
+    planned = time.perf_counter()
+    answers = [answerer.encode(share) for share in shares]
+    ended = time.perf_counter()
+    return {
+        "plan": planned - decoded,
+        "carry": (decoded - start) + (ended - planned),
+        "encoded": len(answers[0]),
+    }
+
+
+PLANNERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    ALIKE: partial(_xckpt, LIKE_A_MODEL),
+    UNLIKE: partial(_xckpt, TENSORS),
+    DCP: _dcp,
+}
 
 if __name__ == "__main__":
     _plan, _ranks = PLANNERS[sys.argv[1]], int(sys.argv[2])

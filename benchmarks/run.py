@@ -91,8 +91,9 @@ def run_reshard(run: Run) -> None:
 def run_planning(run: Run) -> None:
     """The global plan."""
     ranks = (4, 16) if run.quick else (64, 256, 1024, 4096)
-    figures = planning.run("xckpt", ranks, run.tell)
-    figures += planning.run("DCP", ranks[: 3 if run.full else 2], run.tell)
+    figures = planning.run(planning.ALIKE, ranks, run.tell)
+    figures += planning.run(planning.UNLIKE, ranks, run.tell)
+    figures += planning.run(planning.DCP, ranks[: 3 if run.full else 2], run.tell)
     run.results["planning"] = [asdict(figure) for figure in figures]
     run.bars += bars.planning(figures)
     report.show(run.console, report.planning_table(figures))
