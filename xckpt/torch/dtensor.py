@@ -1,0 +1,132 @@
+"""The boxes of a DTensor: which part of the global tensor each part of the local tensor is.
+
+1. Mesh and placements become a list of cuts for each tensor dimension (`xckpt.torch.placements`),
+   in the order in which torch applied them.
+2. Each dimension's cuts become intervals of rows; where two readings of ``_StridedShard`` are
+   possible, the one that has the local tensor's size.
+3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
+   Boxes without elements are left out.
+
+Only sizes enter, never elements or offsets one by one, and nothing is communicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from xckpt.core.boxes import Boxes
+from xckpt.core.metadata import Sharding
+from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.placements import Cut, Interval, Layout, layouts, length, literal, nested
+
+__all__ = ["layout", "local_tensor", "sharding"]
+
+
+def local_tensor(tensor: DTensor) -> torch.Tensor:
+    """This rank's part of a DTensor, outside autograd."""
+    with torch.no_grad():
+        return tensor.to_local()
+
+
+def sharding(tensor: DTensor) -> Sharding:
+    """Mesh and placements, for the manifest; a mesh without names calls its axes dim0, dim1, ..."""
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or tuple(f"dim{axis}" for axis in range(mesh.ndim))
+    return Sharding(
+        axes=tuple(zip(names, mesh.shape, strict=True)),
+        placements=tuple(repr(placement) for placement in tensor.placements),
+    )
+
+
+def layout(tensor: DTensor, name: str) -> Layout:
+    """The boxes of this rank's local tensor; none if the rank is not part of the mesh.
+
+    Raises:
+        UnsupportedLeafError: a placement holds no plain rows (``Partial``), or the local tensor
+            has not the shape that mesh and placements give.
+    """
+    _check_placements(tensor.placements, name)
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return Layout(Boxes.of([], rank=tensor.ndim), ())  # this rank is outside the mesh
+    shape = tuple(tensor.shape)
+    local_shape = tuple(local_tensor(tensor).shape)
+    readings = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
+    if len(local_shape) != len(shape):
+        raise _misfit(tensor, name, [rows[0] for rows in readings], local_shape)
+    held: list[tuple[Interval, ...]] = []
+    for rows, size in zip(readings, local_shape, strict=True):
+        fitting = [intervals for intervals in rows if length(intervals) == size]
+        if not fitting:
+            raise _misfit(tensor, name, [rows[0] for rows in readings], local_shape)
+        held.append(fitting[0])
+    return Layout.of(held)
+
+
+def _check_placements(placements: Sequence[Placement], name: str) -> None:
+    for axis, placement in enumerate(placements):
+        if placement.is_partial():
+            raise UnsupportedLeafError(
+                f"{name}: a DTensor with {placement!r} on mesh axis {axis} holds summands, not "
+                f"elements; redistribute it to Replicate() or Shard(dim) first"
+            )
+        if not placement.is_replicate() and _sharded_dim(placement) is None:
+            raise UnsupportedLeafError(
+                f"{name}: a DTensor with the unknown placement {placement!r} on mesh axis {axis}; "
+                f"redistribute it to Replicate() or Shard(dim) first"
+            )
+
+
+def _sharded_dim(placement: Placement) -> int | None:
+    """The tensor dimension that a Shard or _StridedShard cuts.
+
+    _StridedShard is a subclass of Shard in some versions of torch and not in others.
+    """
+    is_shard = placement.is_shard() or type(placement).__name__ == "_StridedShard"
+    return getattr(placement, "dim", None) if is_shard else None
+
+
+def _readings(
+    tensor: DTensor, coordinate: Sequence[int], dim: int, size: int
+) -> list[tuple[Interval, ...]]:
+    """The rows of dimension ``dim`` that the rank at ``coordinate`` may hold, likelier first."""
+    placements, mesh = tensor.placements, tensor.device_mesh
+    axes = [axis for axis, placement in enumerate(placements) if _sharded_dim(placement) == dim]
+    cuts = {axis: _cut(placements[axis], mesh, coordinate, axis) for axis in axes}
+    if not axes:
+        return [((0, size),) if size else ()]
+    # What torch keeps beside the placements; absent before 2.9 or so, where only the two
+    # conventions that `layouts` knows exist.
+    spec = getattr(tensor, "_spec", None)
+    if any(cut.factor > 1 for cut in cuts.values()):
+        if getattr(spec, "use_strided_shard_as_shard_order", None) is False:
+            return [literal(size, [cuts[axis] for axis in axes])]
+        return layouts(size, [cuts[axis] for axis in axes])
+    for entry in getattr(spec, "shard_order", None) or ():
+        if entry.tensor_dim == dim:
+            axes = list(entry.mesh_dims)
+    return [nested(size, [cuts[axis] for axis in axes])]
+
+
+def _cut(placement: Placement, mesh: DeviceMesh, coordinate: Sequence[int], axis: int) -> Cut:
+    factor = int(getattr(placement, "split_factor", 1))
+    return Cut(parts=mesh.size(axis), part=coordinate[axis], factor=factor)
+
+
+def _misfit(
+    tensor: DTensor, name: str, held: Sequence[tuple[Interval, ...]], local_shape: tuple[int, ...]
+) -> UnsupportedLeafError:
+    rows = " x ".join("+".join(f"[{lo}, {hi})" for lo, hi in dim) or "nothing" for dim in held)
+    placements = ", ".join(repr(placement) for placement in tensor.placements)
+    return UnsupportedLeafError(
+        f"{name}: a DTensor of shape {tuple(tensor.shape)} with {placements} on a mesh of "
+        f"{tuple(tensor.device_mesh.shape)} has rows {rows} at coordinate "
+        f"{tuple(tensor.device_mesh.get_coordinate() or ())}, that is shape "
+        f"{tuple(length(dim) for dim in held)}, but its local tensor has shape {local_shape}; "
+        f"give DTensor.from_local the right shape=, or rows cut as torch.chunk cuts them"
+    )

@@ -1,0 +1,286 @@
+"""torch.distributed as a `Group`: bytes over a gloo process group, and no rank left hanging.
+
+Every exchange is between the coordinator and one other rank, so that the coordinator always knows
+whom it has lost:
+
+1. A message is a header (one int64: the number of bytes) and, if that is not 0, the bytes.
+2. In `gather` the coordinator receives from everyone it can. If a rank is lost (killed, out of
+   memory, timed out), it sends everyone else a header below 0 and the list of lost ranks, and
+   raises; the others, who wait for its answer, read that and raise the same error.
+3. In `scatter` and `broadcast` it sends to everyone it can and remembers whom it has lost: the
+   others are in the next step already, and learn of it from the next `gather`.
+4. A rank that loses the coordinator raises at once: gloo notices a closed connection.
+
+A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo group beside it, made
+once: plans live in host memory, and nccl can neither send them nor notice a dead peer soon.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from xckpt.errors import RankFailure, RanksFailedError
+
+__all__ = ["TorchGroup", "current_group"]
+
+TAG: Final = 0x78636B70
+"""Marks our messages, so that they are not taken for the user's own."""
+
+_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
+    weakref.WeakKeyDictionary()
+)
+"""Process group -> the gloo group made beside it."""
+
+_encode_failures = msgspec.msgpack.Encoder().encode
+_decode_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
+
+
+class TorchGroup:
+    """The processes of a torch process group (default: all), numbered by their rank *in it*.
+
+    Making one is collective where the process group has no gloo backend for the CPU: all its
+    processes make one, in the same order. How long a silent rank is waited for is the process
+    group's timeout (``init_process_group(timeout=...)``, ``new_group(timeout=...)``); a rank that
+    dies is noticed at once.
+
+    Args:
+        process_group: the processes that take part; None for all of them.
+        coordinator_rank: who decides and commits, as a rank within ``process_group``.
+
+    Raises:
+        ValueError: this process is not in the group, or the group has no such coordinator.
+        RuntimeError: torch.distributed is not initialised.
+
+    Example:
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> group = TorchGroup()
+        >>> group.rank, group.size, group.gather(b"plan"), group.broadcast(b"done")
+        (0, 1, [b'plan'], b'done')
+        >>> dist.destroy_process_group()
+    """
+
+    rank: int
+    size: int
+    coordinator: int
+
+    def __init__(
+        self, process_group: dist.ProcessGroup | None = None, coordinator_rank: int = 0
+    ) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError(
+                "torch.distributed is not initialised; call init_process_group first, or leave out "
+                "process_group to work in one process"
+            )
+        self.rank = dist.get_rank(process_group)
+        if self.rank < 0:
+            raise ValueError("this process is not part of the process group that it was given")
+        self.size = dist.get_world_size(process_group)
+        if not 0 <= coordinator_rank < self.size:
+            raise ValueError(
+                f"coordinator_rank {coordinator_rank} is not one of the ranks [0, {self.size}) of "
+                f"the process group; it counts within the group"
+            )
+        self.coordinator = coordinator_rank
+        self._channel = _channel(process_group)
+        self._lost: dict[int, str] = {}
+        self._broken: RanksFailedError | None = None
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Every rank's bytes in rank order, on the coordinator; None elsewhere.
+
+        Raises:
+            RanksFailedError: a rank is lost.
+        """
+        self._check_whole()
+        if self.rank != self.coordinator:
+            self._exchange({self.coordinator: lambda: _send(self._channel, self.coordinator, data)})
+            self._raise_if_lost()
+            return None
+        received = {**self._receive_all(), self.rank: data}
+        self._raise_if_lost()
+        return [received[rank] for rank in range(self.size)]
+
+    def scatter(self, data: Sequence[bytes] | None) -> bytes:
+        """Entry ``rank`` of the coordinator's list; the others pass None.
+
+        Raises:
+            RanksFailedError: the coordinator is lost, or has lost another rank.
+        """
+        self._check_whole()
+        if self.rank != self.coordinator:
+            return self._answer()
+        assert data is not None
+        self._send_all({rank: data[rank] for rank in self._others()})
+        return data[self.rank]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The coordinator's bytes, on every rank; the others pass None.
+
+        Raises:
+            RanksFailedError: the coordinator is lost, or has lost another rank.
+        """
+        self._check_whole()
+        if self.rank != self.coordinator:
+            return self._answer()
+        assert data is not None
+        self._send_all(dict.fromkeys(self._others(), data))
+        return data
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RanksFailedError: a rank is lost.
+        """
+        self.gather(b"")
+        self.broadcast(b"" if self.rank == self.coordinator else None)
+
+    def _others(self) -> list[int]:
+        """The ranks that the coordinator can still talk to."""
+        return [r for r in range(self.size) if r != self.coordinator and r not in self._lost]
+
+    def _receive_all(self) -> dict[int, bytes]:
+        """The other ranks' messages, all under way at once."""
+        headers = {rank: torch.empty(1, dtype=torch.int64) for rank in self._others()}
+        self._receive(headers)
+        bodies = {rank: bytearray(int(headers[rank])) for rank in self._others()}
+        self._receive({rank: _over(body) for rank, body in bodies.items() if body})
+        return {rank: bytes(bodies[rank]) for rank in self._others()}
+
+    def _answer(self) -> bytes:
+        """The coordinator's message; raised, if it is that ranks are lost."""
+        header = torch.empty(1, dtype=torch.int64)
+        self._receive({self.coordinator: header})
+        self._raise_if_lost()
+        body = bytearray(abs(int(header)))
+        if body:
+            self._receive({self.coordinator: _over(body)})
+            self._raise_if_lost()
+        if int(header) < 0:
+            raise self._break(_decode_failures(body))
+        return bytes(body)
+
+    def _receive(self, tensors: Mapping[int, torch.Tensor]) -> None:
+        self._exchange(
+            {
+                rank: lambda rank=rank, tensor=tensor: [_irecv(self._channel, rank, tensor)]
+                for rank, tensor in tensors.items()
+            }
+        )
+
+    def _send_all(self, messages: Mapping[int, bytes], *, last: bool = False) -> None:
+        self._exchange(
+            {
+                rank: lambda rank=rank, data=data: _send(self._channel, rank, data, last=last)
+                for rank, data in messages.items()
+            }
+        )
+
+    def _exchange(self, starts: Mapping[int, Callable[[], list[dist.Work]]]) -> None:
+        """Start all transfers, then wait for all; `_lost` grows by the ranks that fail."""
+        under_way: dict[int, list[dist.Work]] = {}
+        for rank, start in starts.items():
+            try:
+                under_way[rank] = start()
+            except RuntimeError as error:
+                self._lost[rank] = _reason(error)
+        for rank, works in under_way.items():
+            try:
+                for work in works:
+                    work.wait()
+            except RuntimeError as error:
+                self._lost[rank] = _reason(error)
+
+    def _raise_if_lost(self) -> None:
+        """Raise what this rank knows of lost ranks; the coordinator tells the others first."""
+        if not self._lost:
+            return
+        failures = [RankFailure(r, "ConnectionError", why) for r, why in sorted(self._lost.items())]
+        if self.rank == self.coordinator:
+            self._send_all(dict.fromkeys(self._others(), _encode_failures(failures)), last=True)
+        raise self._break(failures)
+
+    def _break(self, failures: Sequence[RankFailure]) -> RanksFailedError:
+        ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
+        error = RanksFailedError.listing(
+            f"lost contact with {ranks}; this save or load cannot go on",
+            [f"rank {failure.rank}: {failure.message}" for failure in failures],
+        )
+        error.failures = tuple(failures)
+        self._broken = error
+        return error
+
+    def _check_whole(self) -> None:
+        # The others have raised and are gone: whoever called them would wait in vain.
+        if self._broken is not None:
+            raise self._broken
+
+
+def current_group() -> TorchGroup | None:
+    """The group of all processes, or None if torch.distributed is not initialised."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return TorchGroup()
+
+
+def _channel(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """A process group of the same processes that sends host memory by gloo."""
+    group = process_group if process_group is not None else dist.group.WORLD
+    assert group is not None
+    if "cpu:gloo" in dist.get_backend_config(group).split(","):
+        return group
+    if group not in _companions:
+        ranks = dist.get_process_group_ranks(group)
+        options: dict[str, bool] = {"use_local_synchronization": True}
+        if ranks != sorted(ranks):
+            options["sort_ranks"] = False  # older versions of torch know no unsorted groups
+        made = dist.new_group(ranks, None, "gloo", None, **options)  # pyright: ignore[reportArgumentType]
+        assert isinstance(made, dist.ProcessGroup)
+        _companions[group] = made
+    return _companions[group]
+
+
+def _send(
+    channel: dist.ProcessGroup, rank: int, data: bytes, *, last: bool = False
+) -> list[dist.Work]:
+    """Start to send a header and, unless it is empty, the message itself."""
+    works = [_isend(channel, rank, torch.tensor([-len(data) if last else len(data)]))]
+    if data:
+        works.append(_isend(channel, rank, _over(bytearray(data))))
+    return works
+
+
+def _isend(channel: dist.ProcessGroup, rank: int, tensor: torch.Tensor) -> dist.Work:
+    work = dist.isend(tensor, group=channel, group_dst=rank, tag=TAG)
+    assert work is not None  # only a process outside the group gets None
+    return work
+
+
+def _irecv(channel: dist.ProcessGroup, rank: int, tensor: torch.Tensor) -> dist.Work:
+    work = dist.irecv(tensor, group=channel, group_src=rank, tag=TAG)
+    assert work is not None
+    return work
+
+
+def _over(data: bytearray) -> torch.Tensor:
+    """The bytes as a tensor over the same memory."""
+    return torch.frombuffer(data, dtype=torch.uint8)
+
+
+def _reason(error: RuntimeError) -> str:
+    """gloo's message without its source line, and what it means."""
+    text = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]
+    if "timed out" in text.lower():
+        meaning = "it did not answer within the process group's timeout; it may hang, or its work "
+        meaning += "takes longer than init_process_group(timeout=...) allows"
+    else:
+        meaning = "the process was probably killed (out of memory?) or has crashed; see its own log"
+    return f"{meaning} (gloo: {text})"
