@@ -23,6 +23,7 @@ __all__ = [
     "children",
     "copy_into",
     "describe",
+    "rebuild",
     "to_numpy",
     "to_writable_numpy",
 ]
@@ -36,6 +37,7 @@ class ArraySource:
     dtype: str
     sharded: bool = False
     sharding: Sharding | None = None
+    annotation: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,6 +135,11 @@ def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
 
 
 def children(node: object) -> None:
+    """NumPy registers no containers."""
+    return
+
+
+def rebuild(node: object, children: list[object]) -> None:
     """NumPy registers no containers."""
     return
 

@@ -211,9 +211,7 @@ def cover_fault(shape: Sequence[int], boxes: Boxes) -> CoverFault | None:
     """
     extent = np.array(shape, dtype=np.int64)
     held = np.flatnonzero(boxes.elements > 0)
-    outside = held[
-        ((boxes.offsets[held] < 0) | (boxes.ends[held] > extent[None, :])).any(axis=1)
-    ]
+    outside = held[((boxes.offsets[held] < 0) | (boxes.ends[held] > extent[None, :])).any(axis=1)]
     if len(outside):
         index = int(outside[0])
         return CoverFault("outside", boxes[index], (index,))
@@ -232,7 +230,9 @@ def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes, total: int) -> Cove
     if len(boxes) == 1 and int(boxes.elements[0]) == total:
         return None
     cuts = [
-        np.unique(np.concatenate([boxes.offsets[:, d], boxes.ends[:, d], low[d : d + 1], high[d : d + 1]]))
+        np.unique(
+            np.concatenate([boxes.offsets[:, d], boxes.ends[:, d], low[d : d + 1], high[d : d + 1]])
+        )
         for d in range(len(low))
     ]
     cells = [len(cut) - 1 for cut in cuts]

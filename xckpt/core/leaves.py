@@ -57,6 +57,11 @@ class SourceLeaf(Protocol):
         """The sharding, for the manifest."""
         ...
 
+    @property
+    def annotation(self) -> str:
+        """What the leaf is beyond an array (``"prng_key:threefry2x32"``); empty for most."""
+        ...
+
     def data(self, index: int) -> object:
         """Shard ``index`` of `boxes`, in the framework's own type and of exactly that box's sizes.
 
@@ -145,7 +150,11 @@ class Adapter(Protocol):
         ...
 
     def children(self, node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
-        """(kind, (key, child) pairs) if the object is a container that this framework registered."""
+        """(kind, (key, child) pairs) of a container that this framework registered, else None."""
+        ...
+
+    def rebuild(self, node: object, children: list[object]) -> object | None:
+        """A container like ``node`` with other children; None if this framework has none such."""
         ...
 
 

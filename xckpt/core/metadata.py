@@ -91,6 +91,8 @@ class TensorStorageMetadata:
     """How the boxes are laid out in zarr arrays; None until a planner or a storage has chosen."""
     sharding: Sharding | None = None
     """The sharding that wrote it, where the framework knows one."""
+    annotation: str = ""
+    """What the leaf is to its framework beyond an array, such as ``"prng_key:threefry2x32"``."""
 
 
 @dataclass(frozen=True, slots=True)

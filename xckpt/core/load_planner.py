@@ -1,0 +1,380 @@
+"""Planning a load: the protocol, the default planner, and the pure functions beneath.
+
+1. ``set_up_planner``: flatten the target tree and aim at each leaf (`TargetLeaf`).
+2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
+   with the arrays stored.
+3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
+4. ``finish_plan``: nothing by default.
+5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted box is
+   published when its last element has landed.
+"""
+
+from __future__ import annotations
+
+import abc
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core import leaves as frameworks
+from xckpt.core.boxes import intersect, interval
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.leaves import TargetLeaf
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.tree import assign, flatten, rebuild, unflatten
+from xckpt.core.values import decode_value, value_kind
+from xckpt.errors import TreeMismatchError, UnsupportedLeafError, XckptError
+
+__all__ = ["DefaultLoadPlanner", "LoadPlanner", "compare", "local_reads"]
+
+
+class LoadPlanner(abc.ABC):
+    """How a load is planned; subclass `DefaultLoadPlanner` to change one step.
+
+    Called in this order: `set_up_planner` and `create_local_plan` on every rank,
+    `create_global_plan` on the coordinator, `finish_plan` on every rank, then `load_bytes`, or
+    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
+    """
+
+    @abc.abstractmethod
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object] | None,
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Take the target tree and what the checkpoint says about itself."""
+
+    @abc.abstractmethod
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank wants to read."""
+
+    @abc.abstractmethod
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """All ranks' plans, perhaps adjusted."""
+
+    @abc.abstractmethod
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Accept the coordinator's plan for this rank."""
+
+    @abc.abstractmethod
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Take the bytes of a value."""
+
+    @abc.abstractmethod
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        """Where an item's elements go: a tensor of exactly ``lengths``, of any framework."""
+
+    @abc.abstractmethod
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        """All elements are in what `resolve_tensor` returned; called once an item."""
+
+    def result(self) -> object:
+        """What `xckpt.load` returns, once everything is committed; None for a planner in place."""
+        return None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How many elements of a wanted box are still to come."""
+
+    missing: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A leaf of the target tree, and what has come of it."""
+
+    target: TargetLeaf | None
+    """None for a value."""
+    boxes: dict[int, _Progress] = field(default_factory=dict)
+
+
+class DefaultLoadPlanner(LoadPlanner):
+    """Loads a checkpoint into targets like the ones given.
+
+    Args:
+        strict: refuse missing and unexpected leaves; otherwise load what is shared.
+        cast: allow another dtype than the stored one.
+        in_place: fill the targets themselves instead of new ones like them.
+    """
+
+    def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
+        self.strict = strict
+        self.cast = cast
+        self.in_place = in_place
+        self.metadata = Metadata({})
+        self._state: object = None
+        self._whole = False
+        self._likes: dict[str, object] = {}
+        self._wanted: dict[str, _Wanted] = {}
+        self._values: dict[str, object] = {}
+        self._lock = threading.Lock()
+
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object] | None,
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Flatten the target tree and aim at each leaf; None stands for NumPy arrays of all.
+
+        Raises:
+            UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
+        """
+        assert metadata is not None
+        self.metadata = metadata
+        self._whole = state_dict is None
+        self._state = state_dict
+        self._likes = dict(
+            _numpy_likes(metadata) if state_dict is None else flatten(state_dict).leaves
+        )
+        self._wanted = {}
+        self._values = {}
+        problems: list[str] = []
+        for name, like in self._likes.items():
+            try:
+                self._wanted[name] = _Wanted(self._aim(like, name))
+            except UnsupportedLeafError as error:
+                problems.append(str(error))
+        if problems:
+            raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
+
+    def _aim(self, like: object, name: str) -> TargetLeaf | None:
+        if value_kind(like) is not None:
+            return None
+        target = frameworks.aim(like, name, in_place=self.in_place)
+        if target is None:
+            raise UnsupportedLeafError(
+                f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
+                f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
+            )
+        return target
+
+    def create_local_plan(self) -> LoadPlan:
+        """Read items for each wanted box and value that fits; the rest are the plan's problems."""
+        targets = {name: wanted.target for name, wanted in self._wanted.items()}
+        problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
+        items: list[ReadItem] = []
+        for name, wanted in self._wanted.items():
+            stored = self.metadata.state_dict_metadata.get(name)
+            if stored is None or name in problems:
+                continue
+            if wanted.target is None:
+                index = MetadataIndex(name)
+                items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
+                continue
+            assert isinstance(stored, TensorStorageMetadata)
+            items.extend(local_reads(name, wanted.target, stored))
+            wanted.boxes = {
+                number: _Progress(elements)
+                for number, elements in enumerate(wanted.target.boxes.elements.tolist())
+            }
+        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+
+    def _commit_empty(self) -> None:
+        """Boxes without elements get no read item, so they are published here."""
+        for wanted in self._wanted.values():
+            for number, progress in wanted.boxes.items():
+                if progress.missing == 0 and wanted.target is not None:
+                    wanted.target.commit(number)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
+
+        Raises:
+            TreeMismatchError: lists every difference of every rank.
+        """
+        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
+        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        if self.strict:
+            wanted = {name for plan in global_plan for name in plan.names}
+            problems += unexpected(self.metadata, wanted)
+        if problems:
+            raise TreeMismatchError.listing(
+                "the target does not fit the checkpoint (strict=False loads what both have)",
+                problems,
+            )
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """The coordinator's plan as it is."""
+        self._commit_empty()
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Decode a Python value, or keep opaque bytes as they are."""
+        name = read_item.dest_index.fqn
+        stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
+        assert isinstance(stored, BytesStorageMetadata)
+        data = value.getvalue()
+        opaque = stored.kind == "opaque"
+        text = "" if opaque else data.decode("utf-8", "surrogatepass")
+        self._values[name] = data if opaque else decode_value(stored.kind, text)
+
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        """The part of the wanted box's buffer that the item fills."""
+        wanted = self._wanted[read_item.dest_index.fqn]
+        assert wanted.target is not None and read_item.dest_index.index is not None
+        with self._lock:
+            buffer = wanted.target.buffer(read_item.dest_index.index)
+        whole = wanted.target.boxes[read_item.dest_index.index].sizes
+        if whole == read_item.lengths:
+            return buffer
+        # Every framework's buffer slices like NumPy's.
+        region = tuple(
+            slice(a, a + n) for a, n in zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        )
+        sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
+        return sliceable[region]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        """Count the item's elements; publish the box with the last of them."""
+        wanted = self._wanted[read_item.dest_index.fqn]
+        number = read_item.dest_index.index
+        assert wanted.target is not None and number is not None
+        with self._lock:
+            progress = wanted.boxes[number]
+            progress.missing -= prod(read_item.lengths)
+            done = progress.missing == 0
+        if done:
+            wanted.target.commit(number)
+
+    def result(self) -> object:
+        """The loaded tree; in place, the values are put into the caller's containers as well."""
+        loaded: dict[str, object] = {}
+        for name, like in self._likes.items():
+            target = self._wanted[name].target
+            if name not in self.metadata.state_dict_metadata:
+                loaded[name] = like
+            elif target is None:
+                loaded[name] = self._values[name]
+            else:
+                loaded[name] = target.result()
+        if self._whole:
+            return unflatten(loaded, self.metadata.containers)
+        if self.in_place:
+            return assign(self._state, loaded)
+        return rebuild(self._state, lambda name, like: loaded[name])
+
+
+def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
+    """For each stored leaf something of its shape and dtype that takes no memory."""
+    likes: dict[str, object] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        likes[name] = None
+        if isinstance(stored, TensorStorageMetadata):
+            zero = np.zeros((), numpy_dtype(stored.properties.dtype))
+            likes[name] = np.broadcast_to(zero, stored.size)
+    return likes
+
+
+def compare(
+    targets: Mapping[str, TargetLeaf | None],
+    metadata: Metadata,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+) -> dict[str, str]:
+    """Leaf name -> how the target does not fit the checkpoint; empty if everything fits.
+
+    Args:
+        targets: leaf name -> target; None for a Python value.
+        metadata: the checkpoint's.
+        strict: whether a leaf that the checkpoint doesn't have is a difference.
+        cast: whether another dtype is not.
+
+    Example:
+        >>> compare({"step": None}, Metadata({}))
+        {'step': 'step: wanted, but not in the checkpoint'}
+    """
+    found: dict[str, str] = {}
+    for name, target in targets.items():
+        stored = metadata.state_dict_metadata.get(name)
+        label = name or "the root"
+        if stored is None:
+            if strict:
+                found[name] = f"{label}: wanted, but not in the checkpoint"
+        elif isinstance(stored, BytesStorageMetadata):
+            if target is not None:
+                found[name] = f"{label}: the checkpoint holds a Python {stored.kind}, not a tensor"
+        elif target is None:
+            found[name] = (
+                f"{label}: the checkpoint holds a {stored.properties.dtype} tensor of shape "
+                f"{stored.size}, not a Python value"
+            )
+        else:
+            differences = _tensor_differences(target, stored, cast)
+            if differences:
+                found[name] = f"{label}: {'; '.join(differences)}"
+    return found
+
+
+def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast: bool) -> list[str]:
+    texts: list[str] = []
+    dtype = stored.properties.dtype
+    if tuple(target.shape) != tuple(stored.size):
+        texts.append(f"shape {tuple(stored.size)} in the checkpoint, {tuple(target.shape)} wanted")
+    if target.dtype != dtype:
+        if not cast:
+            texts.append(
+                f"dtype {dtype} in the checkpoint, {target.dtype} wanted (cast=True casts)"
+            )
+        elif dtype.startswith("complex") and not target.dtype.startswith("complex"):
+            texts.append(f"dtype {dtype} in the checkpoint cannot be cast to {target.dtype}")
+    return texts
+
+
+def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
+    """A line for each leaf of the checkpoint that nobody wants."""
+    return [
+        f"{name or 'the root'}: in the checkpoint, but not wanted"
+        for name in metadata.state_dict_metadata
+        if name not in wanted
+    ]
+
+
+def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) -> list[ReadItem]:
+    """Read items for the boxes that a target wants of a stored tensor, one an intersection.
+
+    Raises:
+        XckptError: a wanted box is not wholly stored (a damaged manifest).
+    """
+    boxes = stored.grid.arrays if stored.grid is not None else stored.chunks
+    wanted_boxes = target.boxes
+    wanted, array, shared = intersect(wanted_boxes, boxes)  # type: ignore[arg-type]
+    items: list[ReadItem] = []
+    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
+        wanted_box, stored_box = wanted_boxes[i], boxes[j]
+        items.append(
+            ReadItem(
+                LoadItemType.TENSOR,
+                MetadataIndex(name, wanted_box.offsets, i),
+                _minus(box.offsets, wanted_box.offsets),
+                MetadataIndex(name, stored_box.offsets, j),
+                _minus(box.offsets, stored_box.offsets),
+                box.sizes,
+            )
+        )
+    landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
+    for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
+        box = wanted_boxes[i]
+        raise XckptError(
+            f"{name}: {interval(box.offsets, box.sizes)} is wanted, but not stored exactly once"
+        )
+    return items
+
+
+def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x - y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,246 @@
+"""A tree of containers <-> its leaves by name.
+
+Containers are dicts, lists, tuples, namedtuples and whatever a framework has registered (JAX
+pytrees). Everything else is a leaf.
+
+1. `flatten` walks the tree in its own order and names each leaf by its key path.
+2. A dict needs no mention: the leaf names imply it. Any other container, and an empty dict, is
+   recorded under its name with a kind: ``list``, ``tuple``, ``namedtuple:Name:field,field``,
+   ``pytree:module.Class``.
+3. `unflatten` builds the tree back from names and kinds. Custom classes come back as dicts and
+   namedtuples as namedtuples of the same fields, since no class is imported on a checkpoint's word.
+4. `rebuild` puts new leaves into a copy of a tree that the caller has: there, classes are known.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections import namedtuple
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+from xckpt.core import leaves as frameworks
+from xckpt.core.keys import KeyPath, join_keys, split_name
+from xckpt.errors import ManifestError, UnsupportedLeafError
+
+__all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
+
+DEEPEST = 64
+"""Most containers around a leaf; deeper trees are taken for cycles."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatTree:
+    """The leaves of a tree, and its containers as far as the leaf names don't tell."""
+
+    leaves: dict[str, object] = field(default_factory=dict)
+    """Leaf name -> leaf, in the tree's order."""
+    containers: dict[str, str] = field(default_factory=dict)
+    """Name of each container that is no plain dict, or is empty -> its kind."""
+
+
+def flatten(tree: object) -> FlatTree:
+    """The leaves of a tree by name.
+
+    Raises:
+        UnsupportedLeafError: a dict key is neither a str nor an int, two leaves have one name, or
+            the tree contains itself; all such places are listed.
+
+    Example:
+        >>> flat = flatten({"w": 1.0, "opt": [{"mu": 2}, ()]})
+        >>> flat.leaves
+        {'w': 1.0, 'opt/0/mu': 2}
+        >>> flat.containers
+        {'opt': 'list', 'opt/1': 'tuple'}
+    """
+    flat = FlatTree()
+    problems: list[str] = []
+    _walk(tree, (), flat, problems)
+    if problems:
+        raise UnsupportedLeafError.listing("the tree cannot be saved as it is", problems)
+    return flat
+
+
+def _walk(node: object, keys: KeyPath, flat: FlatTree, problems: list[str]) -> None:
+    name = join_keys(keys)
+    container = _open(node)
+    if container is None:
+        if name in flat.leaves:
+            problems.append(f"{name or 'the root'}: two leaves have this name")
+        flat.leaves[name] = node
+        return
+    if len(keys) >= DEEPEST:
+        problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep; a cycle?")
+        return
+    kind, entries = container
+    if kind != "dict" or not entries:
+        flat.containers[name] = kind
+    for key, child in entries:
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            problems.append(
+                f"{name or 'the root'}: dict key {key!r} is a {type(key).__name__}; "
+                f"use str or int keys"
+            )
+            continue
+        _walk(child, (*keys, key), flat, problems)
+
+
+def _open(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
+    """A container's kind and entries, or None for a leaf."""
+    if isinstance(node, Mapping):
+        return "dict", list(node.items())
+    if isinstance(node, list):
+        return "list", list(enumerate(node))
+    if isinstance(node, tuple):
+        fields = getattr(type(node), "_fields", None)
+        if fields is None:
+            return "tuple", list(enumerate(node))
+        kind = f"namedtuple:{type(node).__name__}:{','.join(fields)}"
+        return kind, list(zip(fields, node, strict=True))
+    if node is None or isinstance(node, bool | int | float | complex | str | bytes):
+        return None
+    return frameworks.children(node)
+
+
+def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> object:
+    """The tree that the names describe; inverse of `flatten` for builtin containers.
+
+    Raises:
+        ManifestError: the names contradict each other or the kinds.
+
+    Example:
+        >>> unflatten({"w": 1.0, "opt/0/mu": 2}, {"opt": "list", "opt/1": "tuple"})
+        {'w': 1.0, 'opt': [{'mu': 2}, ()]}
+    """
+    if list(leaves) == [""]:
+        return leaves[""]
+    root: dict[str | int, object] = {}
+    for name, leaf in leaves.items():
+        *above, last = split_name(name) or ("",)
+        parent = _descend(root, tuple(above))
+        if last in parent:
+            raise ManifestError(f"{name}: the manifest has a leaf and a container of this name")
+        parent[last] = _Leaf(leaf)
+    for name in containers:
+        _descend(root, split_name(name))
+    return _close(root, (), containers)
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """Tells a dict that is a leaf's value from a dict of the tree."""
+
+    value: object
+
+
+def _descend(root: dict[str | int, object], keys: KeyPath) -> dict[str | int, object]:
+    node = root
+    for key in keys:
+        child = node.setdefault(key, {})
+        if not isinstance(child, dict):
+            raise ManifestError(f"{join_keys(keys)}: the manifest has a leaf inside a leaf")
+        node = child
+    return node
+
+
+def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object:
+    if isinstance(node, _Leaf):
+        return node.value
+    assert isinstance(node, dict)
+    name = join_keys(keys)
+    kind, _, detail = containers.get(name, "dict").partition(":")
+    children = {key: _close(child, (*keys, key), containers) for key, child in node.items()}
+    if kind in ("list", "tuple"):
+        if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
+            raise ManifestError(
+                f"{name}: the manifest calls it a {kind}, but its keys are no range"
+            )
+        ordered = [children[index] for index in range(len(children))]
+        return ordered if kind == "list" else tuple(ordered)
+    if kind == "namedtuple":
+        return _namedtuple(name, detail, children)
+    return children
+
+
+def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) -> object:
+    title, _, listed = detail.partition(":")
+    fields = listed.split(",") if listed else []
+    valid = all(part.isidentifier() and not keyword.iskeyword(part) for part in (title, *fields))
+    if not valid or len(fields) != len(children) or set(fields) != set(children):
+        raise ManifestError(f"{name}: the manifest's namedtuple {detail!r} does not fit its fields")
+    return namedtuple(title, fields, rename=True)(*(children[part] for part in fields))
+
+
+def rebuild(tree: object, replace: Callable[[str, object], object]) -> object:
+    """A copy of a tree with each leaf replaced by ``replace(name, leaf)``.
+
+    Raises:
+        UnsupportedLeafError: a container cannot be built anew.
+
+    Example:
+        >>> rebuild({"a": [1, 2]}, lambda name, leaf: (name, leaf * 10))
+        {'a': [('a/0', 10), ('a/1', 20)]}
+    """
+    return _rebuild(tree, (), replace)
+
+
+def _rebuild(node: object, keys: KeyPath, replace: Callable[[str, object], object]) -> object:
+    container = _open(node)
+    if container is None:
+        return replace(join_keys(keys), node)
+    children = [(key, _rebuild(child, (*keys, key), replace)) for key, child in container[1]]
+    if isinstance(node, Mapping):
+        return type(node)(children) if type(node).__name__ == "OrderedDict" else dict(children)
+    if isinstance(node, list):
+        return [child for _, child in children]
+    if isinstance(node, tuple):
+        values = [child for _, child in children]
+        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
+    for adapter in frameworks.adapters():
+        new = adapter.rebuild(node, [child for _, child in children])
+        if new is not None:
+            return new
+    raise UnsupportedLeafError(
+        f"{join_keys(keys) or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
+    )
+
+
+def assign(tree: object, leaves: Mapping[str, object]) -> object:
+    """Put leaves into a tree's own dicts and lists; a tuple is built anew inside its parent.
+
+    Returns:
+        The tree itself, unless its root is a tuple or a leaf.
+
+    Raises:
+        UnsupportedLeafError: a leaf changes inside a container that is neither dict, list nor tuple.
+
+    Example:
+        >>> tree = {"step": 1, "betas": (0.9, 0.99)}
+        >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
+        (True, {'step': 2, 'betas': (0.8, 0.99)})
+    """
+    return _assign(tree, (), leaves)
+
+
+def _assign(node: object, keys: KeyPath, leaves: Mapping[str, object]) -> object:
+    container = _open(node)
+    if container is None:
+        return leaves[join_keys(keys)]
+    changed: dict[str | int, object] = {}
+    for key, child in container[1]:
+        new = _assign(child, (*keys, key), leaves)
+        if new is not child:
+            changed[key] = new
+    if not changed:
+        return node
+    if isinstance(node, MutableMapping | list):
+        for key, new in changed.items():
+            node[key] = new  # type: ignore[index]  # a list's keys are ints
+        return node
+    if isinstance(node, tuple):
+        values = [changed.get(key, child) for key, child in container[1]]
+        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
+    raise UnsupportedLeafError(
+        f"{join_keys(keys) or 'the root'}: a {type(node).__name__} cannot be changed in place; "
+        f"use load, which returns a new one"
+    )

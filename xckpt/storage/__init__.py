@@ -1,0 +1,10 @@
+"""Storage: the only package of xckpt that imports tensorstore.
+
+Read in this order: `location` (where), `arrays` (one zarr array), `commit` (how a save becomes
+visible), `writer`, `reader`, `checkpoint` (an open checkpoint).
+"""
+
+from xckpt.storage.reader import ZarrStorageReader
+from xckpt.storage.writer import ZarrStorageWriter
+
+__all__ = ["ZarrStorageReader", "ZarrStorageWriter"]

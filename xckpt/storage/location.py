@@ -1,0 +1,129 @@
+"""Where a checkpoint is: a local folder, ``memory://``, ``s3://`` or ``gs://``, as one value.
+
+A `Location` is parsed from what the user typed and opened as a TensorStore key-value store whose
+keys are relative to it. A checkpoint never names a location: everything is rebuilt from the path
+that the caller gave.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import tensorstore as ts
+
+from xckpt.errors import StorageError
+
+__all__ = ["Location", "context", "open_store"]
+
+_BUCKETS = {"s3": "s3", "gs": "gcs"}
+S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
+"""TensorStore's own (32 tries, up to 32 s apart) would wait 15 minutes for a dead endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A folder of some store.
+
+    Example:
+        >>> Location.parse("s3://bucket/run/7").child("xckpt.json")
+        's3://bucket/run/7/xckpt.json'
+        >>> Location.parse("/data/ckpt").folder
+        PosixPath('/data/ckpt')
+    """
+
+    driver: str
+    """TensorStore's driver: ``file``, ``memory``, ``s3`` or ``gcs``."""
+    path: str
+    """The folder within the store, without a slash at the end; absolute for files."""
+    bucket: str = ""
+
+    @classmethod
+    def parse(cls, path: str | os.PathLike[str]) -> Location:
+        """The location that a path or URL means.
+
+        Raises:
+            TypeError: neither a str nor a PathLike.
+            StorageError: a URL scheme that is not supported.
+        """
+        text = os.fspath(path)
+        if not isinstance(text, str):
+            raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
+        scheme, separator, _ = text.partition("://")
+        if not separator or "/" in scheme:
+            return cls("file", os.path.abspath(os.path.expanduser(text)))
+        url = urlsplit(text)
+        if scheme == "file":
+            return cls("file", os.path.abspath(unquote(url.path)))
+        rest = f"{url.netloc}{url.path}".strip("/")
+        if scheme == "memory":
+            return cls("memory", rest)
+        if scheme in _BUCKETS:
+            return cls(_BUCKETS[scheme], url.path.strip("/"), url.netloc)
+        raise StorageError(
+            f"{text}: the scheme {scheme!r} is not supported; "
+            f"give a local path, or file://, memory://, s3:// or gs://"
+        )
+
+    @property
+    def folder(self) -> Path | None:
+        """The local folder, if it is one."""
+        return Path(self.path) if self.driver == "file" else None
+
+    def within(self, root: str) -> Location:
+        """The folder ``root`` inside this one; itself for an empty root."""
+        return replace(self, path="/".join(part for part in (self.path, root) if part))
+
+    def child(self, key: str) -> str:
+        """How people write the place of a key."""
+        return f"{self}/{key}" if key else str(self)
+
+    def store_spec(self) -> dict[str, object]:
+        """TensorStore's spec of the key-value store at this folder."""
+        path = f"{self.path}/" if self.path else ""
+        spec: dict[str, object] = {"driver": self.driver, "path": path}
+        if self.bucket:
+            spec["bucket"] = self.bucket
+        if self.driver == "s3":
+            spec["use_conditional_write"] = True
+            endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+            if endpoint:
+                spec["endpoint"] = endpoint
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+            if region:
+                spec["aws_region"] = region
+        return spec
+
+    def __str__(self) -> str:
+        if self.driver == "file":
+            return self.path
+        scheme = next((s for s, driver in _BUCKETS.items() if driver == self.driver), self.driver)
+        return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
+
+
+@functools.cache
+def context(*, mapped: bool = False) -> ts.Context:
+    """The process's TensorStore context; ``memory://`` lives as long as it does.
+
+    Args:
+        mapped: read local files through memory maps, which saves a copy. A committed checkpoint
+            doesn't change; still, network file systems should be read without.
+    """
+    if mapped:
+        return ts.Context({"file_io_mode": {"mode": "memmap"}}, context())
+    return ts.Context({"s3_request_retries": S3_RETRIES, "gcs_request_retries": S3_RETRIES})
+
+
+def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
+    """The key-value store at a location.
+
+    Raises:
+        StorageError: the store cannot be opened.
+    """
+    try:
+        return ts.KvStore.open(location.store_spec(), context=context(mapped=mapped)).result()
+    except ValueError as error:
+        raise StorageError(f"{location}: {error}") from error

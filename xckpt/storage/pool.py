@@ -1,0 +1,111 @@
+"""Work in threads within a budget of bytes, and progress as it is done.
+
+1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
+   nothing else is in flight and then goes alone.
+2. `Pool.submit` runs a task in a thread. After the first failure nothing new is started.
+3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from xckpt.options import Progress, default_threads
+
+__all__ = ["Pool", "ProgressCounter"]
+
+
+class Pool:
+    """A thread pool with a budget of bytes.
+
+    Example:
+        >>> done = []
+        >>> with Pool(threads=2, budget=100) as pool:
+        ...     pool.reserve(10)
+        ...     _ = pool.submit(lambda: done.append(10))
+        ...     pool.release(10)
+        >>> done
+        [10]
+    """
+
+    def __init__(self, *, threads: int | None, budget: int) -> None:
+        self.budget = max(1, budget)
+        self._used = 0
+        self._freed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a task has failed, so that there is no point in going on."""
+        return self._failure is not None
+
+    def reserve(self, size: int) -> None:
+        """Wait until ``size`` bytes fit the budget, and take them."""
+        size = min(size, self.budget)
+        with self._freed:
+            self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
+            self._used += size
+
+    def release(self, size: int) -> None:
+        """Give reserved bytes back."""
+        with self._freed:
+            self._used -= min(size, self.budget)
+            self._freed.notify_all()
+
+    def submit(self, task: Callable[[], None]) -> Future[None]:
+        """Run a task in a thread, unless one has failed already."""
+        return self._executor.submit(self._run, task)
+
+    def _run(self, task: Callable[[], None]) -> None:
+        if self.failed:
+            return
+        try:
+            task()
+        except BaseException as error:
+            with self._freed:
+                if self._failure is None:
+                    self._failure = error
+                self._freed.notify_all()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._failure is None:
+            self._failure = error
+        self._executor.shutdown(wait=True)
+        if error is None and self._failure is not None:
+            raise self._failure
+
+
+class ProgressCounter:
+    """Counts bytes from several threads and tells a callback, one call at a time.
+
+    Example:
+        >>> counter = ProgressCounter(8, print)
+        >>> counter.add(8)
+        Progress(done=8, total=8)
+    """
+
+    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
+        self.total = total
+        self.done = 0
+        self._callback = callback
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        """Count ``size`` more bytes."""
+        if self._callback is None:
+            return
+        with self._lock:
+            self.done += size
+            self._callback(Progress(self.done, self.total))
