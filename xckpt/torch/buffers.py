@@ -26,6 +26,8 @@ _TORCH: Final[dict[str, torch.dtype]] = {
 }
 _NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.items()}
 
+_CARRIED: Final = frozenset(name for name in _TORCH if DTYPES[name].isbuiltin != 1)
+"""The types that ml_dtypes has added to NumPy."""
 _CARRIERS: Final = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
 """Bytes an element -> the integers that carry a dtype which `Tensor.numpy` does not know."""
 
@@ -79,10 +81,11 @@ def writable_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
     Raises:
         KeyError: the format has no such dtype.
     """
-    dtype = numpy_dtype(_NAMES[tensor.dtype])
+    name = _NAMES[tensor.dtype]
     plain = tensor.detach()
-    if dtype.isbuiltin == 1:
+    if name not in _CARRIED:
         return plain.numpy()
+    dtype = numpy_dtype(name)
     carrier, _ = _CARRIERS[dtype.itemsize]
     return plain.view(carrier).numpy().view(dtype)
 
@@ -100,12 +103,12 @@ def from_numpy(array: NDArray[np.generic]) -> torch.Tensor:
         >>> from_numpy(np.ones(2, ml_dtypes.float8_e4m3fn))
         tensor([1., 1.], dtype=torch.float8_e4m3fn)
     """
-    name = dtype_name(array.dtype)
-    dtype = _TORCH[name or str(array.dtype)]
+    name = dtype_name(array.dtype) or str(array.dtype)
+    dtype = _TORCH[name]
     native = array.dtype.newbyteorder("=")
     if not array.flags.writeable or array.dtype != native or min(array.strides, default=0) < 0:
         array = array.astype(native, order="C", copy=True)
-    if native.isbuiltin == 1:
+    if name not in _CARRIED:
         return torch.from_numpy(array)
     _, carrier = _CARRIERS[native.itemsize]
     return torch.from_numpy(array.view(carrier)).view(dtype)

@@ -265,11 +265,11 @@ def _local(tensor: torch.Tensor, name: str) -> torch.Tensor:
 
         tensor = local_tensor(distributed)
     wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
-    local = (tensor if wait is None else wait()).detach()
+    local = tensor if wait is None else wait()
     for unfit, advice in _FAULTS:
         if unfit(local):
             raise UnsupportedLeafError(f"{name}: {advice}")
-    return local
+    return local.detach()
 
 
 def _empty_like(like: torch.Tensor) -> torch.Tensor:
