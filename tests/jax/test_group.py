@@ -1,0 +1,214 @@
+"""The JAX group between real processes: bytes, order, size, clean-up, silence."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from tests.jax.processes import ROOT, run
+from xckpt.errors import RanksFailedError
+from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
+from xckpt.jax.group import JaxGroup, current_group
+
+SIZES = [0, 1, 1000, (1 << 22) - 8, (1 << 22) - 7, (1 << 22) + 5, 3 << 22]
+
+
+def noise(size: int, seed: int) -> bytes:
+    return hashlib.shake_128(bytes([seed])).digest(size)
+
+
+def digest(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()
+
+
+def exchange(coordinator: int) -> dict[str, object]:
+    """Every collective with every size, and what is left in the store."""
+    from jax._src import distributed, xla_bridge
+
+    found = current_group()
+    assert found is not None
+    group = JaxGroup(coordinator_rank=coordinator, timeout=60)
+    assert isinstance(group, Group)
+    mine = group.rank == coordinator
+    gathered: list[object] = []
+    scattered: list[object] = []
+    sent: list[object] = []
+    for size in SIZES:
+        parts = group.gather(noise(size, group.rank))
+        gathered.append(None if parts is None else [digest(part) for part in parts])
+        entries = [noise(size, 10 + rank) for rank in range(group.size)]
+        scattered.append(digest(group.scatter(entries if mine else None)))
+        sent.append(digest(group.broadcast(noise(size, 99) if mine else None)))
+    group.barrier()
+    left = distributed.global_state.client.key_value_dir_get_bytes("xckpt")  # type: ignore[union-attr]
+    group.barrier()
+    return {
+        "rank": group.rank,
+        "size": group.size,
+        "gathered": gathered,
+        "scattered": scattered,
+        "sent": sent,
+        "left": [key for key, _ in left],
+        "backend": xla_bridge.backends_are_initialized(),
+    }
+
+
+@pytest.mark.parametrize("processes, coordinator", [(2, 0), (3, 2)])
+def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinator: int) -> None:
+    answers = run(exchange, processes, coordinator)
+    for rank, answer in enumerate(answers):
+        assert isinstance(answer, dict)
+        assert (answer["rank"], answer["size"]) == (rank, processes)
+        assert answer["scattered"] == [digest(noise(size, 10 + rank)) for size in SIZES]
+        assert answer["sent"] == [digest(noise(size, 99)) for size in SIZES]
+        everyone = [[digest(noise(size, other)) for other in range(processes)] for size in SIZES]
+        nobody = [None] * len(SIZES)
+        assert answer["gathered"] == (everyone if rank == coordinator else nobody)
+        assert answer["left"] == []
+        assert answer["backend"] is False
+
+
+def interleaved() -> list[str]:
+    """Two groups of one process used in different orders, as a save in the background does."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    groups = [JaxGroup(timeout=60), JaxGroup(timeout=60)]
+    rank = groups[0].rank
+
+    def talk(number: int) -> str:
+        group = groups[number]
+        parts = group.gather(f"{number}:{rank}".encode())
+        answer = b" ".join(parts) if parts is not None else None
+        return group.broadcast(answer).decode()
+
+    with ThreadPoolExecutor(2) as pool:
+        order = [0, 1] if rank == 0 else [1, 0]
+        answers = dict(zip(order, pool.map(talk, order), strict=True))
+    return [answers[0], answers[1]]
+
+
+def test_groups_do_not_mix() -> None:
+    assert run(interleaved, 2) == [["0:0 0:1", "1:0 1:1"]] * 2
+
+
+def failing() -> list[str]:
+    """The engine's steps over this group, with a failure on one rank and on the coordinator."""
+    group = JaxGroup(timeout=60)
+
+    def local() -> bytes:
+        if group.rank == 1:
+            raise ValueError("no room")
+        return b""
+
+    def decide(parts: Sequence[bytes]) -> bytes:
+        raise ValueError("bad plan")
+
+    told: list[str] = []
+    for step in (
+        lambda: reduce_scatter(group, "plan", local, lambda parts: parts),
+        lambda: all_reduce(group, "write", lambda: b"", decide),
+        lambda: broadcast(group, "read", lambda: decide([])),
+    ):
+        with pytest.raises(RanksFailedError) as caught:
+            step()
+        told.append(str(caught.value))
+    told.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())
+    return told
+
+
+def test_a_failure_on_one_rank_is_raised_on_all() -> None:
+    first, *others = run(failing, 3)
+    assert isinstance(first, list)
+    assert "rank 1: ValueError: no room" in first[0]
+    assert "rank 0: ValueError: bad plan" in first[1]
+    assert "rank 0: ValueError: bad plan" in first[2]
+    assert first[3] == "xxx"
+    assert others == [first, first]
+
+
+def silent(cases: list[list[int]]) -> list[object]:
+    """In each case some ranks don't take part; the others say what they were told and when."""
+    told: list[object] = []
+    for quiet in cases:
+        group = JaxGroup(timeout=2)
+        start = time.monotonic()
+        told.append(None)
+        if group.rank not in quiet:
+            with pytest.raises(RanksFailedError, match="lost contact") as caught:
+                reduce_scatter(group, "plan", lambda: b"", lambda parts: parts)
+            ranks = [failure.rank for failure in caught.value.failures]
+            told[-1] = [str(caught.value), ranks, time.monotonic() - start]
+        JaxGroup(timeout=60).barrier()
+    last = JaxGroup(timeout=1)
+    if last.rank == 0:
+        with pytest.raises(RanksFailedError, match="not every rank came within 1 s"):
+            last.barrier()
+    JaxGroup(timeout=60).barrier()
+    return told
+
+
+def test_silent_ranks_are_named_on_the_others() -> None:
+    cases = [[1, 2], [1], [0]]
+    for rank, answers in enumerate(run(silent, 3, cases)):
+        assert isinstance(answers, list)
+        for quiet, answer in zip(cases, answers, strict=True):
+            if rank in quiet:
+                assert answer is None
+                continue
+            message, ranks, seconds = answer
+            assert ranks == quiet
+            assert "sent nothing for 2 s" in message
+            assert seconds < 8
+
+
+def killed() -> str:
+    """One process is killed within a step."""
+    group = JaxGroup(timeout=3)
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(RanksFailedError, match="lost contact") as caught:
+        group.gather(b"")
+    # Without its goodbye JAX would wait for the dead process.
+    os.environ["XCKPT_TEST_NO_GOODBYE"] = "1"
+    return str(caught.value)
+
+
+def test_a_killed_process_is_named() -> None:
+    answers = run(killed, 2, killed=(1,))
+    assert "rank 1 sent nothing for 3 s" in str(answers[0])
+
+
+def test_one_process_has_no_group_and_starts_no_backend() -> None:
+    code = (
+        "from xckpt.jax.group import current_group\n"
+        "from jax._src import xla_bridge\n"
+        "assert current_group() is None\n"
+        "assert not xla_bridge.backends_are_initialized()\n"
+        "import jax; jax.devices()\n"
+        "assert current_group() is None\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_a_group_needs_the_coordination_service() -> None:
+    with pytest.raises(RuntimeError, match=r"jax\.distributed\.initialize"):
+        JaxGroup()
+
+
+def wrong_coordinator() -> str:
+    with pytest.raises(ValueError, match=r"coordinator_rank 1 is not in \[0, 1\)") as caught:
+        JaxGroup(coordinator_rank=1)
+    assert current_group() is None
+    return str(caught.value)
+
+
+def test_a_coordinator_must_exist() -> None:
+    assert "coordinator_rank" in str(run(wrong_coordinator, 1)[0])

@@ -1,0 +1,276 @@
+"""The processes of a JAX job as a `Group`, over the coordination service of `jax.distributed`.
+
+Bytes travel through the service's key-value store, never through device collectives, so a save
+leaves the accelerators alone and may run beside a training step.
+
+1. Every group takes the next number of its process, every collective the next number of its group;
+   both are in each key. So all processes must make their groups in the same order: make a group in
+   the thread that calls ``save_async``, then use it in the background.
+2. A value is cut into parts of at most 4 MiB, one message each; the first begins with the number of
+   bytes of the whole.
+3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
+   coordinator deletes it.
+4. Whoever hears nothing for longer than the timeout raises `RanksFailedError` with the silent
+   ranks. A coordinator that gives up leaves a note, which the others find while they wait for it.
+
+If a process dies, JAX notices after its own heartbeat timeout and ends all the others, unless
+``jax_enable_recoverability`` is set.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Sequence
+from typing import NoReturn, Protocol
+
+import jax
+from jax._src import distributed, xla_bridge
+
+from xckpt.errors import RankFailure, RanksFailedError
+
+__all__ = ["JaxGroup", "current_group"]
+
+PART_BYTES = 1 << 22
+"""Largest value of one key."""
+LENGTH_BYTES = 8
+"""What the length of the whole takes at the head of the first part."""
+SLICE_SECONDS = 2.0
+"""Longest wait in one call of the client: Ctrl-C and a coordinator's note are seen in between."""
+
+_numbers = itertools.count()
+
+
+class Client(Protocol):
+    """What is used of the client of JAX's coordination service; timeouts in milliseconds."""
+
+    def key_value_set_bytes(self, key: str, value: bytes) -> None:
+        """Set a key that is not set."""
+        ...
+
+    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
+        """The value of a key, once it is set."""
+        ...
+
+    def key_value_delete(self, key: str) -> None:
+        """Delete a key and all keys below it."""
+        ...
+
+    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
+        """Return when every process waits at the barrier."""
+        ...
+
+    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
+        """All keys below a key that are set, with their values."""
+        ...
+
+
+class JaxGroup:
+    """All processes of the job that `jax.distributed.initialize` set up.
+
+    Args:
+        coordinator_rank: the process that makes the global decisions and commits.
+        timeout: longest wait for another process in one collective, in seconds. It has to outlast
+            the slowest rank's writing.
+
+    Raises:
+        RuntimeError: `jax.distributed.initialize` was not called.
+        ValueError: there is no such coordinator.
+
+    Example:
+        >>> import jax
+        >>> jax.distributed.initialize(...)  # doctest: +SKIP
+        >>> group = JaxGroup(timeout=600)  # doctest: +SKIP
+        >>> group.rank, group.size  # doctest: +SKIP
+        (0, 16)
+    """
+
+    rank: int
+    size: int
+    coordinator: int
+
+    def __init__(self, *, coordinator_rank: int = 0, timeout: float = 1800.0) -> None:
+        client, rank, size = _service()
+        if client is None:
+            raise RuntimeError("call jax.distributed.initialize() before making a JaxGroup")
+        if not 0 <= coordinator_rank < size:
+            raise ValueError(f"coordinator_rank {coordinator_rank} is not in [0, {size})")
+        self.rank, self.size, self.coordinator = rank, size, coordinator_rank
+        self._client = client
+        self.timeout = timeout
+        self._prefix = f"xckpt/{next(_numbers)}"
+        self._calls = itertools.count()
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Every rank's bytes on the coordinator, None elsewhere.
+
+        Raises:
+            RanksFailedError: ranks were silent for the whole timeout; all of them are listed.
+        """
+        key = self._next("gather")
+        if self.rank != self.coordinator:
+            self._put(f"{key}/{self.rank}", data)
+            return None
+        deadline = time.monotonic() + self.timeout
+        found = {self.rank: data}
+        silent: list[int] = []
+        for rank in (other for other in range(self.size) if other != self.rank):
+            value = self._get(f"{key}/{rank}", deadline)
+            if value is None:
+                silent.append(rank)
+            else:
+                found[rank] = value
+        self._client.key_value_delete(key)
+        if silent:
+            self._give_up(silent)
+        return [found[rank] for rank in range(self.size)]
+
+    def scatter(self, data: Sequence[bytes] | None) -> bytes:
+        """Entry ``rank`` of the coordinator's list.
+
+        Raises:
+            RanksFailedError: the coordinator was silent for the whole timeout, or has given up.
+        """
+        key = self._next("scatter")
+        if self.rank == self.coordinator:
+            assert data is not None
+            for rank in (other for other in range(self.size) if other != self.rank):
+                self._put(f"{key}/{rank}", data[rank])
+            return data[self.rank]
+        value = self._from_coordinator(f"{key}/{self.rank}")
+        self._client.key_value_delete(f"{key}/{self.rank}")
+        return value
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The coordinator's bytes.
+
+        Raises:
+            RanksFailedError: ranks were silent for the whole timeout, or the coordinator gave up.
+        """
+        key = self._next("broadcast")
+        if self.rank == self.coordinator:
+            assert data is not None
+            self._put(key, data)
+            self._meet(f"{key}/read")
+            self._client.key_value_delete(key)
+            return data
+        value = self._from_coordinator(key)
+        self._meet(f"{key}/read")
+        return value
+
+    def barrier(self) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RanksFailedError: some rank did not come within the timeout.
+        """
+        self._meet(self._next("barrier"))
+
+    def _next(self, operation: str) -> str:
+        return f"{self._prefix}/{next(self._calls)}/{operation}"
+
+    def _put(self, key: str, data: bytes) -> None:
+        whole = len(data).to_bytes(LENGTH_BYTES, "big") + data
+        for part, start in enumerate(range(0, len(whole), PART_BYTES)):
+            self._client.key_value_set_bytes(f"{key}/{part}", whole[start : start + PART_BYTES])
+
+    def _get(self, key: str, deadline: float) -> bytes | None:
+        """The value of a key; None if its first part does not come in time."""
+        first = self._wait(f"{key}/0", deadline)
+        if first is None:
+            return None
+        length = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES], "big")
+        parts = [first]
+        for part in range(1, -(-length // PART_BYTES)):
+            more = self._wait(f"{key}/{part}", deadline + SLICE_SECONDS)
+            if more is None:
+                return None
+            parts.append(more)
+        return b"".join(parts)[LENGTH_BYTES:]
+
+    def _wait(self, key: str, deadline: float) -> bytes | None:
+        while True:
+            left = min(max(deadline - time.monotonic(), 0.01), SLICE_SECONDS)
+            try:
+                return self._client.blocking_key_value_get_bytes(key, int(left * 1000))
+            except RuntimeError as error:
+                if "DEADLINE_EXCEEDED" not in str(error):
+                    raise _lost(f"the coordination service failed: {_first_line(error)}") from error
+            self._raise_if_given_up()
+            if time.monotonic() >= deadline:
+                return None
+
+    def _from_coordinator(self, key: str) -> bytes:
+        # The coordinator times out first, and its note tells more than its silence.
+        value = self._get(key, time.monotonic() + self.timeout + SLICE_SECONDS)
+        if value is None:
+            raise _silence([self.coordinator], self.timeout)
+        return value
+
+    def _meet(self, barrier: str) -> None:
+        try:
+            self._client.wait_at_barrier(barrier, int(self.timeout * 1000))
+        except RuntimeError as error:
+            text = str(error).split("RPC:")[0].strip()
+            raise _lost(f"not every rank came within {self.timeout:g} s: {text}") from error
+
+    def _give_up(self, silent: list[int]) -> NoReturn:
+        note = ",".join(map(str, silent)).encode()
+        with contextlib.suppress(RuntimeError):
+            self._client.key_value_set_bytes(f"{self._prefix}/silent/0", note)
+        raise _silence(silent, self.timeout)
+
+    def _raise_if_given_up(self) -> None:
+        notes = self._client.key_value_dir_get_bytes(f"{self._prefix}/silent")
+        if notes:
+            raise _silence([int(rank) for rank in notes[0][1].split(b",")], self.timeout)
+
+
+def current_group() -> JaxGroup | None:
+    """A group of all processes if JAX runs in several, else None; initialises no backend.
+
+    Raises:
+        RuntimeError: JAX runs in several processes, but without `jax.distributed`, so they cannot
+            coordinate.
+
+    Example:
+        >>> current_group() is None
+        True
+    """
+    client, _, size = _service()
+    if client is not None:
+        return JaxGroup() if size > 1 else None
+    if xla_bridge.backends_are_initialized() and jax.process_count() > 1:
+        raise RuntimeError(
+            f"JAX runs in {jax.process_count()} processes that cannot coordinate a checkpoint: "
+            f"call jax.distributed.initialize() at the start of the program"
+        )
+    return None
+
+
+def _service() -> tuple[Client | None, int, int]:
+    """The client of the coordination service, this process's number, the number of processes.
+
+    JAX has no public door to its key-value store; this is the one place that goes behind.
+    """
+    state = distributed.global_state
+    return state.client, state.process_id or 0, state.num_processes or 1  # type: ignore[return-value]
+
+
+def _silence(ranks: list[int], seconds: float) -> RanksFailedError:
+    named = "rank " if len(ranks) == 1 else "ranks "
+    error = _lost(
+        f"{named}{', '.join(map(str, ranks))} sent nothing for {seconds:g} s; "
+        f"is the process alive, and did it call the same save or load?"
+    )
+    error.failures = tuple(RankFailure(rank, "LostContact", str(error)) for rank in ranks)
+    return error
+
+
+def _lost(why: str) -> RanksFailedError:
+    return RanksFailedError(f"lost contact with other ranks: {why}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0]
