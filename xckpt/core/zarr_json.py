@@ -84,7 +84,9 @@ def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     nodes.update(groups)
     for path, document in nodes.items():
         yield f"{path}/zarr.json", encode_document(document)
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": nodes}
+    # Sorted: zarr-python loses children of a group that do not stand together.
+    listed = dict(sorted(nodes.items()))
+    consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
     yield "zarr.json", encode_document({**_group({}), "consolidated_metadata": consolidated})
 
 
