@@ -1,0 +1,250 @@
+"""What `xckpt ls` and `xckpt info` say, as plain values: the same for tables and for JSON.
+
+1. `checkpoint_report` says what the manifest knows of each leaf: no data are read.
+2. `tree_rows` lists containers and leaves in the saved order, each container with the sum of what
+   is below it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from math import prod
+
+import msgspec
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.manifest import (
+    BytesEntry,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    ZarrArray,
+    arrays,
+)
+from xckpt.core.metadata import Sharding
+from xckpt.core.values import decode_value
+
+__all__ = [
+    "ArrayReport",
+    "CheckpointReport",
+    "LeafReport",
+    "TreeRow",
+    "checkpoint_report",
+    "counted",
+    "holdings",
+    "narrowed",
+    "readable_bytes",
+    "tree_rows",
+]
+
+Shape = tuple[int, ...]
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+class ArrayReport(msgspec.Struct, frozen=True):
+    """One zarr array of a leaf: all of it, or the box ``[offset, offset + shape)``."""
+
+    path: str
+    """Where it is, relative to the zarr group."""
+    offset: Shape
+    """First element of the box in the tensor."""
+    shape: Shape
+    """Elements of the box in each dimension."""
+    chunk: Shape
+    """Elements of a chunk in each dimension."""
+    shard: Shape | None
+    """Elements of a zarr shard, where several chunks are one object."""
+    chunks: int
+    """Number of chunks."""
+
+
+class LeafReport(msgspec.Struct, frozen=True):
+    """One leaf of a checkpoint."""
+
+    name: str
+    kind: str
+    """``tensor``, or ``value`` for a Python value or opaque bytes."""
+    dtype: str
+    """The format's dtype name, or a value's Python type."""
+    shape: Shape | None
+    """Global shape in elements; None for a value."""
+    bytes: int
+    """Bytes that the elements take; 0 for a value that the manifest holds."""
+    layout: str
+    """``regular`` or ``pieces``; ``manifest`` for a value that the manifest holds."""
+    arrays: tuple[ArrayReport, ...] = ()
+    """The zarr arrays that hold it."""
+    sharding: Sharding | None = None
+    """The sharding that wrote it."""
+    annotation: str = ""
+    """What a tensor is to its framework beyond an array."""
+    value: str | None = None
+    """The `repr` of a value that the manifest holds or that was read."""
+
+    @property
+    def chunks(self) -> int:
+        """Number of chunks in all arrays."""
+        return sum(array.chunks for array in self.arrays)
+
+
+class CheckpointReport(msgspec.Struct, frozen=True):
+    """A checkpoint, with all of its leaves."""
+
+    path: str
+    tensors: int
+    values: int
+    bytes: int
+    """Bytes that the elements take."""
+    chunks: int
+    user: object
+    """What was passed to the save as ``metadata=``."""
+    containers: Mapping[str, str]
+    """Name of each container that is no plain dict, or is empty -> its kind."""
+    leaves: tuple[LeafReport, ...]
+
+
+class TreeRow(msgspec.Struct, frozen=True):
+    """A line of the tree: a container, or a leaf in it."""
+
+    depth: int
+    label: str
+    """The last part of the name."""
+    kind: str
+    """A container's kind; empty for a leaf."""
+    bytes: int
+    chunks: int
+    leaf: LeafReport | None
+    """None for a container."""
+
+
+def checkpoint_report(path: str, manifest: Manifest) -> CheckpointReport:
+    """What a manifest says of a checkpoint and of each of its leaves."""
+    held: defaultdict[str, list[ZarrArray]] = defaultdict(list)
+    for array in arrays(manifest):
+        held[array.leaf].append(array)
+    leaves = tuple(_leaf_report(leaf, held[leaf.name]) for leaf in manifest.leaves)
+    return _summed(path, leaves, manifest.containers, manifest.user)
+
+
+def holdings(report: CheckpointReport) -> str:
+    """What a checkpoint holds, in a line."""
+    leaves = f"{counted(report.tensors, 'tensor')} and {counted(report.values, 'value')}"
+    return f"{leaves}, {readable_bytes(report.bytes)} in {counted(report.chunks, 'chunk')}"
+
+
+def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:
+    """The part of a report that is the leaf or the container ``name``; None if there is no such."""
+
+    def inside(other: str) -> bool:
+        return other == name or other.startswith(f"{name}/")
+
+    leaves = tuple(leaf for leaf in report.leaves if inside(leaf.name))
+    if not leaves and name not in report.containers:
+        return None
+    around = _path(name)
+    containers = {n: kind for n, kind in report.containers.items() if inside(n) or n in around}
+    return _summed(report.path, leaves, containers, report.user)
+
+
+def _summed(
+    path: str, leaves: tuple[LeafReport, ...], containers: Mapping[str, str], user: object
+) -> CheckpointReport:
+    tensors = sum(leaf.kind == "tensor" for leaf in leaves)
+    return CheckpointReport(
+        path,
+        tensors,
+        len(leaves) - tensors,
+        sum(leaf.bytes for leaf in leaves),
+        sum(leaf.chunks for leaf in leaves),
+        user,
+        containers,
+        leaves,
+    )
+
+
+def _leaf_report(
+    leaf: TensorEntry | ValueEntry | BytesEntry, held: Sequence[ZarrArray]
+) -> LeafReport:
+    if isinstance(leaf, ValueEntry):
+        value = repr(decode_value(leaf.type, leaf.value))
+        return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)
+    parts = tuple(
+        ArrayReport(array.path, array.offset, array.shape, array.chunk, array.shard, array.count)
+        for array in held
+    )
+    if isinstance(leaf, BytesEntry):
+        return LeafReport(leaf.name, "value", leaf.type, None, leaf.size, "regular", parts)
+    return LeafReport(
+        leaf.name,
+        "tensor",
+        leaf.dtype,
+        leaf.shape,
+        prod(leaf.shape) * item_size(leaf.dtype),
+        "regular" if leaf.pieces is None else "pieces",
+        parts,
+        leaf.sharding,
+        leaf.annotation,
+    )
+
+
+def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> Iterator[TreeRow]:
+    """Containers and leaves, each container before what it holds, siblings in the saved order.
+
+    Example:
+        >>> leaves = [LeafReport(n, "value", "int", None, 0, "manifest") for n in ("a/0", "b")]
+        >>> [(row.depth, row.label, row.kind) for row in tree_rows(leaves, {"a": "list"})]
+        [(0, 'a', 'list'), (1, '0', ''), (0, 'b', '')]
+    """
+    by_name = {leaf.name: leaf for leaf in leaves}
+    rank: dict[str, int] = {}
+    below: defaultdict[str, list[LeafReport]] = defaultdict(list)
+    for name in (*by_name, *filter(None, containers)):
+        for node in _path(name):
+            rank.setdefault(node, len(rank))
+            if name in by_name:
+                below[node].append(by_name[name])
+    for name in sorted(rank, key=lambda name: [rank[node] for node in _path(name)]):
+        leaf = by_name.get(name)
+        yield TreeRow(
+            name.count("/"),
+            name.rpartition("/")[2],
+            "" if leaf else containers.get(name, "dict"),
+            sum(each.bytes for each in below[name]),
+            sum(each.chunks for each in below[name]),
+            leaf,
+        )
+
+
+def _path(name: str) -> list[str]:
+    """The containers around a node, outermost first, and the node.
+
+    Example:
+        >>> _path("opt/0/mu")
+        ['opt', 'opt/0', 'opt/0/mu']
+    """
+    return list(accumulate(name.split("/"), "{}/{}".format))
+
+
+def readable_bytes(count: int) -> str:
+    """A size for people.
+
+    Example:
+        >>> readable_bytes(0), readable_bytes(1023), readable_bytes(1536), readable_bytes(3 << 30)
+        ('0 B', '1023 B', '1.5 KiB', '3.0 GiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, len(UNITS))
+    return f"{count / 1024**power:.1f} {UNITS[power - 1]}"
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "chunk"), counted(1000, "chunk")
+        ('1 chunk', '1,000 chunks')
+    """
+    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

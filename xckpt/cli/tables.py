@@ -1,0 +1,168 @@
+"""Reports as rich renderables, for a terminal.
+
+Names come from a checkpoint and may hold anything, so they are never read as markup and control
+characters are spelt out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from xckpt.cli.report import (
+    ArrayReport,
+    CheckpointReport,
+    LeafReport,
+    TreeRow,
+    counted,
+    holdings,
+    readable_bytes,
+    tree_rows,
+)
+from xckpt.core.boxes import interval
+
+__all__ = ["checkpoint_table", "console", "leaf_list", "leaf_table"]
+
+PIPED_WIDTH = 100_000
+"""Columns where the output is no terminal: nothing is wrapped or cut."""
+
+LONGEST_VALUE = 2000
+"""Most characters of one value that are shown; ``--json`` has them all."""
+
+SHOWN_PIECES = 50
+"""Pieces of one leaf that a table lists; ``--json`` has them all."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console that prints names as they are."""
+    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not made.is_terminal:
+        made.width = PIPED_WIDTH
+    return made
+
+
+def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
+    """A line for each leaf: name, dtype, shape, bytes."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for justify in ("left", "left", "left", "right"):
+        table.add_column(justify=justify, overflow="fold")
+    for leaf in leaves:
+        table.add_row(_name(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
+    return table
+
+
+def checkpoint_table(report: CheckpointReport) -> RenderableType:
+    """A summary of the checkpoint, and its tree."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("leaf", overflow="fold")
+    table.add_column("dtype")
+    table.add_column("shape", overflow="fold")
+    table.add_column("size", justify="right")
+    table.add_column("chunk", overflow="fold")
+    table.add_column("chunks", justify="right")
+    table.add_column("saved as", overflow="fold")
+    for row in tree_rows(report.leaves, report.containers):
+        table.add_row(*_tree_cells(row))
+    parts: list[RenderableType] = [_facts(_summary(report)), Text(), table]
+    return Group(*parts)
+
+
+def _summary(report: CheckpointReport) -> list[tuple[str, str]]:
+    facts = [("checkpoint", report.path), ("holds", holdings(report))]
+    return facts if report.user is None else [*facts, ("metadata", repr(report.user))]
+
+
+def _tree_cells(row: TreeRow) -> list[Text | str]:
+    label = Text("  " * row.depth) + _name(row.label)
+    if row.leaf is None:
+        label.stylize("bold")
+        kind = row.kind.partition(":")[0]
+        size = readable_bytes(row.bytes) if row.chunks else ""
+        return [label, _name(kind), "", size, "", str(row.chunks or ""), ""]
+    leaf = row.leaf
+    shape = _name(_shortened(leaf.value)) if leaf.value else _shape(leaf.shape)
+    chunks = str(leaf.chunks) if leaf.arrays else ""
+    saved = _name(_sharding(leaf))
+    return [label, leaf.dtype, shape, _size(leaf), _chunk(leaf), chunks, saved]
+
+
+def leaf_table(leaf: LeafReport) -> RenderableType:
+    """All that is known of one leaf."""
+    facts = [("leaf", leaf.name or "(the root)"), ("dtype", leaf.dtype)]
+    if leaf.shape is not None:
+        facts.append(("shape", _shape(leaf.shape)))
+    if leaf.value is not None:
+        facts.append(("value", _shortened(leaf.value, LONGEST_VALUE)))
+    if leaf.layout != "manifest":
+        facts.append(("size", f"{readable_bytes(leaf.bytes)} in {counted(leaf.chunks, 'chunk')}"))
+        facts.append(("layout", _layout(leaf)))
+    if leaf.kind == "tensor":
+        facts.append(("saved as", _sharding(leaf) or "one whole"))
+    if leaf.annotation:
+        facts.append(("is a", leaf.annotation))
+    if leaf.layout != "pieces":
+        return _facts(facts)
+    return Group(_facts(facts), Text(), _pieces(leaf.arrays))
+
+
+def _layout(leaf: LeafReport) -> str:
+    if leaf.layout == "pieces":
+        return f"{counted(len(leaf.arrays), 'piece')}, each a zarr array"
+    [array] = leaf.arrays
+    shard = f", in shards of {_shape(array.shard)}" if array.shard else ""
+    return f"one zarr array, chunks of {_shape(array.chunk)}{shard}"
+
+
+def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("piece", justify="right")
+    table.add_column("elements", overflow="fold")
+    table.add_column("chunk", overflow="fold")
+    table.add_column("chunks", justify="right")
+    for number, array in enumerate(arrays[:SHOWN_PIECES]):
+        where = interval(array.offset, array.shape)
+        table.add_row(str(number), where, _shape(array.chunk), str(array.chunks))
+    if len(arrays) > SHOWN_PIECES:
+        table.add_row("...", f"{len(arrays) - SHOWN_PIECES} more: --json lists them all")
+    return table
+
+
+def _facts(facts: Iterable[tuple[str, str]]) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, fact in facts:
+        table.add_row(name, _name(fact))
+    return table
+
+
+def _name(text: str) -> Text:
+    shown = (
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+    return Text("".join(shown))
+
+
+def _size(leaf: LeafReport) -> str:
+    return "" if leaf.layout == "manifest" else readable_bytes(leaf.bytes)
+
+
+def _shortened(text: str, longest: int = 40) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def _chunk(leaf: LeafReport) -> str:
+    if leaf.layout == "pieces":
+        return counted(len(leaf.arrays), "piece")
+    return _shape(leaf.arrays[0].chunk) if leaf.arrays else ""
+
+
+def _sharding(leaf: LeafReport) -> str:
+    return "" if leaf.sharding is None else str(leaf.sharding)
