@@ -24,6 +24,7 @@ import xckpt
 from examples import phase
 from examples.phase import Check, Layout, Report
 from examples.record import Record, leaves, same
+from xckpt.storage.checkpoint import Checkpoint, StoredArray
 
 
 def reshard(folder: Path) -> Report:
@@ -44,11 +45,11 @@ def reshard(folder: Path) -> Report:
     )
 
 
-def targets(stored: xckpt.Checkpoint, mesh: Mesh) -> object:
+def targets(stored: Checkpoint, mesh: Mesh) -> object:
     """The checkpoint's tree with the wanted sharding of each tensor; values stay values."""
 
     def target(leaf: object) -> object:
-        if isinstance(leaf, xckpt.StoredArray):
+        if isinstance(leaf, StoredArray):
             sharding = NamedSharding(mesh, spec_of(leaf.shape))
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
         return leaf

@@ -59,7 +59,8 @@ def _cell(layout: Layout | None) -> str:
     if layout is None:
         return "[red]missing[/red]"
     shards = ", ".join(_size(shard) or "1" for shard in layout.shards)
-    return f"{layout.sharding}\n{shards}".replace("[", r"\[")
+    uneven = " [yellow]uneven[/]" if len(layout.shards) > 1 else ""
+    return f"{layout.sharding}\n{shards}{uneven}"
 
 
 def _size(shape: tuple[int, ...]) -> str:
