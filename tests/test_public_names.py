@@ -1,0 +1,103 @@
+"""The public names are these: adding one is a decision, losing one breaks somebody."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import inspect
+import re
+
+import pytest
+
+import xckpt
+from xckpt import errors
+
+ERRORS = {
+    "CheckpointExistsError",
+    "CorruptCheckpointError",
+    "ManifestError",
+    "NotACheckpointError",
+    "PlanError",
+    "RankFailure",
+    "RanksFailedError",
+    "StorageError",
+    "TreeMismatchError",
+    "UnsupportedLeafError",
+    "VersionError",
+    "XckptError",
+}
+METADATA = {
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "Sharding",
+    "TensorProperties",
+    "TensorStorageMetadata",
+}
+PLANNER = {
+    "DefaultLoadPlanner",
+    "DefaultSavePlanner",
+    "LoadItemType",
+    "LoadPlan",
+    "LoadPlanner",
+    "ReadItem",
+    "SavePlan",
+    "SavePlanner",
+    "TensorWriteData",
+    "WriteItem",
+    "WriteItemType",
+}
+NAMES = {
+    "xckpt": ERRORS
+    | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
+    | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
+    | {"load", "load_into", "open", "save"},
+    "xckpt.errors": ERRORS,
+    "xckpt.metadata": METADATA,
+    "xckpt.planner": PLANNER,
+    "xckpt.storage": {"ZarrStorageReader", "ZarrStorageWriter"},
+}
+SIGNATURES = {
+    "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
+    " options=None",
+    "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None, options=None",
+    "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None, options=None",
+    "open": "path, *, options=None",
+}
+
+
+@pytest.mark.parametrize("module", NAMES)
+def test_a_module_offers_these_names(module: str) -> None:
+    imported = importlib.import_module(module)
+    assert set(imported.__all__) == NAMES[module]
+    assert len(imported.__all__) == len(NAMES[module])
+    for name in imported.__all__:
+        assert getattr(imported, name) is not None
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_the_functions_take_these_arguments(name: str) -> None:
+    function = getattr(xckpt, name)
+    bare = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in inspect.signature(function).parameters.values()
+    ]
+    assert str(inspect.Signature(bare)) == f"({SIGNATURES[name]})"
+    assert function.__module__ == "xckpt.api"
+
+
+def test_the_tree_of_errors_is_the_one_drawn() -> None:
+    drawn = re.findall(r"^ *([│├└─ ]*)(\w+Error)\b(.*)$", errors.__doc__ or "", re.MULTILINE)
+    parents: list[str] = []
+    found: set[str] = set()
+    for branch, name, rest in drawn:
+        depth = len(branch) // 4
+        parents[depth:] = [name]
+        error = getattr(errors, name)
+        assert issubclass(error, getattr(errors, parents[depth - 1]) if depth else Exception)
+        also = re.search(r"\(also an? (\w+)\)", rest)
+        if also:
+            assert issubclass(error, getattr(builtins, also[1]))
+        found.add(name)
+    assert found == ERRORS - {"RankFailure"}
