@@ -47,13 +47,15 @@ def layout(tensor: DTensor, name: str) -> Layout:
     """The boxes of this rank's local tensor; none if the rank is not part of the mesh.
 
     Raises:
-        UnsupportedLeafError: a placement holds no plain rows (``Partial``), or the local tensor
-            has not the shape that mesh and placements give.
+        UnsupportedLeafError: a placement holds no plain rows (``Partial``), torch does not say
+            which rows are whose (a mesh in no ascending order), or the local tensor has not the
+            shape that mesh and placements give.
     """
     _check_placements(tensor.placements, name)
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return Layout(Boxes.of([], rank=tensor.ndim), ())  # this rank is outside the mesh
+    _check_order(tensor, coordinate, name)
     shape = tuple(tensor.shape)
     local_shape = tuple(local_tensor(tensor).shape)
     readings = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
@@ -80,6 +82,24 @@ def _check_placements(placements: Sequence[Placement], name: str) -> None:
                 f"{name}: a DTensor with the unknown placement {placement!r} on mesh axis {axis}; "
                 f"redistribute it to Replicate() or Shard(dim) first"
             )
+
+
+def _check_order(tensor: DTensor, coordinate: Sequence[int], name: str) -> None:
+    """Refuse shards along a mesh axis whose ranks do not ascend.
+
+    torch orders them by mesh coordinate when it cuts locally, but by rank in the axis's process
+    group, which ascends, when it scatters and gathers: `distribute_tensor` and `redistribute` leave
+    different rows on a rank under one and the same placement.
+    """
+    mesh = tensor.device_mesh
+    for axis, placement in enumerate(tensor.placements):
+        if _sharded_dim(placement) is None or mesh.get_local_rank(axis) == coordinate[axis]:
+            continue
+        raise UnsupportedLeafError(
+            f"{name}: a DTensor with {placement!r} on mesh axis {axis} of {mesh}, along which the "
+            f"ranks do not ascend; which rows are whose is undefined there (distribute_tensor and "
+            f"redistribute differ), so make the mesh of ascending ranks"
+        )
 
 
 def _sharded_dim(placement: Placement) -> int | None:
