@@ -4,14 +4,14 @@
 
     XckptError
     ├── NotACheckpointError      (also a FileNotFoundError)  nothing is committed at the path
-    ├── CheckpointExistsError    (also a FileExistsError)    the path is taken; overwrite=True replaces it
+    ├── CheckpointExistsError    (also a FileExistsError)    the path is taken already
     ├── ManifestError            (also a ValueError)         the manifest cannot be trusted
     │   └── VersionError                                     it was written by a newer xckpt
-    ├── CorruptCheckpointError   (also a ValueError)         data or metadata differ from what was saved
-    ├── TreeMismatchError        (also a ValueError)         the target tree does not fit the checkpoint
-    ├── PlanError                (also a ValueError)         shards overlap, are missing, or ranks disagree
+    ├── CorruptCheckpointError   (also a ValueError)         data are not what was saved
+    ├── TreeMismatchError        (also a ValueError)         the target does not fit
+    ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
-    ├── StorageError             (also an OSError)           the disk, the folder or the bucket refused
+    ├── StorageError             (also an OSError)           the disk or the bucket refused
     └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
 
 Errors that can have several causes carry them all in ``problems``, one line each.

@@ -268,7 +268,7 @@ def _counts(boxes: Boxes, cuts: Sequence[Int64s], cells: Sequence[int]) -> NDArr
 def _cover_fault_by_slabs(
     low: Int64s, high: Int64s, boxes: Boxes, cuts: Sequence[Int64s]
 ) -> CoverFault | None:
-    """`_cover_fault_in`, one slab between two neighbouring cuts of the busiest dimension at a time."""
+    """`_cover_fault_in`, one slab between neighbouring cuts of the busiest dimension at a time."""
     axis = int(np.argmax([len(cut) for cut in cuts]))
     for start, stop in zip(cuts[axis][:-1], cuts[axis][1:], strict=True):
         meets = np.flatnonzero((boxes.offsets[:, axis] <= start) & (boxes.ends[:, axis] >= stop))

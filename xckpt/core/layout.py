@@ -4,7 +4,7 @@ For each leaf, from the boxes that all ranks reported (`LeafShards`):
 
 1. **Deduplicate** (`lay_out`): equal boxes are replicas of one; its holders are the ranks that
    reported it.
-2. **Check the cover**: every element is in exactly one distinct box, or a `PlanError` tells where not.
+2. **Check the cover**: every element is in exactly one distinct box, or a message tells where not.
 3. **Choose the grid** so that each chunk lies inside one box (`xckpt.core.grid`). Where every box
    has R holders, chunks are small enough for R writers to share it.
 4. **Cut** each box into at most R parts along chunk boundaries.
@@ -208,7 +208,7 @@ def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: 
 
 
 def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:
-    """Starts and ends, (p, rank), of at most ``most`` nearly equal parts of a box, in whole units."""
+    """Starts and ends, (p, rank), of at most ``most`` nearly equal parts of a box, whole units."""
     rank = len(sizes)
     if rank == 0 or most == 1:
         return np.zeros((1, rank), np.int64), sizes[None]

@@ -1,7 +1,7 @@
 """The manifest: the one document that makes a folder a checkpoint.
 
-On disk it is ``{"format": "xckpt", "version": 1, "digest": "<hex>", "checkpoint": {...}}``, where the
-digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
+On disk it is ``{"format": "xckpt", "version": 1, "digest": "<hex>", "checkpoint": {...}}``, where
+the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
 
 1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
 2. Refuse it if the digest of the inner bytes differs: it was altered.
@@ -419,7 +419,8 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
             continue
         fits = len(cell) == len(shape) and all(1 <= size <= MAX_TENSOR_BYTES for size in cell)
         if not fits or prod(cell) * item > MAX_CHUNK_BYTES:
-            yield f"{what} shape {cell} does not suit shape {shape}, or is over {MAX_CHUNK_BYTES:,} bytes"
+            most = f"{MAX_CHUNK_BYTES:,} bytes"
+            yield f"{what} shape {cell} does not suit shape {shape}, or is over {most}"
             return
     if shard is not None and any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
         yield f"shard shape {shard} is no multiple of chunk shape {chunk}"

@@ -52,7 +52,7 @@ class TensorProperties:
 
 
 class Sharding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The sharding that a leaf had when it was saved, for people and for readers that want the same.
+    """The sharding that a leaf had when it was saved, for readers that want the same.
 
     Exactly one of `placements` and `spec` is set, the one that the framework speaks.
 

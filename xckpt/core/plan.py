@@ -1,9 +1,9 @@
 """What ranks tell each other before bytes move: items to write, items to read, and plans of them.
 
-To its user a plan is a sequence of items, one a box, as in torch's protocol. Inside, the items of a
-save are columns: a `LeafTable` says once what each leaf is, and a `Block` for each tensor rank holds
-leaf number, offsets and sizes as arrays. An item is made when somebody looks at it; a plan that a
-planner rewrote item by item is turned back into columns (`WriteItems.of`).
+To its user a plan is a sequence of items, one a box, as in torch's protocol. Inside, the items of
+a save are columns: a `LeafTable` says once what each leaf is, and a `Block` for each number of
+dimensions holds leaf number, offsets and sizes as arrays. An item is made when somebody looks at
+it; a plan that a planner rewrote item by item is turned back into columns (`WriteItems.of`).
 
 `encode_plan` and `decode_plan` carry a plan between processes as MessagePack, arrays as raw bytes.
 """
@@ -92,7 +92,8 @@ class WriteItem:
         Example:
             >>> box = ChunkStorageMetadata((0, 0), (2, 8))
             >>> data = TensorWriteData(box, TensorProperties("float32"), (4, 8))
-            >>> WriteItem(MetadataIndex("w", (0, 0)), WriteItemType.SHARD, data).tensor_storage_size()
+            >>> item = WriteItem(MetadataIndex("w", (0, 0)), WriteItemType.SHARD, data)
+            >>> item.tensor_storage_size()
             64
         """
         if self.tensor_data is None:

@@ -4,8 +4,8 @@ The default planner is thin. Each hook calls a pure function over plans:
 
 1. ``set_up_planner``: flatten the state and describe each leaf (`xckpt.core.tree`, `.leaves`).
 2. ``create_local_plan``: `local_plan` turns descriptions into columns.
-3. ``create_global_plan``: `global_plan` merges all ranks' columns (`merge_tables`), lays out each leaf
-   (`xckpt.core.layout`), shares the work and gives each rank its columns back.
+3. ``create_global_plan``: `global_plan` merges all ranks' columns (`merge_tables`), lays out each
+   leaf (`xckpt.core.layout`), shares the work and gives each rank its columns back.
 4. ``finish_plan``: nothing by default.
 5. ``resolve_data``: the local shard's view that an item asks for.
 """
@@ -406,7 +406,7 @@ def _lay_out_all(
 def _share_all(
     table: LeafTable, shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
 ) -> list[list[Block]]:
-    """Blocks for each of ``size`` ranks. Leaves without a choice go first, then large before small."""
+    """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
     loads = np.zeros(size, np.int64)
     weight = [
         layout.contested * (1 + int(np.sum(layout.boxes.elements)) * leaf.item_bytes)

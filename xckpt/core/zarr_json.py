@@ -1,12 +1,12 @@
 """The zarr.json documents of a checkpoint, as a pure function of its manifest.
 
-Every document follows from the manifest byte for byte, so a reader compares instead of parsing: what
-differs was edited. TensorStore never opens a document that a checkpoint holds; it is given the
+Every document follows from the manifest byte for byte, so a reader compares instead of parsing:
+what differs was edited. TensorStore never opens a document that a checkpoint holds; it is given the
 metadata made here.
 
-1. Each array has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with ``crc32c`` behind
-   it if the checkpoint asks for it, and ``sharding_indexed`` around both where a zarr shard holds
-   several chunks.
+1. Each array has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with ``crc32c``
+   behind it if the checkpoint asks for it, and ``sharding_indexed`` around both where a zarr shard
+   holds several chunks.
 2. Each folder above an array is a group; a leaf in pieces is a group whose attributes say so.
 3. The root group repeats them all as consolidated metadata, as zarr-python writes it.
 """
