@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from xckpt.core.grid import GridOptions
@@ -32,8 +32,10 @@ register_adapter("numpy", "xckpt.numpy")
 
 
 def find_group() -> Group:
-    """The processes that work together: torch.distributed's if it is initialised, else JAX's if there
-    are several, else this process alone.
+    """The processes that work together.
+
+    They are torch.distributed's if it is initialised, else JAX's if there are several, else this
+    process alone.
     """
     finders: list[Callable[[], Group | None]] = []
     if "torch.distributed" in sys.modules:
@@ -104,8 +106,9 @@ def save(
     from xckpt.engine import save_state_dict
     from xckpt.storage.writer import ZarrStorageWriter
 
+    tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
     return save_state_dict(
-        state,
+        tree,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
         group=group or find_group(),
         planner=planner,
@@ -127,10 +130,10 @@ def load(
 
     Args:
         path: where it is; see `save`.
-        like: a tree with a target for each leaf: a torch Tensor or DTensor (``meta`` device too), a
-            jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any Python value.
-            Only shape, dtype, device and sharding are read. None loads everything as NumPy arrays in
-            the saved containers.
+        like: a tree with a target for each leaf: a torch Tensor or DTensor (``meta`` device too),
+            a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any Python value.
+            Only shape, dtype, device and sharding are read. None loads everything as NumPy arrays
+            in the saved containers.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
@@ -213,7 +216,8 @@ def _load(
     from xckpt.storage.reader import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    load_state_dict(like, reader, group=group or find_group(), planner=planner)
+    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+    load_state_dict(tree, reader, group=group or find_group(), planner=planner)
 
 
 def _check_path(path: object, call: str) -> None:

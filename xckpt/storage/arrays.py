@@ -1,7 +1,7 @@
 """Opening one zarr array of a checkpoint with TensorStore, on metadata that we made ourselves.
 
-No zarr.json is read (``assume_metadata``): what a checkpoint holds there is compared elsewhere, never
-trusted. Missing chunks are errors and chunks of zeros are stored, so absence never means data.
+No zarr.json is read (``assume_metadata``): what a checkpoint holds there is compared elsewhere,
+never trusted. Missing chunks are errors and chunks of zeros are stored: absence never means data.
 """
 
 from __future__ import annotations

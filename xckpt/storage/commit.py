@@ -1,13 +1,13 @@
 """Carrying out a commit: the place that a save writes to, and the one step that makes it visible.
 
-`begin` looks at the path and opens a `Staging` by the rules of `xckpt.core.commit`; ranks write below
-`Staging.location`; `Staging.publish` takes the atomic step with the manifest, `Staging.abort` removes
-what was written. Only the coordinator does any of this.
+`begin` looks at the path and opens a `Staging` by the rules of `xckpt.core.commit`; ranks write
+below `Staging.location`; `Staging.publish` takes the atomic step with the manifest, `Staging.abort`
+removes what was written. Only the coordinator does any of this.
 
-1. Local files: staged in ``.NAME.saving-ID`` beside the path. Publishing writes the manifest into it,
-   syncs every folder upward, renames (or exchanges) it with the path, and syncs the parent.
-2. Elsewhere: staged in place behind a create-once claim, or in ``.generations/ID`` where a checkpoint
-   exists; publishing writes the manifest on the condition that nobody else has.
+1. Local files: staged in ``.NAME.saving-ID`` beside the path. Publishing writes the manifest into
+   it, syncs every folder upward, renames (or exchanges) it with the path, and syncs the parent.
+2. Elsewhere: staged in place behind a create-once claim, or in ``.generations/ID`` where a
+   checkpoint exists; publishing writes the manifest on the condition that nobody else has.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _AT_FDCWD = -100
 
 @contextlib.contextmanager
 def storage_errors(where: str) -> Iterator[None]:
-    """Turn what TensorStore and the operating system raise into a `StorageError` that says where."""
+    """Turn what TensorStore and the system raise into a `StorageError` that says where."""
     try:
         yield
     except XckptError:

@@ -1,7 +1,7 @@
 """Writing a checkpoint through TensorStore.
 
-On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is staged
-and which zarr arrays its items belong to. On every rank, `write_data`:
+On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is
+staged and which zarr arrays its items belong to. On every rank, `write_data`:
 
 1. Resolve an item to a NumPy view, within the memory budget.
 2. For each zarr chunk (or zarr shard) in it, in a thread: take the digest of each chunk from the
@@ -347,8 +347,8 @@ class _WriteTask:
                 u + n > b for u, n, b in zip(unit.offsets, unit.sizes, high, strict=True)
             ):
                 raise PlanError(
-                    f"{name}: {interval(box.offsets, box.sizes)} is to be written by this rank, but "
-                    f"shares a chunk with another; a planner must keep to the grid's chunks"
+                    f"{name}: {interval(box.offsets, box.sizes)} is to be written by this rank, "
+                    f"but shares a chunk with another; a planner must keep to the grid's chunks"
                 )
         pool.reserve(size)
         data = self._resolve(item)
