@@ -138,6 +138,16 @@ def test_the_default_device_takes_what_asks_for_none() -> None:
     assert not array.committed
 
 
+def test_a_struct_made_from_a_free_array_stays_free() -> None:
+    free = jnp.zeros(3)
+    like = jax.ShapeDtypeStruct(free.shape, free.dtype, sharding=free.sharding)
+    assert not loaded(like, np.ones(3)).committed
+    elsewhere = SingleDeviceSharding(jax.devices()[1])
+    array = loaded(jax.ShapeDtypeStruct((3,), jnp.float32, sharding=elsewhere), np.ones(3))
+    assert array.committed
+    assert array.sharding == elsewhere
+
+
 def test_an_array_is_as_free_as_its_target() -> None:
     free = jnp.zeros(3)
     bound = jax.device_put(np.zeros(3, np.float32), jax.devices()[2])

@@ -5,8 +5,8 @@
    with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
 4. ``finish_plan``: nothing by default.
-5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted box is
-   published when its last element has landed.
+5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
+   box is published when its last element has landed.
 """
 
 from __future__ import annotations
@@ -333,6 +333,10 @@ def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast:
             )
         elif dtype.startswith("complex") and not target.dtype.startswith("complex"):
             texts.append(f"dtype {dtype} in the checkpoint cannot be cast to {target.dtype}")
+    # Keys may be read as an array and the other way round, but not as keys of another kind.
+    wanted = getattr(target, "annotation", "")
+    if wanted and stored.annotation and wanted != stored.annotation:
+        texts.append(f"{stored.annotation} in the checkpoint, {wanted} wanted")
     return texts
 
 

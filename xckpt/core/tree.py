@@ -15,7 +15,7 @@ pytrees). Everything else is a leaf.
 from __future__ import annotations
 
 import keyword
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 
@@ -88,7 +88,9 @@ def _walk(node: object, keys: KeyPath, flat: FlatTree, problems: list[str]) -> N
 def _open(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
     """A container's kind and entries, or None for a leaf."""
     if isinstance(node, Mapping):
-        return "dict", list(node.items())
+        # A framework may have registered a mapping of its own (flax's FrozenDict, nnx.State).
+        registered = None if type(node) in (dict, OrderedDict) else frameworks.children(node)
+        return registered or ("dict", list(node.items()))
     if isinstance(node, list):
         return "list", list(enumerate(node))
     if isinstance(node, tuple):
@@ -188,16 +190,17 @@ def _rebuild(node: object, keys: KeyPath, replace: Callable[[str, object], objec
     container = _open(node)
     if container is None:
         return replace(join_keys(keys), node)
-    children = [(key, _rebuild(child, (*keys, key), replace)) for key, child in container[1]]
-    if isinstance(node, Mapping):
-        return type(node)(children) if type(node).__name__ == "OrderedDict" else dict(children)
-    if isinstance(node, list):
-        return [child for _, child in children]
+    kind, entries = container
+    children = [(key, _rebuild(child, (*keys, key), replace)) for key, child in entries]
+    values = [child for _, child in children]
+    if kind == "dict":
+        return OrderedDict(children) if isinstance(node, OrderedDict) else dict(children)
+    if kind == "list":
+        return values
     if isinstance(node, tuple):
-        values = [child for _, child in children]
-        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
+        return getattr(type(node), "_make", tuple)(values)
     for adapter in frameworks.adapters():
-        new = adapter.rebuild(node, [child for _, child in children])
+        new = adapter.rebuild(node, values)
         if new is not None:
             return new
     raise UnsupportedLeafError(
@@ -212,7 +215,7 @@ def assign(tree: object, leaves: Mapping[str, object]) -> object:
         The tree itself, unless its root is a tuple or a leaf.
 
     Raises:
-        UnsupportedLeafError: a leaf changes inside a container that is neither dict, list nor tuple.
+        UnsupportedLeafError: a leaf changes in a container that is no dict, list or tuple.
 
     Example:
         >>> tree = {"step": 1, "betas": (0.9, 0.99)}
@@ -239,7 +242,7 @@ def _assign(node: object, keys: KeyPath, leaves: Mapping[str, object]) -> object
         return node
     if isinstance(node, tuple):
         values = [changed.get(key, child) for key, child in container[1]]
-        return type(node)(*values) if hasattr(node, "_fields") else tuple(values)
+        return getattr(type(node), "_make", tuple)(values)
     raise UnsupportedLeafError(
         f"{join_keys(keys) or 'the root'}: a {type(node).__name__} cannot be changed in place; "
         f"use load, which returns a new one"

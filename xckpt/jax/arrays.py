@@ -30,6 +30,7 @@ from xckpt.jax.pytrees import children, rebuild
 from xckpt.jax.shardings import (
     LocalLayout,
     concrete,
+    default_sharding,
     everywhere_whole,
     local_layout,
     stored_sharding,
@@ -120,7 +121,8 @@ def describe(leaf: object, name: str) -> ArraySource | None:
 def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
     """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
 
-    Without a sharding the array goes to the default device, uncommitted. A deleted array will do.
+    Without a sharding the array goes to the default device. There it stays uncommitted, free to
+    follow others to their devices, unless ``like`` is a committed array. A deleted array will do.
 
     Raises:
         UnsupportedLeafError: loading in place, a tracer, a 64-bit dtype while 64-bit types are
@@ -151,7 +153,7 @@ def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
         dtype,
         sharding,
         local_layout(sharding, shape, name),
-        committed=_committed(like),
+        committed=_committed(like, sharding),
         weak_type=bool(getattr(like, "weak_type", False)),
         key=key,
     )
@@ -215,8 +217,12 @@ def _format_dtype(dtype: object, name: str) -> str:
     return known
 
 
-def _committed(like: jax.Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether the user has chosen the devices."""
+def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> bool:
+    """Whether the user has chosen the devices.
+
+    A struct on the default device alone says nothing: it is made from ``x.sharding`` just as well
+    where ``x`` is bound to no device, as step counters are.
+    """
     if isinstance(like, jax.ShapeDtypeStruct):
-        return like.sharding is not None
+        return sharding != default_sharding()
     return bool(getattr(like, "committed", getattr(like, "_committed", True)))

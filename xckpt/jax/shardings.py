@@ -22,6 +22,7 @@ __all__ = [
     "Device",
     "LocalLayout",
     "concrete",
+    "default_sharding",
     "everywhere_whole",
     "local_layout",
     "stored_sharding",
@@ -153,7 +154,7 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
         UnsupportedLeafError: there are no devices to take; names the leaf.
     """
     if sharding is None:
-        return SingleDeviceSharding(_default_device())
+        return default_sharding()
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
         mesh = getattr(jax.sharding, "get_mesh", lambda: None)()
         if mesh is None or mesh.abstract_mesh != sharding.mesh:
@@ -169,9 +170,9 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
     return sharding
 
 
-def _default_device() -> Device:
+def default_sharding() -> SingleDeviceSharding:
     """Where JAX puts an array that asks for no device."""
     chosen = getattr(jax.config, "jax_default_device", None)
-    if chosen is not None and not isinstance(chosen, str):
-        return chosen
-    return jax.local_devices(backend=chosen)[0]
+    if chosen is None or isinstance(chosen, str):
+        chosen = jax.local_devices(backend=chosen)[0]
+    return SingleDeviceSharding(chosen)
