@@ -1,0 +1,226 @@
+"""The torch group on real processes: subgroups, coordinators, failing and killed ranks."""
+
+from __future__ import annotations
+
+import datetime
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.torch.ranks import Ranks, die
+from xckpt.errors import RanksFailedError
+from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
+from xckpt.torch.group import TorchGroup, current_group
+
+
+def message(rank: int) -> bytes:
+    """Of another length for each rank, rank 1's empty, rank 3's a megabyte."""
+    return bytes([rank]) * [7, 0, 300, 1 << 20][rank]
+
+
+def exchange(group: Group) -> tuple[list[bytes] | None, bytes, bytes]:
+    """All that a group does, once."""
+    assert isinstance(group, Group)
+    gathered = group.gather(message(group.rank))
+    is_coordinator = group.rank == group.coordinator
+    scattered = group.scatter([message(r) for r in range(group.size)] if is_coordinator else None)
+    told = group.broadcast(b"done" if is_coordinator else None)
+    group.barrier()
+    return gathered, scattered, told
+
+
+def on_rank_exchange(rank: int, coordinator: int) -> tuple[list[bytes] | None, bytes, bytes]:
+    group = TorchGroup(coordinator_rank=coordinator)
+    assert (group.rank, group.size, group.coordinator) == (rank, 4, coordinator)
+    return exchange(group)
+
+
+@pytest.mark.parametrize("coordinator", range(4))
+def test_every_rank_can_coordinate(four_ranks: Ranks, coordinator: int) -> None:
+    answers = four_ranks.run(on_rank_exchange, coordinator)
+    for rank, (gathered, scattered, told) in enumerate(answers):
+        assert gathered == ([message(r) for r in range(4)] if rank == coordinator else None)
+        assert scattered == message(rank)
+        assert told == b"done"
+
+
+def on_rank_subgroup(rank: int, backend: str) -> tuple[int, list[bytes] | None, bytes, bytes]:
+    """Two groups at once, {3, 1} and {2, 0}; the coordinator is the second of each."""
+    pairs = [dist.new_group([3, 1], backend=backend), dist.new_group([2, 0], backend=backend)]
+    mine, other = (pairs[0], pairs[1]) if rank % 2 else (pairs[1], pairs[0])
+    assert isinstance(mine, dist.ProcessGroup)
+    with pytest.raises(ValueError, match="not part of"):
+        TorchGroup(other)  # pyright: ignore[reportArgumentType]  # it is torch's NON_GROUP_MEMBER
+    group = TorchGroup(mine, coordinator_rank=1)
+    assert group.rank == rank // 2
+    again = TorchGroup(mine)
+    assert exchange(again)[2] == b"done"
+    return group.rank, *exchange(group)
+
+
+# The second cannot send host memory, like nccl: a gloo group is made beside it.
+@pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
+def test_subgroups_count_ranks_for_themselves(four_ranks: Ranks, backend: str) -> None:
+    for rank, gathered, scattered, told in four_ranks.run(on_rank_subgroup, backend):
+        assert gathered == ([message(0), message(1)] if rank == 1 else None)
+        assert scattered == message(rank)
+        assert told == b"done"
+
+
+def on_rank_sees_its_own(rank: int) -> bool:
+    found = current_group()
+    return found is not None and found.rank == rank
+
+
+def test_the_current_group(four_ranks: Ranks) -> None:
+    assert current_group() is None
+    assert all(four_ranks.run(on_rank_sees_its_own))
+
+
+def test_no_group_without_torch_distributed() -> None:
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        TorchGroup()
+
+
+def on_rank_wrong_coordinator(rank: int) -> str:
+    with pytest.raises(ValueError, match="coordinator_rank") as caught:
+        TorchGroup(coordinator_rank=4)
+    return str(caught.value)
+
+
+def test_a_coordinator_that_is_not_there(four_ranks: Ranks) -> None:
+    for text in four_ranks.run(on_rank_wrong_coordinator):
+        assert "coordinator_rank 4" in text
+        assert "[0, 4)" in text
+
+
+def on_rank_fail(rank: int, step: str, failing: list[int]) -> tuple[str, list[int]]:
+    """One step in which some ranks raise, and then one in which none does."""
+    group = TorchGroup(coordinator_rank=2)
+
+    def local() -> bytes:
+        if rank in failing:
+            raise OSError(f"no space on {rank}")
+        return b"plan"
+
+    try:
+        if step == "reduce_scatter":
+            reduce_scatter(group, "plan", local, lambda plans: plans)
+        elif step == "all_reduce":
+            all_reduce(group, "plan", local, lambda _: b"")
+        elif step == "decide":
+            reduce_scatter(group, "plan", lambda: b"", lambda _: [local()] * 4)
+        else:
+            broadcast(group, "plan", local)
+    except RanksFailedError as error:
+        assert reduce_scatter(group, "next", lambda: b"x", lambda plans: plans) == b"x"
+        return str(error), [failure.rank for failure in error.failures]
+    return "", []
+
+
+@pytest.mark.parametrize(
+    "step, failing, named",
+    [
+        ("reduce_scatter", [1], [1]),
+        ("reduce_scatter", [0, 2], [0, 2]),
+        ("all_reduce", [3, 0], [0, 3]),
+        ("decide", [2], [2]),
+        ("broadcast", [2], [2]),
+    ],
+)
+def test_a_failing_rank_raises_on_all(
+    four_ranks: Ranks, step: str, failing: list[int], named: list[int]
+) -> None:
+    for text, ranks in four_ranks.run(on_rank_fail, step, failing):
+        assert ranks == named
+        assert "step 'plan'" in text
+        assert all(f"rank {rank}: OSError: no space on {rank}" in text for rank in named)
+
+
+def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], float, bool]:
+    """A rank is killed before, between or in the middle of the steps of a save."""
+    group = TorchGroup(coordinator_rank=0)
+    started = time.monotonic()
+
+    def local(step: str) -> bytes:
+        if rank == victim and step == when:
+            die()
+        # Long enough that nobody can wait for a message that is on its way already.
+        time.sleep(0.2 * rank)
+        return bytes(1 << 20)
+
+    def decide(step: str, plans: list[bytes]) -> list[bytes]:
+        if rank == victim and step == f"decide {when}":
+            die()
+        return plans
+
+    try:
+        reduce_scatter(group, "plan", lambda: local("plan"), lambda plans: decide("plan", plans))
+        all_reduce(group, "write", lambda: local("write"), lambda _: b"")
+    except RanksFailedError as error:
+        seconds = time.monotonic() - started
+        with pytest.raises(RanksFailedError):
+            group.barrier()  # at once, since nobody is there any more
+        return str(error), [f.rank for f in error.failures], seconds, True
+    return "", [], time.monotonic() - started, False
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim, when", [(2, "plan"), (1, "write"), (0, "plan"), (0, "write")])
+def test_a_killed_rank_is_noticed_at_once(victim: int, when: str) -> None:
+    with Ranks(3) as ranks:
+        answers = ranks.attempt(on_rank_loses, victim, when)
+    for rank, (ok, answer) in enumerate(answers):
+        if rank == victim:
+            assert (ok, answer) == (False, "ended with code -9")
+            continue
+        assert ok, answer
+        text, lost, seconds, raised = answer
+        assert raised
+        assert lost == [victim]
+        assert text.startswith("lost contact with 1 rank")
+        assert f"rank {victim}: " in text
+        assert "killed" in text
+        assert seconds < 10
+
+
+def on_rank_is_silent(rank: int) -> tuple[str, float]:
+    """Rank 1 lives, but does not take part."""
+    patient = dist.new_group(timeout=datetime.timedelta(seconds=1))
+    assert isinstance(patient, dist.ProcessGroup)
+    started = time.monotonic()
+    if rank == 1:
+        time.sleep(3)
+        return "", 0
+    try:
+        TorchGroup(patient).barrier()
+    except RanksFailedError as error:
+        return str(error), time.monotonic() - started
+    return "no error", 0
+
+
+@pytest.mark.long
+def test_a_silent_rank_is_waited_for_as_long_as_the_process_group_says() -> None:
+    with Ranks(2) as ranks:
+        (text, seconds), _ = ranks.run(on_rank_is_silent)
+    assert "timeout" in text
+    assert 0.9 < seconds < 2.5
+
+
+def on_rank_beside_others(rank: int) -> tuple[list[bytes] | None, int]:
+    """The user's own messages are under way on the same process group."""
+    group = TorchGroup()
+    theirs = torch.full((1,), 42 if rank == 1 else -1)
+    work = {0: lambda: dist.irecv(theirs, src=1), 1: lambda: dist.isend(theirs, dst=0)}.get(rank)
+    started = work() if work else None
+    gathered = group.gather(b"plan")
+    if started is not None:
+        started.wait()
+    return gathered, int(theirs)
+
+
+def test_messages_are_not_mixed_with_the_users(four_ranks: Ranks) -> None:
+    answers = four_ranks.run(on_rank_beside_others)
+    assert answers == [([b"plan"] * 4, 42), (None, 42), (None, -1), (None, -1)]
