@@ -52,7 +52,8 @@ NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
     | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
-    | {"load", "load_into", "open", "save"},
+    | {"load", "load_into", "open", "save"}
+    | {"Checkpoint", "StoredArray"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,

@@ -9,6 +9,8 @@ In between lie plain zarr chunks that any zarr reader opens. See `save`, `load`,
 and the errors.
 """
 
+from typing import TYPE_CHECKING
+
 from xckpt.api import load, load_into, open, save
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
@@ -32,9 +34,13 @@ from xckpt.errors import (
 )
 from xckpt.options import LoadOptions, Progress, SaveOptions
 
+if TYPE_CHECKING:
+    from xckpt.storage.checkpoint import Checkpoint, StoredArray
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
@@ -49,6 +55,7 @@ __all__ = [
     "RanksFailedError",
     "SaveOptions",
     "StorageError",
+    "StoredArray",
     "TensorProperties",
     "TreeMismatchError",
     "UnsupportedLeafError",
@@ -60,3 +67,12 @@ __all__ = [
     "open",
     "save",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load the types of an open checkpoint, and TensorStore with them, when somebody names them."""
+    if name in ("Checkpoint", "StoredArray"):
+        from xckpt.storage import checkpoint
+
+        return getattr(checkpoint, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xckpt.core.grid import GridOptions
 from xckpt.core.leaves import register_adapter
@@ -125,7 +125,7 @@ def load(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-) -> object:
+) -> Any:
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:

@@ -38,6 +38,12 @@ from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
 
 __all__ = ["load_state_dict", "save_state_dict"]
 
+PLAN_SAVE = "plan the save; nothing was committed"
+WRITE = "write or commit; nothing was committed"
+FIND = "read the manifest; nothing was loaded"
+PLAN_LOAD = "plan the load; nothing was loaded"
+READ = "read; targets may be partly filled"
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -97,7 +103,7 @@ def _save(
         decided.append(metadata)
         return [codec.encode(plan) for plan in global_plans]
 
-    share = codec.decode(reduce_scatter(group, "plan", plan_locally, plan_globally))
+    share = codec.decode(reduce_scatter(group, PLAN_SAVE, plan_locally, plan_globally))
 
     def write() -> bytes:
         return _encode(writer.write_data(planner.finish_plan(share), planner))
@@ -105,7 +111,7 @@ def _save(
     def commit(results: list[bytes]) -> bytes:
         return writer.finish(decided[0], [_decode(result) for result in results])
 
-    return writer.committed_metadata(all_reduce(group, "write", write, commit))
+    return writer.committed_metadata(all_reduce(group, WRITE, write, commit))
 
 
 def load_state_dict(
@@ -131,11 +137,11 @@ def load_state_dict(
         XckptError: the failure itself, in a group of one.
     """
     is_coordinator = group.rank == group.coordinator
-    manifest = broadcast(group, "read the manifest", storage_reader.read_metadata)
+    manifest = broadcast(group, FIND, storage_reader.read_metadata)
     found: list[Metadata] = []
 
     def plan_locally() -> bytes:
-        metadata = storage_reader.set_up_storage_reader(manifest, is_coordinator)
+        metadata = storage_reader.set_up_storage_reader(manifest, group.size)
         found.append(metadata)
         planner.set_up_planner(state_dict, metadata, is_coordinator)
         return encode_load_plan(storage_reader.prepare_local_plan(planner.create_local_plan()))
@@ -145,11 +151,19 @@ def load_state_dict(
         global_plans = storage_reader.prepare_global_plan(planner.create_global_plan(local_plans))
         return [encode_load_plan(plan) for plan in global_plans]
 
-    share = decode_load_plan(reduce_scatter(group, "plan", plan_locally, plan_globally))
+    try:
+        share = decode_load_plan(reduce_scatter(group, PLAN_LOAD, plan_locally, plan_globally))
+    except BaseException:
+        storage_reader.close()
+        raise
 
     def read() -> bytes:
-        storage_reader.read_data(planner.finish_plan(share), planner)
+        try:
+            storage_reader.read_data(planner.finish_plan(share), planner)
+        finally:
+            # Before the gather: a peer on this host may be waiting for a chunk from this rank.
+            storage_reader.close()
         return b""
 
-    all_reduce(group, "read", read, lambda _: b"")
+    all_reduce(group, READ, read, lambda _: b"")
     return found[0]

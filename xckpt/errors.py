@@ -127,9 +127,10 @@ class RanksFailedError(XckptError, RuntimeError):
     """At least one rank failed; raised on every rank with all the failures.
 
     Example:
-        >>> error = RanksFailedError.of("write", [RankFailure(3, "StorageError", "disk full")])
+        >>> step = "write; nothing was committed"
+        >>> error = RanksFailedError.of(step, [RankFailure(3, "StorageError", "disk full")])
         >>> print(error)
-        1 rank failed in step 'write'; nothing was committed
+        1 rank failed to write; nothing was committed
           - rank 3: StorageError: disk full
         >>> error.failures[0].rank
         3
@@ -139,11 +140,11 @@ class RanksFailedError(XckptError, RuntimeError):
 
     @classmethod
     def of(cls, step: str, failures: Iterable[RankFailure]) -> RanksFailedError:
-        """The error for the ranks that failed in ``step``."""
+        """The error for the ranks that failed to ``step``, which also says what follows."""
         failures = tuple(failures)
         ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
         error = cls.listing(
-            f"{ranks} failed in step {step!r}; nothing was committed",
+            f"{ranks} failed to {step}",
             [f"rank {f.rank}: {f.kind}: {f.message}" for f in failures],
         )
         error.failures = failures

@@ -72,6 +72,9 @@ class LoadOptions:
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes of scratch memory at a time; a single chunk above it goes alone."""
     memory_map: bool = True
-    """Read local files through memory maps, which saves a copy; turn it off on network file systems."""
+    """Read local files through memory maps, which saves a copy; turn it off on network file
+    systems."""
+    share_reads: bool = True
+    """Ranks of one host read each chunk once and share it through memory."""
     progress: Callable[[Progress], None] | None = None
     """Called with this rank's progress, from worker threads, one call at a time."""

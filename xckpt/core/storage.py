@@ -18,7 +18,7 @@ class StorageWriter(Protocol):
     """Writes a checkpoint. One writer serves one save at a time."""
 
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Every rank, first. The coordinator looks at the target and reserves a place to write to."""
+        """Every rank, first. The coordinator looks at the target and reserves a place there."""
         ...
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
@@ -56,8 +56,8 @@ class StorageReader(Protocol):
         """The coordinator: the checkpoint's manifest, as it is sent to every rank."""
         ...
 
-    def set_up_storage_reader(self, manifest: bytes, is_coordinator: bool) -> Metadata:
-        """Every rank: take the manifest that the coordinator read."""
+    def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
+        """Every rank: take the manifest that the coordinator read; ``ranks`` load together."""
         ...
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -70,4 +70,8 @@ class StorageReader(Protocol):
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Every rank: read and verify the plan's items."""
+        ...
+
+    def close(self) -> None:
+        """Every rank, last, also after a failure: let go of what a peer might wait for."""
         ...

@@ -1,7 +1,7 @@
 """An open checkpoint: look at it, slice it, verify it, without loading it.
 
-`Checkpoint` is a mapping from leaf name to `StoredArray` or Python value. Slicing a stored array reads
-and verifies the chunks that the slice touches, and no others.
+`Checkpoint` is a mapping from leaf name to `StoredArray` or Python value. Slicing a stored array
+reads and verifies the chunks that the slice touches, and no others.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +26,13 @@ from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_value
 from xckpt.errors import CorruptCheckpointError, XckptError
 from xckpt.options import LoadOptions, Progress
+from xckpt.storage.chunks import ChunkSource
 from xckpt.storage.pool import Pool, ProgressCounter
-from xckpt.storage.reader import ChunkSource, ZarrStorageReader
+from xckpt.storage.reader import ZarrStorageReader
 
 __all__ = ["Checkpoint", "StoredArray"]
 
-Index = int | slice | type(Ellipsis)
+Index = int | slice | EllipsisType
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _expanded(index: tuple[Index, ...], rank: int) -> list[int | slice]:
     if len(ellipses) > 1:
         raise IndexError("an index can have one ellipsis")
     at = ellipses[0] if ellipses else len(index)
-    given = [key for key in index if key is not Ellipsis]
+    given = [key for key in index if not isinstance(key, EllipsisType)]
     if len(given) > rank:
         raise IndexError(f"too many indices: {len(given)} for {rank} dimensions")
     missing = [slice(None)] * (rank - len(given))
@@ -157,7 +159,7 @@ def _expanded(index: tuple[Index, ...], rank: int) -> list[int | slice]:
                 raise IndexError("slices with a negative step are not supported")
         elif not isinstance(key, int | np.integer):
             raise IndexError(f"index with ints, slices and ..., not {type(key).__name__}")
-    return [key if isinstance(key, slice) else int(key) for key in full]  # type: ignore[arg-type]
+    return [key if isinstance(key, slice) else int(key) for key in full]
 
 
 def _normalised(index: Index | tuple[Index, ...], shape: tuple[int, ...], name: str) -> list[slice]:
@@ -191,7 +193,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         reader = ZarrStorageReader(path, options=options)
-        self.metadata: Metadata = reader.set_up_storage_reader(reader.read_metadata(), True)
+        self.metadata: Metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
         """What the checkpoint says about its leaves."""
         assert reader.source is not None
         self.location = reader.location

@@ -56,6 +56,13 @@ class Pool:
             self._used -= min(size, self.budget)
             self._freed.notify_all()
 
+    def fail(self, error: BaseException) -> None:
+        """Note a failure, in a task or elsewhere: nothing new is started."""
+        with self._freed:
+            if self._failure is None:
+                self._failure = error
+            self._freed.notify_all()
+
     def submit(self, task: Callable[[], None]) -> Future[None]:
         """Run a task in a thread, unless one has failed already."""
         return self._executor.submit(self._run, task)
@@ -66,10 +73,7 @@ class Pool:
         try:
             task()
         except BaseException as error:
-            with self._freed:
-                if self._failure is None:
-                    self._failure = error
-                self._freed.notify_all()
+            self.fail(error)
 
     def __enter__(self) -> Pool:
         return self

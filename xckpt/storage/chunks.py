@@ -1,0 +1,167 @@
+"""The chunks of a checkpoint: read one by one, each verified against its digest.
+
+Before the first chunk of an array is read (`ChunkSource.prepare`), its zarr.json is compared with
+what the manifest implies and the digests of its chunks are fetched. The digest of a chunk is taken
+at its destination, so it also catches a chunk swapped with another, or one of an earlier save.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.core.boxes import interval
+from xckpt.core.manifest import Manifest, ZarrArray, arrays
+from xckpt.core.zarr_json import documents
+from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.arrays import open_array
+from xckpt.storage.commit import DIGESTS
+from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
+from xckpt.storage.location import Location, open_store
+
+__all__ = ["ArrayKey", "ChunkSource"]
+
+Shape = tuple[int, ...]
+ArrayKey = tuple[str, int]
+"""(leaf name, number of the array among the leaf's)."""
+
+
+@dataclass(slots=True)
+class ChunkSource:
+    """Chunks of a checkpoint's arrays, opened lazily and verified when read."""
+
+    root: Location
+    manifest: Manifest
+    mapped: bool
+    bytes_read: int = 0
+    """Bytes of chunks read so far."""
+    _arrays: dict[ArrayKey, ZarrArray] = field(default_factory=dict)
+    _opened: dict[ArrayKey, ts.TensorStore] = field(default_factory=dict)
+    _digests: dict[ArrayKey, bytes] = field(default_factory=dict)
+    _documents: dict[str, bytes] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._arrays = {(array.leaf, array.number): array for array in arrays(self.manifest)}
+        self._documents = dict(documents(self.manifest))
+
+    @property
+    def total_digests(self) -> int:
+        """Number of chunks in the whole checkpoint."""
+        return sum(array.count for array in self._arrays.values())
+
+    def array(self, key: ArrayKey) -> ZarrArray:
+        """The array ``(leaf name, number)``."""
+        return self._arrays[key]
+
+    def prepare(self, keys: Iterable[ArrayKey], *, check_documents: bool = True) -> None:
+        """Open arrays: check their zarr.json against the manifest and fetch their digests.
+
+        Raises:
+            CorruptCheckpointError: some zarr.json or the digest file was altered; all are listed.
+        """
+        new = [key for key in dict.fromkeys(keys) if key not in self._opened]
+        if not new:
+            return
+        store = open_store(self.root, mapped=False)
+        chosen = [self._arrays[key] for key in new]
+        names = [f"{array.path}/zarr.json" for array in chosen] if check_documents else []
+        problems = _altered(store, names, self._documents)
+        if problems:
+            raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
+        self._fetch_digests(store, chosen)
+        for key, array in zip(new, chosen, strict=True):
+            self._opened[key] = open_array(
+                self.root, array, self.manifest.codecs, mapped=self.mapped
+            )
+
+    def _fetch_digests(self, store: ts.KvStore, chosen: Sequence[ZarrArray]) -> None:
+        futures = []
+        for array in chosen:
+            start = array.first * DIGEST_BYTES
+            stop = start + array.count * DIGEST_BYTES
+            where = slice(start, stop)
+            futures.append(store.read(DIGESTS, byte_range=where) if stop > start else None)
+        for array, future in zip(chosen, futures, strict=True):
+            try:
+                found = future.result().value if future else b""
+            except ValueError as error:
+                raise CorruptCheckpointError(
+                    f"{self.root}: {DIGESTS} is too short for {array.leaf}; it was truncated"
+                ) from error
+            if len(found) != array.count * DIGEST_BYTES:
+                raise CorruptCheckpointError(
+                    f"{self.root}: {DIGESTS} is missing or too short for {array.leaf}"
+                )
+            self._digests[array.leaf, array.number] = found
+
+    def altered_documents(self) -> list[str]:
+        """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
+        return _altered(open_store(self.root), list(self._documents), self._documents)
+
+    def digest_file_problem(self) -> str:
+        """What is wrong with the digest file as a whole; empty if nothing."""
+        found = open_store(self.root).read(DIGESTS).result()
+        if found.state != "value":
+            return f"{DIGESTS}: missing"
+        if digest_bytes(found.value).hex() != self.manifest.digests:
+            return f"{DIGESTS}: altered"
+        return ""
+
+    def read(
+        self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], into: NDArray[np.generic]
+    ) -> None:
+        """Read chunk ``number``, whose box is ``cell``, into C-contiguous memory and verify it.
+
+        Raises:
+            CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+        """
+        array = self._arrays[key]
+        offsets, sizes = cell
+        region = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+        try:
+            destination = ts.array(into, copy=False, write=True)
+            destination.write(self._opened[key][region]).result()
+        except ValueError as error:
+            raise self._chunk_error(array, cell, _reason(error)) from error
+        expected = self._digests[key][number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+        if digest_array(into) != expected:
+            raise self._chunk_error(array, cell, "its digest differs from the one saved")
+        with self._lock:
+            self.bytes_read += into.nbytes
+
+    def _chunk_error(
+        self, array: ZarrArray, cell: tuple[Shape, Shape], reason: str
+    ) -> CorruptCheckpointError:
+        offsets = [a + b for a, b in zip(cell[0], array.offset, strict=True)]
+        return CorruptCheckpointError(
+            f"{array.leaf or 'the root'}: {interval(offsets, cell[1])} in "
+            f"{self.root.child(array.path)}: {reason}; restore it from a copy of the checkpoint"
+        )
+
+
+def _reason(error: ValueError) -> str:
+    text = str(error)
+    if "NOT_FOUND" in text:
+        return "the chunk is missing"
+    if "FAILED_PRECONDITION" in text or "DATA_LOSS" in text or "OUT_OF_RANGE" in text:
+        return f"the chunk is truncated or damaged ({text[:200]})"
+    return text[:400]
+
+
+def _altered(store: ts.KvStore, keys: Sequence[str], expected: Mapping[str, bytes]) -> list[str]:
+    """A line for each document that is not, byte for byte, what is expected."""
+    futures = [store.read(key) for key in keys]
+    problems: list[str] = []
+    for key, future in zip(keys, futures, strict=True):
+        found = future.result()
+        if found.state != "value":
+            problems.append(f"{key}: missing")
+        elif found.value != expected[key]:
+            problems.append(f"{key}: edited; it is not the one that was saved")
+    return problems

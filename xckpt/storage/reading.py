@@ -1,0 +1,246 @@
+"""Carrying out one rank's reads: every chunk once, straight to where it is wanted if possible.
+
+1. `ChunkWishes` splits all read items into chunks: which parts of which chunks does whom want.
+2. A chunk that fills a contiguous part of one destination is read straight into it. Any other is
+   read into scratch memory and copied to everyone who wants a part.
+3. With an `Exchange`, chunks that other ranks of the host want too are read into shared memory by
+   one rank and delivered by each.
+4. An item is committed when its last element has landed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core import leaves as frameworks
+from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.grid import cells
+from xckpt.core.load_planner import LoadPlanner
+from xckpt.core.plan import ReadItem
+from xckpt.core.sharing import Publication, SharedReads
+from xckpt.errors import PlanError
+from xckpt.options import LoadOptions
+from xckpt.storage.chunks import ArrayKey, ChunkSource
+from xckpt.storage.exchange import Exchange
+from xckpt.storage.pool import Pool, ProgressCounter
+
+__all__ = ["ChunkReads", "ChunkWishes", "WantedChunk"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A part of a chunk that an item wants."""
+
+    item: int
+    """Number of the item."""
+    source: tuple[slice, ...]
+    """Where the part is in the chunk."""
+    destination: tuple[slice, ...]
+    """Where it goes in the item's destination."""
+    elements: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantedChunk:
+    """A chunk and everything that is wanted of it."""
+
+    array: ArrayKey
+    number: int
+    """Its number in the array, C order."""
+    offsets: Shape
+    """Its first element in the array."""
+    sizes: Shape
+    """Its elements inside the array."""
+    dtype: np.dtype[np.generic]
+    wishes: list[Wish]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return prod(self.sizes) * self.dtype.itemsize
+
+
+class ChunkWishes:
+    """What a rank's items want, by chunk; chunks are numbered as their digests are."""
+
+    def __init__(self, source: ChunkSource, items: Sequence[ReadItem]) -> None:
+        self.items = items
+        self.chunks: dict[int, WantedChunk] = {}
+        for number, item in enumerate(items):
+            self._add(source, number, item)
+
+    def _add(self, source: ChunkSource, item_number: int, item: ReadItem) -> None:
+        key = (item.storage_index.fqn, item.storage_index.index or 0)
+        array = source.array(key)
+        low = item.storage_offsets
+        high = tuple(a + n for a, n in zip(low, item.lengths, strict=True))
+        numbers, boxes = cells(low, high, array.shape, array.chunk)
+        dtype = numpy_dtype(array.dtype)
+        for number, cell in zip(numbers.tolist(), boxes, strict=True):
+            parts = [
+                (max(a, o), min(b, o + n), o, a)
+                for a, b, o, n in zip(low, high, cell.offsets, cell.sizes, strict=True)
+            ]
+            wish = Wish(
+                item_number,
+                tuple(slice(start - o, stop - o) for start, stop, o, _ in parts),
+                tuple(slice(start - a, stop - a) for start, stop, _, a in parts),
+                prod(stop - start for start, stop, _, _ in parts),
+            )
+            chunk = self.chunks.get(array.first + number)
+            if chunk is None:
+                chunk = WantedChunk(key, number, cell.offsets, cell.sizes, dtype, [])
+                self.chunks[array.first + number] = chunk
+            chunk.wishes.append(wish)
+
+    @property
+    def arrays(self) -> list[ArrayKey]:
+        """The arrays that are read."""
+        return list(dict.fromkeys(chunk.array for chunk in self.chunks.values()))
+
+
+@dataclass(slots=True)
+class _Destination:
+    """Where an item's elements go, resolved when its first chunk comes."""
+
+    item: ReadItem
+    missing: int
+    resolved: object = None
+    host: NDArray[np.generic] | None = None
+
+
+class ChunkReads:
+    """The reads of one rank."""
+
+    def __init__(
+        self, source: ChunkSource, wishes: ChunkWishes, planner: LoadPlanner, options: LoadOptions
+    ) -> None:
+        self.source = source
+        self.chunks = wishes.chunks
+        self.planner = planner
+        self.options = options
+        self.destinations = [_Destination(item, prod(item.lengths)) for item in wishes.items]
+        self.lock = threading.Lock()
+        total = sum(chunk.nbytes for chunk in self.chunks.values())
+        self.progress = ProgressCounter(total, options.progress)
+
+    def run(self, share: SharedReads, exchange: Exchange | None) -> None:
+        """Read everything, in threads; chunks of other ranks come through the exchange."""
+        published = {publication.chunk for publication in share.publish}
+        taken = set(share.taken) & set(self.chunks)
+        with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
+            if exchange is not None:
+                exchange.start(
+                    share,
+                    slot_bytes=max((self.chunks[n].nbytes for n in published), default=0),
+                    budget=self.options.memory_bytes,
+                    take=self._take,
+                    on_failure=pool.fail,
+                )
+                for publication in share.publish:
+                    pool.submit(partial(self._publish, publication, exchange))
+            for number, chunk in self.chunks.items():
+                if number not in published and number not in taken:
+                    if pool.failed:
+                        break
+                    pool.reserve(chunk.nbytes)
+                    pool.submit(partial(self._read_reserved, chunk, pool))
+        if exchange is not None:
+            exchange.finish()
+
+    def _read_reserved(self, chunk: WantedChunk, pool: Pool) -> None:
+        try:
+            self._read(chunk)
+        finally:
+            pool.release(chunk.nbytes)
+
+    def _read(self, chunk: WantedChunk) -> None:
+        direct = self._direct(chunk)
+        into = np.empty(chunk.sizes, chunk.dtype) if direct is None else direct
+        self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), into)
+        if direct is None:
+            self._deliver(chunk, into)
+        else:
+            self._landed(chunk.wishes[0])
+        self.progress.add(chunk.nbytes)
+
+    def _publish(self, publication: Publication, exchange: Exchange) -> None:
+        """Read a chunk into shared memory, for this rank and for others."""
+        chunk = self.chunks[publication.chunk]
+        slot, memory = exchange.slot(chunk.nbytes)
+        data = memory.view(chunk.dtype).reshape(chunk.sizes)
+        self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), data)
+        exchange.publish(publication.chunk, slot, publication.takers)
+        self._deliver(chunk, data)
+        exchange.let_go(slot)
+        self.progress.add(chunk.nbytes)
+
+    def _take(self, number: int, memory: NDArray[np.uint8]) -> None:
+        """Copy what is wanted out of a chunk that another rank has read and verified."""
+        chunk = self.chunks.get(number)
+        if chunk is not None:
+            data = memory[: chunk.nbytes].view(chunk.dtype).reshape(chunk.sizes)
+            self._deliver(chunk, data)
+            self.progress.add(chunk.nbytes)
+
+    def _deliver(self, chunk: WantedChunk, data: NDArray[np.generic]) -> None:
+        for wish in chunk.wishes:
+            host = self._host(wish.item)
+            part = host[wish.destination] if wish.destination else host
+            np.copyto(part, data[wish.source], casting="unsafe")
+            self._landed(wish)
+
+    def _direct(self, chunk: WantedChunk) -> NDArray[np.generic] | None:
+        """The destination itself, if the chunk can be read straight into it."""
+        wish = chunk.wishes[0]
+        if len(chunk.wishes) != 1 or wish.elements != prod(chunk.sizes):
+            return None
+        host = self._host(wish.item)
+        part = host[wish.destination] if wish.destination else host
+        suits = part.flags.c_contiguous and part.flags.aligned and part.flags.writeable
+        return part if suits and part.dtype == chunk.dtype else None
+
+    def _host(self, number: int) -> NDArray[np.generic]:
+        """An item's destination as host memory, resolved once."""
+        destination = self.destinations[number]
+        with self.lock:
+            if destination.host is None:
+                destination.resolved = self.planner.resolve_tensor(destination.item)
+                destination.host = self._host_memory(destination)
+            return destination.host
+
+    def _host_memory(self, destination: _Destination) -> NDArray[np.generic]:
+        item = destination.item
+        host = frameworks.to_writable_numpy(destination.resolved)
+        if host is None:
+            key = (item.storage_index.fqn, item.storage_index.index or 0)
+            host = np.empty(item.lengths, numpy_dtype(self.source.array(key).dtype))
+        if host.shape != tuple(item.lengths) or dtype_name(host.dtype) is None:
+            raise PlanError(
+                f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
+                f"{host.dtype} of shape {host.shape}"
+            )
+        return host
+
+    def _landed(self, wish: Wish) -> None:
+        """Count what has arrived; commit the item with its last element."""
+        destination = self.destinations[wish.item]
+        with self.lock:
+            destination.missing -= wish.elements
+            done = destination.missing == 0
+        if done:
+            host, resolved = destination.host, destination.resolved
+            assert host is not None
+            if frameworks.to_writable_numpy(resolved) is None:
+                frameworks.copy_into(resolved, host)
+            self.planner.commit_tensor(destination.item, resolved)
+            destination.host = destination.resolved = None
