@@ -74,11 +74,17 @@ DTYPES = st.sampled_from(
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, shape: tuple[int, ...] | None = None, dtype: str | None = None):
-    """Any distribution of a tensor of up to three dimensions."""
+def cases(
+    draw: st.DrawFn,
+    *,
+    shape: tuple[int, ...] | None = None,
+    dtype: str | None = None,
+    meshes: list[str] | None = None,
+) -> Case:
+    """Any distribution of a tensor of up to three dimensions, or of the one given."""
     if shape is None:
         shape = tuple(draw(st.lists(SIZES, max_size=3)))
-    mesh = draw(st.sampled_from(sorted(MESHES)))
+    mesh = draw(st.sampled_from(meshes or sorted(MESHES)))
     axes = np.array(MESHES[mesh]).ndim
     dims = st.none() if not shape else st.none() | st.integers(0, len(shape) - 1)
     placements = tuple(draw(st.lists(dims, min_size=axes, max_size=axes)))
