@@ -11,8 +11,9 @@ over them and touches no data. What a planner asks:
 `cover_fault` compresses coordinates: the distinct boundaries of each dimension cut the tensor into
 cells that a box holds wholly or not at all. Counting how many boxes hold each cell is a
 d-dimensional difference array: add +-1 at the 2^d corners of each box, then sum along every axis.
-Where the cells would be too many (boxes with unrelated boundaries in several dimensions), the
-dimension with the most boundaries is cut into slabs first and each slab is checked on its own.
+Where the cells would be too many (boxes with unrelated boundaries in several dimensions), or the
+corners, the tensor is halved along the dimension with the most boundaries and each half is checked
+on its own.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import overload
 
 import numpy as np
@@ -33,6 +35,9 @@ Int64s = NDArray[np.int64]
 
 MAX_CELLS = 1 << 22
 """Most cells that one difference array may have (an int32 each)."""
+
+MAX_CUT_DIMENSIONS = 6
+"""Most dimensions with several cells at once: n of them give a box 2^n corners."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,24 +215,22 @@ def cover_fault(shape: Sequence[int], boxes: Boxes) -> CoverFault | None:
         ('overlap', '[2, 3) x [0, 2)', (0, 1))
     """
     extent = np.array(shape, dtype=np.int64)
-    held = np.flatnonzero(boxes.elements > 0)
+    held = np.flatnonzero((boxes.sizes > 0).all(axis=1))
     outside = held[((boxes.offsets[held] < 0) | (boxes.ends[held] > extent[None, :])).any(axis=1)]
     if len(outside):
         index = int(outside[0])
         return CoverFault("outside", boxes[index], (index,))
-    full = boxes.take(held)
-    total = int(np.prod(extent, dtype=object)) if len(extent) else 1
-    fault = _cover_fault_in(np.zeros_like(extent), extent, full, total)
+    fault = _cover_fault_in(np.zeros_like(extent), extent, boxes.take(held))
     if fault is None:
         return None
     return CoverFault(fault.kind, fault.box, tuple(int(held[i]) for i in fault.holders))
 
 
-def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes, total: int) -> CoverFault | None:
+def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes) -> CoverFault | None:
     """`cover_fault` within ``[low, high)``, for non-empty boxes that lie inside it."""
-    if total == 0:
+    if (low >= high).any():
         return None
-    if len(boxes) == 1 and int(boxes.elements[0]) == total:
+    if len(boxes) == 1 and np.array_equal(boxes.sizes[0], high - low):
         return None
     cuts = [
         np.unique(
@@ -236,8 +239,9 @@ def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes, total: int) -> Cove
         for d in range(len(low))
     ]
     cells = [len(cut) - 1 for cut in cuts]
-    if np.prod(cells, dtype=object) > MAX_CELLS:
-        return _cover_fault_by_slabs(low, high, boxes, cuts)
+    several = [n for n in cells if n > 1]
+    if prod(n + 1 for n in several) > MAX_CELLS or len(several) > MAX_CUT_DIMENSIONS:
+        return _cover_fault_by_halves(low, high, boxes, cuts)
     wrong = np.argwhere(_counts(boxes, cuts, cells) != 1)
     if len(wrong) == 0:
         return None
@@ -251,33 +255,39 @@ def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes, total: int) -> Cove
 
 
 def _counts(boxes: Boxes, cuts: Sequence[Int64s], cells: Sequence[int]) -> NDArray[np.int32]:
-    """How many boxes hold each cell: a difference array, summed along every axis."""
-    if len(boxes) == 0:
-        return np.zeros(cells, np.int32)
-    starts = [np.searchsorted(cut, boxes.offsets[:, d]) for d, cut in enumerate(cuts)]
-    stops = [np.searchsorted(cut, boxes.ends[:, d]) for d, cut in enumerate(cuts)]
-    counts = np.zeros([n + 1 for n in cells], np.int32)
-    for corner in product((0, 1), repeat=len(cells)):
-        where = tuple(stops[d] if side else starts[d] for d, side in enumerate(corner))
+    """How many boxes hold each cell: a difference array, summed along every axis.
+
+    A dimension that is one cell takes no part: every box spans it.
+    """
+    axes = [d for d, n in enumerate(cells) if n > 1]
+    if len(boxes) == 0 or not axes:
+        return np.full(cells, len(boxes), np.int32)
+    starts = [np.searchsorted(cuts[d], boxes.offsets[:, d]) for d in axes]
+    stops = [np.searchsorted(cuts[d], boxes.ends[:, d]) for d in axes]
+    counts = np.zeros([cells[d] + 1 for d in axes], np.int32)
+    for corner in product((0, 1), repeat=len(axes)):
+        where = tuple(stops[k] if side else starts[k] for k, side in enumerate(corner))
         np.add.at(counts, where, -1 if sum(corner) % 2 else 1)
     for axis in range(counts.ndim):
         np.cumsum(counts, axis=axis, out=counts)
-    return counts[tuple(slice(0, n) for n in cells)]
+    return counts[tuple(slice(0, cells[d]) for d in axes)].reshape(cells)
 
 
-def _cover_fault_by_slabs(
+def _cover_fault_by_halves(
     low: Int64s, high: Int64s, boxes: Boxes, cuts: Sequence[Int64s]
 ) -> CoverFault | None:
-    """`_cover_fault_in`, one slab between neighbouring cuts of the busiest dimension at a time."""
+    """`_cover_fault_in`, on each side of the middle cut of the dimension with the most cuts."""
     axis = int(np.argmax([len(cut) for cut in cuts]))
-    for start, stop in zip(cuts[axis][:-1], cuts[axis][1:], strict=True):
-        meets = np.flatnonzero((boxes.offsets[:, axis] <= start) & (boxes.ends[:, axis] >= stop))
-        slab = boxes.take(meets)
-        slab.offsets[:, axis], slab.sizes[:, axis] = start, stop - start
-        slab_low, slab_high = low.copy(), high.copy()
-        slab_low[axis], slab_high[axis] = start, stop
-        total = int(np.prod(slab_high - slab_low, dtype=object))
-        fault = _cover_fault_in(slab_low, slab_high, slab, total)
+    middle = cuts[axis][len(cuts[axis]) // 2]
+    for start, stop in ((low[axis], middle), (middle, high[axis])):
+        meets = np.flatnonzero((boxes.offsets[:, axis] < stop) & (boxes.ends[:, axis] > start))
+        part = boxes.take(meets)
+        ends = np.minimum(part.ends[:, axis], stop)
+        part.offsets[:, axis] = np.maximum(part.offsets[:, axis], start)
+        part.sizes[:, axis] = ends - part.offsets[:, axis]
+        part_low, part_high = low.copy(), high.copy()
+        part_low[axis], part_high[axis] = start, stop
+        fault = _cover_fault_in(part_low, part_high, part)
         if fault is not None:
             holders = tuple(int(meets[i]) for i in fault.holders)
             return CoverFault(fault.kind, fault.box, holders)
