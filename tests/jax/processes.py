@@ -78,7 +78,7 @@ def main() -> None:
 
     address, processes = os.environ["XCKPT_TEST_JOB"].split(",")
     number = int(os.environ["XCKPT_TEST_PROCESS"])
-    jax.distributed.initialize(address, int(processes), number, shutdown_timeout_seconds=20)
+    jax.distributed.initialize(address, int(processes), number)
     module, name = sys.argv[1].split(":")
     answer = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
     print(json.dumps(answer), flush=True)

@@ -15,9 +15,10 @@ import pytest
 from tests.jax.processes import ROOT, run
 from xckpt.errors import RanksFailedError
 from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
-from xckpt.jax.group import JaxGroup, current_group
+from xckpt.jax.group import PART_BYTES, JaxGroup, current_group
 
-SIZES = [0, 1, 1000, (1 << 22) - 8, (1 << 22) - 7, (1 << 22) + 5, 3 << 22]
+# Around the end of the first part, whose head is the length.
+SIZES = [0, 1, 1000, PART_BYTES - 8, PART_BYTES - 7, PART_BYTES + 5, 3 * PART_BYTES]
 
 
 def noise(size: int, seed: int) -> bytes:
@@ -154,6 +155,7 @@ def silent(cases: list[list[int]]) -> list[object]:
     return told
 
 
+@pytest.mark.long
 def test_silent_ranks_are_named_on_the_others() -> None:
     cases = [[1, 2], [1], [0]]
     for rank, answers in enumerate(run(silent, 3, cases)):

@@ -104,6 +104,18 @@ def test_zarr_reads_what_jax_wrote(tmp_path: Path) -> None:
     same(zarr.open_group(tmp_path / "c", mode="r")["w"][:], content)  # type: ignore[index]
 
 
+def test_replicas_on_cpu_devices_are_loaded_once(tmp_path: Path) -> None:
+    content = np.arange(1 << 16, dtype=np.float32)
+    xckpt.save(tmp_path / "c", {"w": content})
+    sharding = NamedSharding(mesh(2, 4), PartitionSpec("data"))
+    like = {"w": jax.ShapeDtypeStruct(content.shape, jnp.float32, sharding=sharding)}
+    found = xckpt.load(tmp_path / "c", like)
+    assert isinstance(found, dict)
+    same(found["w"], content)
+    pointers = {shard.data.unsafe_buffer_pointer() for shard in found["w"].addressable_shards}
+    assert len(pointers) == 2
+
+
 def test_the_sharding_is_kept_with_the_leaf(tmp_path: Path) -> None:
     sharding = NamedSharding(mesh(4, 2), PartitionSpec(None, ("data", "model")))
     xckpt.save(tmp_path / "c", {"w": jax.device_put(np.zeros((3, 8)), sharding)})
@@ -371,6 +383,7 @@ def load_and_save_job(path: str, model: int, again: str) -> list[str]:
     return right
 
 
+@pytest.mark.long
 def test_processes_save_and_others_load(tmp_path: Path) -> None:
     """2 processes of 3 devices save; 3 of 2 load and save; this process loads both."""
     first, second = str(tmp_path / "first"), str(tmp_path / "second")

@@ -6,7 +6,7 @@ leaves the accelerators alone and may run beside a training step.
 1. Every group takes the next number of its process, every collective the next number of its group;
    both are in each key. So all processes must make their groups in the same order: make a group in
    the thread that calls ``save_async``, then use it in the background.
-2. A value is cut into parts of at most 4 MiB, one message each; the first begins with the number of
+2. A value is cut into parts of at most 2 MiB, one message each; the first begins with the number of
    bytes of the whole.
 3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
    coordinator deletes it.
@@ -32,8 +32,8 @@ from xckpt.errors import RankFailure, RanksFailedError
 
 __all__ = ["JaxGroup", "current_group"]
 
-PART_BYTES = 1 << 22
-"""Largest value of one key."""
+PART_BYTES = 1 << 21
+"""Largest value of one key; older services take messages of at most 4 MiB, key included."""
 LENGTH_BYTES = 8
 """What the length of the whole takes at the head of the first part."""
 SLICE_SECONDS = 2.0
@@ -172,8 +172,11 @@ class JaxGroup:
 
     def _put(self, key: str, data: bytes) -> None:
         whole = len(data).to_bytes(LENGTH_BYTES, "big") + data
-        for part, start in enumerate(range(0, len(whole), PART_BYTES)):
-            self._client.key_value_set_bytes(f"{key}/{part}", whole[start : start + PART_BYTES])
+        try:
+            for part, start in enumerate(range(0, len(whole), PART_BYTES)):
+                self._client.key_value_set_bytes(f"{key}/{part}", whole[start : start + PART_BYTES])
+        except RuntimeError as error:
+            raise _lost(f"the coordination service failed: {_first_line(error)}") from error
 
     def _get(self, key: str, deadline: float) -> bytes | None:
         """The value of a key; None if its first part does not come in time."""
