@@ -122,8 +122,8 @@ def cells(
         >>> numbers.tolist(), boxes
         ([0, 1], Boxes([0, 3) x [0, 4), [3, 6) x [0, 4)))
     """
-    if len(chunk) == 0:
-        return np.zeros(1, np.int64), Boxes.whole(())
+    if all(size <= step for size, step in zip(sizes, chunk, strict=True)):
+        return np.zeros(1, np.int64), Boxes.whole(sizes)
     first = [lo // step for lo, step in zip(low, chunk, strict=True)]
     last = [-(-hi // step) for hi, step in zip(high, chunk, strict=True)]
     counts = [-(-size // step) for size, step in zip(sizes, chunk, strict=True)]

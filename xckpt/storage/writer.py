@@ -16,20 +16,15 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import msgspec
 import numpy as np
-import tensorstore as ts
-from numpy.typing import NDArray
 
-from xckpt.core import leaves as frameworks
-from xckpt.core.boxes import Boxes, intersect, interval
-from xckpt.core.dtypes import dtype_name, item_size
-from xckpt.core.grid import Grid, GridOptions, cells, choose_grid
-from xckpt.core.keys import zarr_path
+from xckpt.core.boxes import Boxes, intersect
+from xckpt.core.dtypes import item_size
+from xckpt.core.grid import Grid, GridOptions, choose_grid
 from xckpt.core.manifest import (
     BytesEntry,
     Manifest,
@@ -47,11 +42,11 @@ from xckpt.core.save_planner import SavePlanner
 from xckpt.core.zarr_json import documents
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
-from xckpt.storage.arrays import open_array
 from xckpt.storage.commit import DIGESTS, Staging, begin, storage_errors
-from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
+from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
+from xckpt.storage.writing import ArrayOrder, ChunkWrites, WriteOrders, Written
 
 __all__ = ["ZarrStorageWriter"]
 
@@ -59,76 +54,6 @@ Shape = tuple[int, ...]
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
-
-
-class ArrayOrder(msgspec.Struct, array_like=True, frozen=True):
-    """A zarr array that a rank is to write parts of."""
-
-    number: int
-    offset: Shape
-    shape: Shape
-    chunk: Shape
-    shard: Shape | None
-    in_pieces: bool
-
-
-class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
-    """What the coordinator tells a rank: where to write, and the grids of its leaves."""
-
-    driver: str
-    path: str
-    bucket: str
-    arrays: dict[str, list[ArrayOrder]]
-
-    @property
-    def location(self) -> Location:
-        """Where the root group is staged."""
-        return Location(self.driver, self.path, self.bucket)
-
-
-class WrittenArray(msgspec.Struct, array_like=True):
-    """The chunks of one array that a rank has written."""
-
-    leaf: str
-    number: int
-    cells: bytes
-    """Numbers of the chunks, int64."""
-    digests: bytes
-    """A digest for each, in the same order."""
-
-
-class Written(msgspec.Struct, array_like=True):
-    """What a rank reports."""
-
-    arrays: list[WrittenArray]
-    values: dict[str, ValueEntry | BytesEntry]
-
-
-@dataclass(slots=True)
-class _Report:
-    """Digests as they come in from the threads."""
-
-    digests: dict[tuple[str, int], list[tuple[int, bytes]]] = field(default_factory=dict)
-    values: dict[str, ValueEntry | BytesEntry] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def add(self, leaf: str, number: int, found: Sequence[tuple[int, bytes]]) -> None:
-        with self.lock:
-            self.digests.setdefault((leaf, number), []).extend(found)
-
-    def written(self) -> Written:
-        return Written(
-            [
-                WrittenArray(
-                    leaf,
-                    number,
-                    np.array([cell for cell, _ in found], np.int64).tobytes(),
-                    b"".join(digest for _, digest in found),
-                )
-                for (leaf, number), found in self.digests.items()
-            ],
-            self.values,
-        )
 
 
 class ZarrStorageWriter:
@@ -215,41 +140,44 @@ class ZarrStorageWriter:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        orders = msgspec.convert(plan.storage_data, WriteOrders)
         items = list(plan.items)
         total = sum(item.tensor_storage_size() or 0 for item in items)
-        progress = ProgressCounter(total, self.options.progress)
-        report = _Report()
-        task = _WriteTask(orders, self.codecs, planner, report, progress)
+        writes = ChunkWrites(
+            msgspec.convert(plan.storage_data, WriteOrders),
+            self.codecs,
+            planner,
+            ProgressCounter(total, self.options.progress),
+            self.target,
+        )
         with (
             storage_errors(str(self.target)),
             Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
         ):
-            for item in items:
+            # Large items first: the small ones are written while the threads are busy with them.
+            for item in sorted(items, key=lambda item: -(item.tensor_storage_size() or 0)):
                 if pool.failed:
                     break
                 if item.tensor_data is None:
-                    self._write_bytes(item, planner, task)
+                    writes.write_value(*self._value(item, planner))
                 else:
-                    task.submit(item, pool)
-        return report.written()
+                    writes.write_tensor(item, pool)
+        return writes.finish()
 
-    def _write_bytes(self, item: WriteItem, planner: SavePlanner, task: _WriteTask) -> None:
-        """A value: spelled out in the report, or as an array of bytes if it is long or opaque."""
+    def _value(
+        self, item: WriteItem, planner: SavePlanner
+    ) -> tuple[ValueEntry | BytesEntry, bytes]:
+        """A value's entry and content: spelled out, or an array of bytes if long or opaque."""
         name = item.index.fqn
         data = planner.resolve_data(item)
         if not isinstance(data, io.BytesIO):
             raise PlanError(
-                f"{name}: resolve_data must return a BytesIO, got {type(data).__name__}"
+                f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
             )
         content = data.getvalue()
         if item.kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
-            text = content.decode("utf-8", "surrogatepass")
-            task.report.values[name] = ValueEntry(name, item.kind, text)
-            return
+            return ValueEntry(name, item.kind, content.decode("utf-8", "surrogatepass")), content
         chunk = max(1, min(len(content), self.options.chunk_bytes))
-        task.report.values[name] = BytesEntry(name, item.kind, len(content), chunk)
-        task.write_bytes(name, content, chunk)
+        return BytesEntry(name, item.kind, len(content), chunk), content
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
         """Check that every chunk was written once, write digests and zarr.json files, and publish.
@@ -319,138 +247,6 @@ def _orders_of_pieces(
                 _, pieces, _ = intersect(block.boxes.take(block.leaf == leaf), tensor.grid.arrays)
                 mine[name] = [orders[name][piece] for piece in np.unique(pieces).tolist()]
     return mine
-
-
-@dataclass(slots=True)
-class _WriteTask:
-    """What all writes of one rank share."""
-
-    orders: WriteOrders
-    codecs: tuple[str, ...]
-    planner: SavePlanner
-    report: _Report
-    progress: ProgressCounter
-    opened: dict[tuple[str, int], ts.TensorStore] = field(default_factory=dict)
-
-    def submit(self, item: WriteItem, pool: Pool) -> None:
-        """Resolve a tensor item and hand its units to the pool."""
-        assert item.tensor_data is not None
-        name, box = item.index.fqn, item.tensor_data.chunk
-        size = item.tensor_storage_size() or 0
-        if size == 0:
-            return
-        array, low = self._array_of(item)
-        high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
-        _, units = cells(low, high, array.shape, array.shard or array.chunk)
-        for unit in units:
-            if any(u < a for u, a in zip(unit.offsets, low, strict=True)) or any(
-                u + n > b for u, n, b in zip(unit.offsets, unit.sizes, high, strict=True)
-            ):
-                raise PlanError(
-                    f"{name}: {interval(box.offsets, box.sizes)} is to be written by this rank, "
-                    f"but shares a chunk with another; a planner must keep to the grid's chunks"
-                )
-        pool.reserve(size)
-        data = self._resolve(item)
-        store = self._open(array)
-        left = [len(units)]
-        for unit in units:
-            start = [u - a for u, a in zip(unit.offsets, low, strict=True)]
-            region = tuple(slice(s, s + n) for s, n in zip(start, unit.sizes, strict=True))
-            view = data[region] if region else data
-
-            def write(view: NDArray[np.generic] = view, offsets: Shape = unit.offsets) -> None:
-                try:
-                    self._write_unit(store, array, offsets, view)
-                finally:
-                    with self.report.lock:
-                        left[0] -= 1
-                        last = left[0] == 0
-                    if last:
-                        pool.release(size)
-
-            pool.submit(write)
-
-    def write_bytes(self, name: str, content: bytes, chunk: int) -> None:
-        """A value as an array of bytes."""
-        array = _zarr_array(
-            name, "uint8", ArrayOrder(0, (0,), (len(content),), (chunk,), None, False)
-        )
-        data = np.frombuffer(content, np.uint8)
-        if len(data):
-            store = self._open(array)
-            for start in range(0, len(data), chunk):
-                self._write_unit(store, array, (start,), data[start : start + chunk])
-
-    def _array_of(self, item: WriteItem) -> tuple[ZarrArray, Shape]:
-        """The zarr array that holds an item, and the item's offset in it."""
-        assert item.tensor_data is not None
-        name, box = item.index.fqn, item.tensor_data.chunk
-        for order in self.orders.arrays.get(name, ()):
-            low = tuple(a - b for a, b in zip(box.offsets, order.offset, strict=True))
-            ends = (a + n for a, n in zip(low, box.sizes, strict=True))
-            if all(a >= 0 for a in low) and all(
-                e <= s for e, s in zip(ends, order.shape, strict=True)
-            ):
-                return _zarr_array(name, item.tensor_data.properties.dtype, order), low
-        raise PlanError(
-            f"{name}: {interval(box.offsets, box.sizes)} lies in no array of the checkpoint"
-        )
-
-    def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
-        """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
-        assert item.tensor_data is not None
-        data = frameworks.to_numpy(self.planner.resolve_data(item))
-        chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
-        if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
-            raise PlanError(
-                f"{item.index.fqn}: {dtype} of shape {chunk.sizes} was planned, but resolve_data "
-                f"returned {data.dtype} of shape {data.shape}"
-            )
-        return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
-
-    def _open(self, array: ZarrArray) -> ts.TensorStore:
-        key = (array.leaf, array.number)
-        if key not in self.opened:
-            self.opened[key] = open_array(self.orders.location, array, self.codecs)
-        return self.opened[key]
-
-    def _write_unit(
-        self,
-        store: ts.TensorStore,
-        array: ZarrArray,
-        offsets: Shape,
-        view: NDArray[np.generic],
-    ) -> None:
-        """Digest and write one unit: a chunk, or a zarr shard of several."""
-        data = np.asarray(view, order="C")
-        high = tuple(a + n for a, n in zip(offsets, view.shape, strict=True))
-        numbers, inner = cells(offsets, high, array.shape, array.chunk)
-        found: list[tuple[int, bytes]] = []
-        for number, cell in zip(numbers.tolist(), inner, strict=True):
-            start = [a - b for a, b in zip(cell.offsets, offsets, strict=True)]
-            part = data[tuple(slice(s, s + n) for s, n in zip(start, cell.sizes, strict=True))]
-            found.append((number, digest_array(np.asarray(part, order="C"))))
-        region = tuple(slice(a, b) for a, b in zip(offsets, high, strict=True))
-        with storage_errors(f"{array.leaf} in {self.orders.location}"):
-            store[region].write(data, can_reference_source_data_indefinitely=True).result()
-        self.report.add(array.leaf, array.number, found)
-        self.progress.add(data.nbytes)
-
-
-def _zarr_array(name: str, dtype: str, order: ArrayOrder) -> ZarrArray:
-    path = zarr_path(name)
-    return ZarrArray(
-        name,
-        order.number,
-        f"{path}/{order.number}" if order.in_pieces else path,
-        dtype,
-        order.offset,
-        order.shape,
-        order.chunk,
-        order.shard,
-        0,
-    )
 
 
 def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:

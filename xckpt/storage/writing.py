@@ -1,0 +1,329 @@
+"""Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
+
+1. An item is resolved to a NumPy view, within the memory budget.
+2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. The digest of
+   each chunk is taken from the view, then the view itself goes to TensorStore, uncopied.
+3. Large units are written in threads that wait until the write is durable. Small items, of which
+   a state has many, are started one after the other and waited for later: a thread switch would
+   cost more than they do.
+4. The digests are the rank's report (`Written`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.core import leaves as frameworks
+from xckpt.core.boxes import interval
+from xckpt.core.dtypes import dtype_name
+from xckpt.core.grid import cells
+from xckpt.core.keys import zarr_path
+from xckpt.core.manifest import BytesEntry, ValueEntry, ZarrArray
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.plan import WriteItem
+from xckpt.core.save_planner import SavePlanner
+from xckpt.errors import PlanError
+from xckpt.storage.arrays import open_array
+from xckpt.storage.commit import storage_errors
+from xckpt.storage.digests import digest_array
+from xckpt.storage.location import Location
+from xckpt.storage.pool import Pool, ProgressCounter
+
+__all__ = ["ArrayOrder", "ChunkWrites", "WriteOrders", "Written", "WrittenArray"]
+
+Shape = tuple[int, ...]
+
+SMALL_BYTES = 1 << 18
+"""Items up to this size (bytes) are written without a thread of their own."""
+
+MOST_STARTED = 256
+"""Small writes in flight at a time."""
+
+
+class ArrayOrder(msgspec.Struct, array_like=True, frozen=True):
+    """A zarr array that a rank is to write parts of."""
+
+    number: int
+    offset: Shape
+    shape: Shape
+    chunk: Shape
+    shard: Shape | None
+    in_pieces: bool
+
+
+class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
+    """What the coordinator tells a rank: where to write, and the grids of its leaves."""
+
+    driver: str
+    path: str
+    bucket: str
+    arrays: dict[str, list[ArrayOrder]]
+
+    @property
+    def location(self) -> Location:
+        """Where the root group is staged."""
+        return Location(self.driver, self.path, self.bucket)
+
+
+class WrittenArray(msgspec.Struct, array_like=True):
+    """The chunks of one array that a rank has written."""
+
+    leaf: str
+    number: int
+    cells: bytes
+    """Numbers of the chunks, int64."""
+    digests: bytes
+    """A digest for each, in the same order."""
+
+
+class Written(msgspec.Struct, array_like=True):
+    """What a rank reports."""
+
+    arrays: list[WrittenArray]
+    values: dict[str, ValueEntry | BytesEntry]
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A part of an item that is written as one: a chunk, or a zarr shard of several."""
+
+    array: ZarrArray
+    store: ts.TensorStore
+    offsets: Shape
+    """Its first element in the array."""
+    data: NDArray[np.generic]
+
+
+@dataclass(slots=True)
+class _Reservation:
+    """The part of the budget that an item holds until its last unit is written."""
+
+    pool: Pool
+    size: int
+    units: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def unit_done(self) -> None:
+        with self.lock:
+            self.units -= 1
+            last = self.units == 0
+        if last:
+            self.pool.release(self.size)
+
+
+class ChunkWrites:
+    """The writes of one rank."""
+
+    def __init__(
+        self,
+        orders: WriteOrders,
+        codecs: tuple[str, ...],
+        planner: SavePlanner,
+        progress: ProgressCounter,
+        where: Location,
+    ) -> None:
+        self.orders = orders
+        self.codecs = codecs
+        self.planner = planner
+        self.progress = progress
+        self.where = where
+        self._location = orders.location
+        self._opened: dict[tuple[str, int], ts.TensorStore] = {}
+        self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        self._values: dict[str, ValueEntry | BytesEntry] = {}
+        self._started: deque[tuple[_Unit, ts.WriteFutures]] = deque()
+        self._lock = threading.Lock()
+
+    def write_tensor(self, item: WriteItem, pool: Pool) -> None:
+        """Write a tensor item, at once if it is small, else in the pool's threads.
+
+        Raises:
+            PlanError: the item does not fit its grid, or its data does not fit the item.
+            StorageError: the storage refused.
+        """
+        assert item.tensor_data is not None
+        size = item.tensor_storage_size() or 0
+        if size == 0:
+            return
+        array, low = self._array_of(item)
+        units = _units(item, array, low)
+        if size <= SMALL_BYTES:
+            for unit in self._cut(array, low, units, self._resolve(item)):
+                self._start(unit)
+            return
+        pool.reserve(size)
+        reservation = _Reservation(pool, size, len(units))
+        for unit in self._cut(array, low, units, self._resolve(item)):
+            pool.submit(partial(self._write_reserved, unit, reservation))
+
+    def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
+        """Note a value; its content, unless the entry spells it out, becomes an array of bytes."""
+        self._values[entry.name] = entry
+        if isinstance(entry, BytesEntry) and entry.size:
+            order = ArrayOrder(0, (0,), (entry.size,), (entry.chunk,), None, False)
+            array = _zarr_array(entry.name, "uint8", order)
+            data = np.frombuffer(content, np.uint8)
+            for start in range(0, entry.size, entry.chunk):
+                part = data[start : start + entry.chunk]
+                self._start(_Unit(array, self._open(array), (start,), part))
+
+    def finish(self) -> Written:
+        """Wait for every small write, and report."""
+        while self._started:
+            self._wait_for_oldest()
+        return Written(
+            [
+                WrittenArray(
+                    leaf,
+                    number,
+                    np.array([cell for cell, _ in found], np.int64).tobytes(),
+                    b"".join(digest for _, digest in found),
+                )
+                for (leaf, number), found in self._digests.items()
+            ],
+            self._values,
+        )
+
+    def _start(self, unit: _Unit) -> None:
+        if len(self._started) >= MOST_STARTED:
+            self._wait_for_oldest()
+        self._started.append((unit, self._begin(unit)))
+
+    def _wait_for_oldest(self) -> None:
+        unit, written = self._started.popleft()
+        with storage_errors(f"{self.where}: {unit.array.leaf}"):
+            written.result()
+
+    def _write_reserved(self, unit: _Unit, reservation: _Reservation) -> None:
+        try:
+            with storage_errors(f"{self.where}: {unit.array.leaf}"):
+                self._begin(unit).result()
+        finally:
+            reservation.unit_done()
+
+    def _begin(self, unit: _Unit) -> ts.WriteFutures:
+        """Take the unit's digests and start its write."""
+        data = np.asarray(unit.data, order="C")
+        found = _digests(unit, data)
+        with self._lock:
+            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
+        region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
+        written = unit.store[region].write(data, can_reference_source_data_indefinitely=True)
+        self.progress.add(data.nbytes)
+        return written
+
+    def _cut(
+        self,
+        array: ZarrArray,
+        low: Shape,
+        units: Sequence[ChunkStorageMetadata],
+        data: NDArray[np.generic],
+    ) -> list[_Unit]:
+        """The units' views of an item's data."""
+        store = self._open(array)
+        if len(units) == 1:
+            return [_Unit(array, store, units[0].offsets, data)]
+        return [
+            _Unit(
+                array,
+                store,
+                unit.offsets,
+                data[
+                    tuple(
+                        slice(u - a, u - a + n)
+                        for u, a, n in zip(unit.offsets, low, unit.sizes, strict=True)
+                    )
+                ],
+            )
+            for unit in units
+        ]
+
+    def _array_of(self, item: WriteItem) -> tuple[ZarrArray, Shape]:
+        """The zarr array that holds an item, and the item's offset in it."""
+        assert item.tensor_data is not None
+        name, box = item.index.fqn, item.tensor_data.chunk
+        for order in self.orders.arrays.get(name, ()):
+            low = tuple(a - b for a, b in zip(box.offsets, order.offset, strict=True))
+            ends = (a + n for a, n in zip(low, box.sizes, strict=True))
+            if all(a >= 0 for a in low) and all(
+                e <= s for e, s in zip(ends, order.shape, strict=True)
+            ):
+                return _zarr_array(name, item.tensor_data.properties.dtype, order), low
+        raise PlanError(
+            f"{name}: {interval(box.offsets, box.sizes)} lies in no array of the checkpoint"
+        )
+
+    def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
+        """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
+        assert item.tensor_data is not None
+        data = frameworks.to_numpy(self.planner.resolve_data(item))
+        chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
+        if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
+            raise PlanError(
+                f"{item.index.fqn}: {dtype} of shape {chunk.sizes} was planned, but resolve_data "
+                f"returned {data.dtype} of shape {data.shape}"
+            )
+        return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
+
+    def _open(self, array: ZarrArray) -> ts.TensorStore:
+        key = (array.leaf, array.number)
+        if key not in self._opened:
+            self._opened[key] = open_array(self._location, array, self.codecs)
+        return self._opened[key]
+
+
+def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[ChunkStorageMetadata]:
+    """The units of an array that an item consists of.
+
+    Raises:
+        PlanError: a unit reaches beyond the item, so another rank would write it as well.
+    """
+    assert item.tensor_data is not None
+    box = item.tensor_data.chunk
+    high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
+    _, units = cells(low, high, array.shape, array.shard or array.chunk)
+    beyond = (units.offsets < np.array(low)).any() or (units.ends > np.array(high)).any()
+    if beyond:
+        raise PlanError(
+            f"{item.index.fqn}: {interval(box.offsets, box.sizes)} is to be written by this rank, "
+            f"but shares a chunk with another; a planner must keep to the grid's chunks"
+        )
+    return list(units)
+
+
+def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
+    """(number, digest) of each chunk in a unit."""
+    high = tuple(a + n for a, n in zip(unit.offsets, data.shape, strict=True))
+    numbers, inner = cells(unit.offsets, high, unit.array.shape, unit.array.chunk)
+    if len(inner) == 1:
+        return [(int(numbers[0]), digest_array(data))]
+    found: list[tuple[int, bytes]] = []
+    for number, cell in zip(numbers.tolist(), inner, strict=True):
+        start = [a - b for a, b in zip(cell.offsets, unit.offsets, strict=True)]
+        part = data[tuple(slice(s, s + n) for s, n in zip(start, cell.sizes, strict=True))]
+        found.append((number, digest_array(np.asarray(part, order="C"))))
+    return found
+
+
+def _zarr_array(name: str, dtype: str, order: ArrayOrder) -> ZarrArray:
+    path = zarr_path(name)
+    return ZarrArray(
+        name,
+        order.number,
+        f"{path}/{order.number}" if order.in_pieces else path,
+        dtype,
+        order.offset,
+        order.shape,
+        order.chunk,
+        order.shard,
+        0,
+    )
