@@ -13,8 +13,8 @@ Name: the keys joined with ``/``.
 Path: the name, component by component, made safe to store.
 
 1. A byte of the component's UTF-8 outside letters, digits and ``-_.%+@=,() `` becomes ``%XX``.
-2. A component that a store reserves (``.``, ``..``, ``zarr.json``, a leading ``__``, and so on) has
-   its first character escaped.
+2. A component that a store reserves (``zarr.json``, a leading ``.`` or ``__``, and so on) has its
+   first character escaped, and so has a final dot or space.
 3. A component of more than 160 bytes keeps its first 100 and adds ``~`` and a 128-bit digest of the
    whole. The manifest holds the name, so nothing has to read this one backwards.
 4. The root itself, when it is a leaf, is ``%root``.
@@ -30,9 +30,9 @@ __all__ = ["KeyPath", "join_keys", "split_name", "zarr_path"]
 
 KeyPath = tuple[str | int, ...]
 
-_INT_LIKE = re.compile(r"-?(0|[1-9][0-9]*)")
+_INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
-_RESERVED = {".", "..", "zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving"}
+_RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving"}
 _LONGEST = 160
 _KEPT = 100
 
@@ -87,7 +87,7 @@ def _key(part: str) -> str | int:
 def _stored(part: str) -> str:
     raw = part.encode("utf-8", "surrogatepass")
     safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
-    if safe in _RESERVED or safe.startswith("__"):
+    if safe in _RESERVED or safe.startswith((".", "__")):
         safe = _escape_first(safe)
     if safe[-1] in " .":
         safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"

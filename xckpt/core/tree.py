@@ -26,7 +26,7 @@ from xckpt.errors import ManifestError, UnsupportedLeafError
 __all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
 
 DEEPEST = 64
-"""Most containers around a leaf; deeper trees are taken for cycles."""
+"""Most containers around a leaf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def flatten(tree: object) -> FlatTree:
     """The leaves of a tree by name.
 
     Raises:
-        UnsupportedLeafError: a dict key is neither a str nor an int, two leaves have one name, or
-            the tree contains itself; all such places are listed.
+        UnsupportedLeafError: a dict key is neither a str nor an int (of 64 bits), two leaves have
+            one name, or the tree contains itself; all such places are listed.
 
     Example:
         >>> flat = flatten({"w": 1.0, "opt": [{"mu": 2}, ()]})
@@ -55,13 +55,16 @@ def flatten(tree: object) -> FlatTree:
     """
     flat = FlatTree()
     problems: list[str] = []
-    _walk(tree, (), flat, problems)
+    _walk(tree, (), (), flat, problems)
     if problems:
         raise UnsupportedLeafError.listing("the tree cannot be saved as it is", problems)
     return flat
 
 
-def _walk(node: object, keys: KeyPath, flat: FlatTree, problems: list[str]) -> None:
+def _walk(
+    node: object, keys: KeyPath, above: tuple[int, ...], flat: FlatTree, problems: list[str]
+) -> None:
+    """Add the leaves of ``node``, which lies at ``keys`` in containers with the ids ``above``."""
     name = join_keys(keys)
     container = _open(node)
     if container is None:
@@ -69,20 +72,34 @@ def _walk(node: object, keys: KeyPath, flat: FlatTree, problems: list[str]) -> N
             problems.append(f"{name or 'the root'}: two leaves have this name")
         flat.leaves[name] = node
         return
+    if id(node) in above:
+        problems.append(f"{name}: the tree contains itself")
+        return
     if len(keys) >= DEEPEST:
-        problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep; a cycle?")
+        problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep")
         return
     kind, entries = container
     if kind != "dict" or not entries:
         flat.containers[name] = kind
     for key, child in entries:
-        if isinstance(key, bool) or not isinstance(key, str | int):
-            problems.append(
-                f"{name or 'the root'}: dict key {key!r} is a {type(key).__name__}; "
-                f"use str or int keys"
-            )
-            continue
-        _walk(child, (*keys, key), flat, problems)
+        problem = _key_problem(key)
+        if problem:
+            problems.append(f"{name or 'the root'}: dict key {key!r} {problem}")
+        else:
+            _walk(child, (*keys, key), (*above, id(node)), flat, problems)
+
+
+def _key_problem(key: object) -> str:
+    """Why a dict key can be no part of a name; empty if it can."""
+    if isinstance(key, bool) or not isinstance(key, str | int):
+        return f"is a {type(key).__name__}; use str or int keys"
+    if isinstance(key, int):
+        return "" if -(1 << 63) <= key < 1 << 63 else "does not fit 64 bits"
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return "is no text that UTF-8 can carry"
+    return ""
 
 
 def _open(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
@@ -114,14 +131,16 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         >>> unflatten({"w": 1.0, "opt/0/mu": 2}, {"opt": "list", "opt/1": "tuple"})
         {'w': 1.0, 'opt': [{'mu': 2}, ()]}
     """
-    if list(leaves) == [""]:
+    if "" in leaves:
+        if len(leaves) > 1 or containers:
+            raise ManifestError("the root is a leaf, but there are others")
         return leaves[""]
     root: dict[str | int, object] = {}
     for name, leaf in leaves.items():
-        *above, last = split_name(name) or ("",)
+        *above, last = split_name(name)
         parent = _descend(root, tuple(above))
         if last in parent:
-            raise ManifestError(f"{name}: the manifest has a leaf and a container of this name")
+            raise ManifestError(f"{name}: a leaf and a container have this name")
         parent[last] = _Leaf(leaf)
     for name in containers:
         _descend(root, split_name(name))
@@ -140,7 +159,7 @@ def _descend(root: dict[str | int, object], keys: KeyPath) -> dict[str | int, ob
     for key in keys:
         child = node.setdefault(key, {})
         if not isinstance(child, dict):
-            raise ManifestError(f"{join_keys(keys)}: the manifest has a leaf inside a leaf")
+            raise ManifestError(f"{join_keys(keys)}: a leaf and a container have this name")
         node = child
     return node
 
@@ -155,7 +174,7 @@ def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
             raise ManifestError(
-                f"{name}: the manifest calls it a {kind}, but its keys are no range"
+                f"{name or 'the root'}: called a {kind}, but its keys are not 0, 1, ..."
             )
         ordered = [children[index] for index in range(len(children))]
         return ordered if kind == "list" else tuple(ordered)
@@ -169,7 +188,7 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
     fields = listed.split(",") if listed else []
     valid = all(part.isidentifier() and not keyword.iskeyword(part) for part in (title, *fields))
     if not valid or len(fields) != len(children) or set(fields) != set(children):
-        raise ManifestError(f"{name}: the manifest's namedtuple {detail!r} does not fit its fields")
+        raise ManifestError(f"{name}: the namedtuple {detail!r} does not fit its fields")
     return namedtuple(title, fields, rename=True)(*(children[part] for part in fields))
 
 

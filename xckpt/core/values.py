@@ -1,13 +1,15 @@
 """Python values as text, so that they come back as they were.
 
 None, bool, int, float, complex, str and bytes are leaves of their own. Each is one JSON string next
-to its type's name, exact for every value (``repr`` of a float round-trips; an int has any length).
+to its type's name, exact for every value: ``repr`` of a float round-trips, an int has any length,
+and what UTF-8 cannot carry of a str is escaped.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -17,13 +19,32 @@ __all__ = ["Value", "decode_value", "encode_value", "value_kind"]
 
 Value = None | bool | int | float | complex | str | bytes
 
+
+def _escape(text: str) -> str:
+    """Backslashes and lone surrogates as backslash sequences; all else as it is."""
+    return re.sub(
+        r"[\\\ud800-\udfff]",
+        lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}",
+        text,
+    )
+
+
+def _unescape(text: str) -> str:
+    def plain(found: re.Match[str]) -> str:
+        if not found[1]:
+            raise ValueError("a backslash that begins no escape")
+        return "\\" if found[1] == "\\" else chr(int(found[1][1:], 16))
+
+    return re.sub(r"\\(\\|u[0-9a-f]{4}|)", plain, text)
+
+
 _ENCODE: Final[dict[type, tuple[str, Callable[..., str]]]] = {
     type(None): ("None", lambda value: ""),
     bool: ("bool", str),
     int: ("int", hex),
     float: ("float", repr),
     complex: ("complex", lambda value: f"{value.real!r},{value.imag!r}"),
-    str: ("str", str),
+    str: ("str", _escape),
     bytes: ("bytes", lambda value: base64.b64encode(value).decode("ascii")),
 }
 
@@ -33,7 +54,7 @@ _DECODE: Final[dict[str, Callable[[str], Value]]] = {
     "int": lambda text: int(text, 16),
     "float": float,
     "complex": lambda text: complex(*(float(part) for part in text.split(","))),
-    "str": str,
+    "str": _unescape,
     "bytes": lambda text: base64.b64decode(text, validate=True),
 }
 

@@ -1,0 +1,83 @@
+"""Python values come back as they were."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from enum import IntEnum
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from xckpt.core.values import decode_value, encode_value, value_kind
+from xckpt.errors import ManifestError, UnsupportedLeafError
+
+KINDS = ("None", "bool", "int", "float", "complex", "str", "bytes")
+
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.complex_numbers(),
+    st.text(st.characters()),
+    st.binary(),
+)
+
+
+def spelled(value: object) -> str:
+    """A value and its type; unlike ==, this tells 0.0 from -0.0 and lets NaN equal itself."""
+    return f"{type(value).__name__} {value!r}"
+
+
+@given(values)
+@example(float("nan"))
+@example(-0.0)
+@example(-math.inf)
+@example(sys.float_info.min * sys.float_info.epsilon)
+@example(complex(-0.0, float("nan")))
+@example(complex(0.0, -0.0))
+@example(10**5000)
+@example(-(2**64))
+@example("\ud800 \udfff \U0010ffff \x00")
+@example("\\ud800 \\\\ \\")
+@example(b"\x00\xff")
+@example(False)
+def test_decode_inverts_encode(value):
+    kind = value_kind(value)
+    assert kind is not None and kind == type(value).__name__.removesuffix("Type")
+    text = encode_value(value)
+    # A manifest is UTF-8: the text has to be, whatever the value holds.
+    assert text.encode().decode() == text
+    back = decode_value(kind, text)
+    assert back == value if isinstance(value, int) else spelled(back) == spelled(value)
+    assert type(back) is type(value)
+
+
+@given(st.sampled_from([*KINDS, "opaque", "set", ""]), st.text(max_size=12))
+@example("complex", "1,2,3")
+@example("complex", "")
+@example("bytes", "é")
+@example("bool", "true")
+@example("str", "\\q")
+@example("str", "\\")
+def test_any_text_is_a_value_or_refused(kind, text):
+    with contextlib.suppress(ManifestError):
+        assert value_kind(decode_value(kind, text)) == kind
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Tag(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("leaf", [Level.LOW, Tag("a"), {1}, object(), bytearray(b"a"), range(3)])
+def test_other_objects_are_no_values(leaf):
+    assert value_kind(leaf) is None
+    with pytest.raises(UnsupportedLeafError, match=type(leaf).__name__):
+        encode_value(leaf)
