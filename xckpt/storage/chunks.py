@@ -24,11 +24,22 @@ from xckpt.storage.commit import DIGESTS
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
 from xckpt.storage.location import Location, open_store
 
-__all__ = ["ArrayKey", "ChunkSource"]
+__all__ = ["ArrayKey", "ChunkSource", "PendingRead"]
 
 Shape = tuple[int, ...]
 ArrayKey = tuple[str, int]
 """(leaf name, number of the array among the leaf's)."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """A read that was started and not yet verified."""
+
+    key: ArrayKey
+    number: int
+    cell: tuple[Shape, Shape]
+    into: NDArray[np.generic]
+    future: ts.WriteFutures
 
 
 @dataclass(slots=True)
@@ -121,19 +132,33 @@ class ChunkSource:
         Raises:
             CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
         """
-        array = self._arrays[key]
-        offsets, sizes = cell
-        region = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+        self.finish(self.begin(key, number, cell, into))
+
+    def begin(
+        self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], into: NDArray[np.generic]
+    ) -> PendingRead:
+        """Start a `read` whose memory must stay until `finish`."""
+        region = tuple(slice(o, o + n) for o, n in zip(*cell, strict=True))
+        destination = ts.array(into, copy=False, write=True)
+        return PendingRead(key, number, cell, into, destination.write(self._opened[key][region]))
+
+    def finish(self, pending: PendingRead) -> None:
+        """Wait for a read and verify it.
+
+        Raises:
+            CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+        """
+        array = self._arrays[pending.key]
         try:
-            destination = ts.array(into, copy=False, write=True)
-            destination.write(self._opened[key][region]).result()
+            pending.future.result()
         except ValueError as error:
-            raise self._chunk_error(array, cell, _reason(error)) from error
-        expected = self._digests[key][number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
-        if digest_array(into) != expected:
-            raise self._chunk_error(array, cell, "its digest differs from the one saved")
+            raise self._chunk_error(array, pending.cell, _reason(error)) from error
+        start = pending.number * DIGEST_BYTES
+        if digest_array(pending.into) != self._digests[pending.key][start : start + DIGEST_BYTES]:
+            reason = "its digest differs from the one saved"
+            raise self._chunk_error(array, pending.cell, reason)
         with self._lock:
-            self.bytes_read += into.nbytes
+            self.bytes_read += pending.into.nbytes
 
     def _chunk_error(
         self, array: ZarrArray, cell: tuple[Shape, Shape], reason: str

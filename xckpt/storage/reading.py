@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,19 @@ from xckpt.core.plan import ReadItem
 from xckpt.core.sharing import Publication, SharedReads
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunks import ArrayKey, ChunkSource
+from xckpt.storage.chunks import ArrayKey, ChunkSource, PendingRead
 from xckpt.storage.exchange import Exchange
 from xckpt.storage.pool import Pool, ProgressCounter
 
 __all__ = ["ChunkReads", "ChunkWishes", "WantedChunk"]
 
 Shape = tuple[int, ...]
+
+SMALL_BYTES = 1 << 18
+"""Chunks up to this size (bytes) are read without a thread of their own."""
+
+MOST_STARTED = 256
+"""Small reads in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +155,12 @@ class ChunkReads:
                 )
                 for publication in share.publish:
                     pool.submit(partial(self._publish, publication, exchange))
-            for number, chunk in self.chunks.items():
-                if number not in published and number not in taken:
-                    if pool.failed:
-                        break
+            own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
+            for chunk in own:
+                if chunk.nbytes > SMALL_BYTES and not pool.failed:
                     pool.reserve(chunk.nbytes)
                     pool.submit(partial(self._read_reserved, chunk, pool))
+            self._read_small([c for c in own if c.nbytes <= SMALL_BYTES], pool)
         if exchange is not None:
             exchange.finish()
 
@@ -163,14 +170,34 @@ class ChunkReads:
         finally:
             pool.release(chunk.nbytes)
 
+    def _read_small(self, chunks: Sequence[WantedChunk], pool: Pool) -> None:
+        """Read small chunks in this thread, many at a time: a thread each would cost more."""
+        started: deque[tuple[WantedChunk, PendingRead, bool]] = deque()
+        for chunk in chunks:
+            if pool.failed:
+                break
+            if len(started) >= MOST_STARTED:
+                self._finish(*started.popleft())
+            started.append((chunk, *self._begin(chunk)))
+        while started:
+            self._finish(*started.popleft())
+
     def _read(self, chunk: WantedChunk) -> None:
+        self._finish(chunk, *self._begin(chunk))
+
+    def _begin(self, chunk: WantedChunk) -> tuple[PendingRead, bool]:
+        """Start reading a chunk; tells also whether it goes straight to its destination."""
         direct = self._direct(chunk)
         into = np.empty(chunk.sizes, chunk.dtype) if direct is None else direct
-        self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), into)
-        if direct is None:
-            self._deliver(chunk, into)
-        else:
+        cell = (chunk.offsets, chunk.sizes)
+        return self.source.begin(chunk.array, chunk.number, cell, into), direct is not None
+
+    def _finish(self, chunk: WantedChunk, pending: PendingRead, direct: bool) -> None:
+        self.source.finish(pending)
+        if direct:
             self._landed(chunk.wishes[0])
+        else:
+            self._deliver(chunk, pending.into)
         self.progress.add(chunk.nbytes)
 
     def _publish(self, publication: Publication, exchange: Exchange) -> None:
