@@ -194,8 +194,7 @@ def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: 
     shapes = np.concatenate(
         [boxes.sizes[chosen], np.broadcast_to(units, (len(chosen), boxes.rank))], axis=1
     )
-    kinds, inverse = np.unique(shapes, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    kinds, inverse = _kinds(shapes)
     cut: list[Parts] = []
     for number, kind in enumerate(kinds):
         members = np.flatnonzero(inverse == number)
@@ -205,6 +204,14 @@ def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: 
         part_bytes = np.prod(sizes, axis=2, dtype=np.int64) * item_bytes
         cut.append(Parts(holders[members], offsets, sizes, part_bytes))
     return cut
+
+
+def _kinds(rows: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct rows, and for each row which it is; quick where all are alike, as most are."""
+    if (rows == rows[0]).all():
+        return rows[:1], np.zeros(len(rows), np.int64)
+    kinds, inverse = np.unique(rows, axis=0, return_inverse=True)
+    return kinds, inverse.reshape(-1)
 
 
 def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:

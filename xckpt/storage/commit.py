@@ -4,32 +4,32 @@
 below `Staging.location`; `Staging.publish` takes the atomic step with the manifest, `Staging.abort`
 removes what was written. Only the coordinator does any of this.
 
-1. Local files: staged in ``.NAME.saving-ID`` beside the path. Publishing writes the manifest into
-   it, syncs every folder upward, renames (or exchanges) it with the path, and syncs the parent.
-2. Elsewhere: staged in place behind a create-once claim, or in ``.generations/ID`` where a
-   checkpoint exists; publishing writes the manifest on the condition that nobody else has.
+1. Local files: staged in a claimed folder beside the path (`xckpt.storage.claims`). Publishing
+   writes the manifest into it, syncs every folder upward, renames (or exchanges) it with the path,
+   and syncs the parent.
+2. Elsewhere, and where a local folder cannot be renamed (a mount point): staged in place behind a
+   create-once claim, or in ``.generations/ID`` where a checkpoint exists; publishing writes the
+   manifest on the condition that nobody else has. What is to be deleted then is listed before:
+   whoever was writing it began before this commit, and cannot commit after it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
 import shutil
-import socket
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Step, decide
-from xckpt.core.manifest import Manifest, parse
-from xckpt.errors import CheckpointExistsError, ManifestError, StorageError, XckptError
-from xckpt.storage.digests import digest_bytes
+from xckpt.errors import CheckpointExistsError, StorageError, XckptError
+from xckpt.storage.claims import Claim, ClaimText, claim, remove_dead
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["CLAIM", "DIGESTS", "MANIFEST", "Staging", "begin", "storage_errors"]
@@ -54,7 +54,9 @@ def storage_errors(where: str) -> Iterator[None]:
     except XckptError:
         raise
     except OSError as error:
-        raise StorageError(f"{where}: {error.strerror or error}{_advice(str(error))}") from error
+        named = "" if error.filename in (None, where) else f" ({error.filename})"
+        advice = _advice(str(error))
+        raise StorageError(f"{where}: {error.strerror or error}{named}{advice}") from error
     except ValueError as error:
         raise StorageError(f"{where}: {error}{_advice(str(error))}") from error
 
@@ -67,28 +69,24 @@ def _advice(message: str) -> str:
     return ""
 
 
-class _Claim(msgspec.Struct):
-    """Who is saving, for whoever finds the remains."""
-
-    host: str
-    process: int
-
-
 @dataclass(slots=True)
 class Staging:
     """A save in progress."""
 
     step: Step
     target: Location
-    """The path that the caller gave."""
+    """The checkpoint's place, symbolic links followed."""
     location: Location
     """Where data is written: the root group goes here."""
     root: str = ""
     """`location` relative to the manifest; goes into the manifest."""
     seen: bytes = _MISSING
     """Generation of the manifest that was there at the beginning."""
-    old: Manifest | None = field(default=None)
-    """The manifest that is being replaced, if it could be read."""
+    claimed: bytes = b""
+    """Generation of the key `CLAIM`, where there is one."""
+    claim: Claim | None = None
+    """The claim to the staging folder, where there is one."""
+    committed: bool = False
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -98,74 +96,86 @@ class Staging:
             StorageError: the storage refused.
         """
         with storage_errors(str(self.target)):
-            if self.step in (Step.RENAME, Step.EXCHANGE):
-                self._publish_folder(manifest)
+            if self.claim is not None:
+                self._publish_folder(self.claim, manifest)
             else:
                 self._publish_key(manifest)
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
-        with contextlib.suppress(OSError, ValueError, XckptError):
-            if self.step in (Step.RENAME, Step.EXCHANGE):
-                assert self.location.folder is not None
-                shutil.rmtree(self.location.folder, ignore_errors=True)
-            else:
-                if self.location.folder is not None:
-                    shutil.rmtree(self.location.folder, ignore_errors=True)
-                open_store(self.location).delete_range(ts.KvStore.KeyRange()).result()
+        if self.claim is not None:
+            shutil.rmtree(self.claim.folder, ignore_errors=True)
+            self.claim.release()
+        elif not self.committed:
+            with contextlib.suppress(OSError, ValueError, XckptError):
+                self._abort_keys()
 
-    def _publish_folder(self, manifest: bytes) -> None:
-        staged, target = self.location.folder, self.target.folder
-        assert staged is not None and target is not None
+    def _publish_folder(self, claim: Claim, manifest: bytes) -> None:
+        staged, target = claim.folder, Path(self.target.path)
         open_store(self.location).write(MANIFEST, manifest, if_equal=_MISSING).result()
-        (staged / CLAIM).unlink(missing_ok=True)
-        for folder, _, _ in os.walk(staged, topdown=False):
-            _sync_folder(Path(folder))
+        _sync_tree(staged)
         if self.step is Step.EXCHANGE:
             _exchange(staged, target)
-            _sync_folder(target.parent)
-            shutil.rmtree(staged, ignore_errors=True)
-            return
-        try:
-            os.rename(staged, target)
-        except OSError as error:
-            if target.exists():
-                raise CheckpointExistsError(
-                    f"{target} was taken by somebody else during this save, which is not committed"
-                ) from error
-            raise
+        else:
+            try:
+                os.rename(staged, target)
+            except OSError as error:
+                if target.exists():
+                    raise CheckpointExistsError(
+                        f"{target} was taken by somebody else during this save, which is not "
+                        f"committed"
+                    ) from error
+                raise
+        self.committed = True
         _sync_folder(target.parent)
+        # After an exchange the old checkpoint is there.
+        shutil.rmtree(staged, ignore_errors=True)
+        claim.release()
 
     def _publish_key(self, manifest: bytes) -> None:
-        if self.location.folder is not None:
-            for folder, _, _ in os.walk(self.location.folder, topdown=False):
-                _sync_folder(Path(folder))
+        folder = self.location.folder
+        if folder is not None:
+            _sync_tree(folder)
+            _sync_folder(folder.parent)
         store = open_store(self.target)
+        replaced = self._replaced_keys(store)
         stamp = store.write(MANIFEST, manifest, if_equal=self.seen).result()
         if not stamp.generation:
             raise CheckpointExistsError(
                 f"{self.target}: another save committed here meanwhile; this one is not committed"
             )
+        self.committed = True
         with contextlib.suppress(ValueError, OSError):
-            self._remove_old(store)
+            self._delete(store, replaced)
 
-    def _remove_old(self, store: ts.KvStore) -> None:
-        """Delete the claim and the data that the manifest no longer names."""
-        store.write(CLAIM, None).result()
-        if self.step is Step.IN_PLACE or self.old is None:
-            return
+    def _replaced_keys(self, store: ts.KvStore) -> list[bytes]:
+        """The keys that the new manifest will no longer name."""
+        if self.step is Step.IN_PLACE:
+            return [CLAIM.encode()]
         keep = f"{self.root}/".encode()
-        prefix = f"{self.old.root}/".encode() if self.old.root else b""
-        futures = [
-            store.write(key, None)
-            for key in store.list().result()
-            if key.startswith(prefix)
-            and not key.startswith(keep)
-            and key != MANIFEST.encode()
-            and (prefix or not key.startswith(f"{GENERATIONS}/".encode()))
-        ]
-        for future in futures:
+        keys = store.list().result()
+        return [key for key in keys if not key.startswith(keep) and key != MANIFEST.encode()]
+
+    def _abort_keys(self) -> None:
+        store = open_store(self.target)
+        if self.step is Step.GENERATION:
+            prefix = f"{self.root}/".encode()
+            self._delete(store, [key for key in store.list().result() if key.startswith(prefix)])
+        elif store.read(CLAIM).result().stamp.generation == self.claimed:
+            # While the claim is ours, so is all but a committed manifest and its generation.
+            kept = (CLAIM.encode(), MANIFEST.encode())
+            other = f"{GENERATIONS}/".encode()
+            keys = store.list().result()
+            mine = [key for key in keys if key not in kept and not key.startswith(other)]
+            self._delete(store, mine)
+            store.write(CLAIM, None, if_equal=self.claimed).result()
+
+    def _delete(self, store: ts.KvStore, keys: list[bytes]) -> None:
+        for future in [store.write(key, None) for key in keys]:
             future.result()
+        folder = self.target.folder
+        if folder is not None:
+            _remove_empty(folder, {os.path.dirname(os.fsdecode(key)) for key in keys})
 
 
 def begin(target: Location, *, overwrite: bool) -> Staging:
@@ -176,47 +186,53 @@ def begin(target: Location, *, overwrite: bool) -> Staging:
         StorageError: the storage refused.
     """
     with storage_errors(str(target)):
-        folder = target.folder
         identity = uuid.uuid4().hex[:12]
-        if folder is not None:
-            return _begin_folder(target, folder, identity, overwrite=overwrite)
+        if target.folder is not None:
+            folder = Path(os.path.realpath(target.folder))
+            target = replace(target, path=str(folder))
+            if _renames(folder):
+                return _begin_folder(target, folder, identity, overwrite=overwrite)
         store = open_store(target)
-        current = store.read(MANIFEST).result()
-        found = _found(store, committed=current.state == "value")
+        seen = store.read(MANIFEST).result()
+        found = _found(store, committed=seen.state == "value")
         step = decide(str(target), found, overwrite=overwrite, renames=False, exchanges=False)
-        staging = _staging_by_key(step, target, identity, current.value, current.stamp.generation)
-        if step is Step.IN_PLACE:
-            claim = msgspec.json.encode(_Claim(socket.gethostname(), os.getpid()))
-            if not store.write(CLAIM, claim, if_equal=_MISSING).result().generation:
-                raise CheckpointExistsError(f"{target}: another save has just begun here")
-        return staging
+        if step is Step.GENERATION:
+            return _generation(target, identity, seen.stamp.generation)
+        text = msgspec.json.encode(ClaimText.own())
+        claimed = store.write(CLAIM, text, if_equal=_MISSING).result().generation
+        if not claimed:
+            raise CheckpointExistsError(f"{target}: another save has just begun here")
+        return Staging(step, target, target, claimed=claimed)
+
+
+def _renames(folder: Path) -> bool:
+    """Whether a new folder can take the place of this one: not if it is a mount point."""
+    return not (folder.is_dir() and (folder.is_mount() or not os.access(folder.parent, os.W_OK)))
 
 
 def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: bool) -> Staging:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_dead_stagings(folder)
     found = _found_in(folder)
-    staged = _sibling(folder, identity)
-    exchanges = found is Found.CHECKPOINT and overwrite and _can_exchange(folder)
-    step = decide(str(target), found, overwrite=overwrite, renames=True, exchanges=exchanges)
-    if step is Step.GENERATION:
-        current = open_store(target).read(MANIFEST).result()
-        generation = current.stamp.generation
-        return _staging_by_key(step, target, identity, current.value, generation)
-    staged.mkdir()
-    claim = msgspec.json.encode(_Claim(socket.gethostname(), os.getpid()))
-    (staged / CLAIM).write_bytes(claim)
-    return Staging(step, target, Location("file", str(staged)))
+    step = decide(str(target), found, overwrite=overwrite, renames=True, exchanges=True)
+    _make_folder(folder.parent)
+    remove_dead(folder)
+    claimed = claim(folder, identity)
+    try:
+        claimed.folder.mkdir()
+        if step is Step.EXCHANGE and not _can_exchange(claimed.folder):
+            claimed.folder.rmdir()
+            claimed.release()
+            seen = open_store(target).read(MANIFEST).result()
+            return _generation(target, identity, seen.stamp.generation)
+    except BaseException:
+        shutil.rmtree(claimed.folder, ignore_errors=True)
+        claimed.release()
+        raise
+    return Staging(step, target, Location("file", str(claimed.folder)), claim=claimed)
 
 
-def _staging_by_key(
-    step: Step, target: Location, identity: str, manifest: bytes, generation: bytes
-) -> Staging:
-    root = f"{GENERATIONS}/{identity}" if step is Step.GENERATION else ""
-    old: Manifest | None = None
-    with contextlib.suppress(ManifestError):
-        old = parse(manifest, digest_bytes) if manifest else None
-    return Staging(step, target, target.within(root), root, generation, old)
+def _generation(target: Location, identity: str, seen: bytes) -> Staging:
+    root = f"{GENERATIONS}/{identity}"
+    return Staging(Step.GENERATION, target, target.within(root), root, seen)
 
 
 def _found(store: ts.KvStore, *, committed: bool) -> Found:
@@ -240,43 +256,18 @@ def _found_in(folder: Path) -> Found:
     return Found.FOREIGN if any(folder.iterdir()) else Found.NOTHING
 
 
-def _sibling(folder: Path, identity: str) -> Path:
-    return folder.parent / f".{folder.name[:200]}.saving-{identity}"
-
-
-def _remove_dead_stagings(folder: Path) -> None:
-    """Remove what killed saves of this host left beside the path; others' may be alive."""
-    for staged in folder.parent.glob(f".{glob.escape(folder.name[:200])}.saving-*"):
-        try:
-            claim = msgspec.json.decode((staged / CLAIM).read_bytes(), type=_Claim)
-        except (OSError, msgspec.MsgspecError):
-            continue
-        if claim.host == socket.gethostname() and not _alive(claim.process):
-            shutil.rmtree(staged, ignore_errors=True)
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
 def _can_exchange(folder: Path) -> bool:
-    """Whether the file system exchanges two folders in one step; found out by doing it."""
-    probe = _sibling(folder, f"probe-{uuid.uuid4().hex[:8]}")
-    one, other = probe / "one", probe / "other"
+    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
     try:
-        one.mkdir(parents=True)
-        other.mkdir()
         _exchange(one, other)
     except OSError:
         return False
     finally:
-        shutil.rmtree(probe, ignore_errors=True)
+        one.rmdir()
+        other.rmdir()
     return True
 
 
@@ -294,6 +285,29 @@ def _exchange(a: Path, b: Path) -> None:
     if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), str(a))
+
+
+def _make_folder(folder: Path) -> None:
+    """Make a folder and its parents, so that their names survive a power cut."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        _sync_folder(each.parent)
+
+
+def _remove_empty(folder: Path, below: set[str]) -> None:
+    """Remove folders ``below`` a folder, and those above them, as far as they are empty."""
+    nested = {Path(name) for name in below}
+    nested |= {parent for name in nested for parent in name.parents}
+    for name in sorted(nested - {Path()}, key=lambda path: len(path.parts), reverse=True):
+        with contextlib.suppress(OSError):
+            (folder / name).rmdir()
+
+
+def _sync_tree(folder: Path) -> None:
+    """fsync a folder and all below it; their files are synced as they are written."""
+    for each, _, _ in os.walk(folder, topdown=False):
+        _sync_folder(Path(each))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -89,7 +89,7 @@ class Exchange:
             slot_bytes: the largest chunk that it publishes, bytes.
             budget: bytes of shared memory that it may use.
             take: called with each chunk taken, ``(chunk number, its bytes)``.
-            on_failure: called once if a peer is lost.
+            on_failure: called when a peer is lost.
         """
         self._on_failure = on_failure
         for address, count in share.sources:
@@ -118,8 +118,7 @@ class Exchange:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 for rank in missing:
-                    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as call:
-                        call.connect(share.addresses[rank])
+                    _call(share.addresses[rank], rank)
                 continue
             connection.settimeout(None)
             self._sockets.append(connection)
@@ -137,8 +136,7 @@ class Exchange:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._failure)
-            if self._failure is not None:
-                raise StorageError("another rank of this host stopped reading") from self._failure
+            self._raise()
             number = self._free.pop()
         return number, self._slots[number][:size]
 
@@ -167,8 +165,13 @@ class Exchange:
         """
         for thread in self._threads:
             thread.join()
-        if self._failure is not None:
-            raise StorageError("another rank of this host stopped reading") from self._failure
+        self._raise()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop waiting: this rank has failed, and slots that it holds will not be free again."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Close every socket, so that no peer waits for this rank."""
@@ -177,6 +180,10 @@ class Exchange:
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise StorageError("another rank of this host stopped reading") from self._failure
 
     def _take_from(
         self, address: str, count: int, rank: int, take: Callable[[int, Bytes], None]
@@ -201,16 +208,25 @@ class Exchange:
             try:
                 target(*arguments)
             except BaseException as error:
-                with self._changed:
-                    first = self._failure is None
-                    self._failure = self._failure or error
-                    self._changed.notify_all()
-                if first:
-                    self._on_failure(error)
+                self.fail(error)
+                self._on_failure(StorageError(f"another rank of this host was lost: {error!r}"))
 
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _call(address: str, rank: int) -> None:
+    """Connect to a rank and hang up.
+
+    Raises:
+        StorageError: nobody listens there any more.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.connect(address)
+    except OSError as error:
+        raise StorageError(f"rank {rank} of this host failed before it began to read") from error
 
 
 def _anonymous_file(size: int) -> int:

@@ -11,7 +11,7 @@ import functools
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import tensorstore as ts
 
@@ -47,26 +47,41 @@ class Location:
 
         Raises:
             TypeError: neither a str nor a PathLike.
-            StorageError: a URL scheme that is not supported.
+            StorageError: no path, a URL without a bucket, or of a scheme that is not supported.
         """
         text = os.fspath(path)
         if not isinstance(text, str):
             raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
-        scheme, separator, _ = text.partition("://")
+        if not text:
+            raise StorageError("the path is empty; give . for the working folder")
+        scheme, separator, rest = text.partition("://")
         if not separator or "/" in scheme:
-            return cls("file", os.path.abspath(os.path.expanduser(text)))
-        url = urlsplit(text)
+            return cls._local(os.path.expanduser(text))
+        first, _, below = rest.partition("/")
         if scheme == "file":
-            return cls("file", os.path.abspath(unquote(url.path)))
-        rest = f"{url.netloc}{url.path}".strip("/")
+            if first not in ("", "localhost") or not below:
+                raise StorageError(f"{text}: a file URL has three slashes: file:///data/ckpt")
+            return cls._local(unquote(f"/{below}"))
         if scheme == "memory":
-            return cls("memory", rest)
+            return cls("memory", rest.strip("/"))
         if scheme in _BUCKETS:
-            return cls(_BUCKETS[scheme], url.path.strip("/"), url.netloc)
+            if not first:
+                raise StorageError(f"{text}: no bucket is named; give {scheme}://bucket/path")
+            return cls(_BUCKETS[scheme], below.strip("/"), first)
         raise StorageError(
             f"{text}: the scheme {scheme!r} is not supported; "
             f"give a local path, or file://, memory://, s3:// or gs://"
         )
+
+    @classmethod
+    def _local(cls, path: str) -> Location:
+        # TensorStore takes a backslash for a slash, and its specs carry UTF-8 only.
+        if "\\" in path or "\0" in path or not _is_utf8(path):
+            raise StorageError(
+                f"{path!r}: a path with a backslash, a NUL or bytes that are no UTF-8 "
+                f"cannot be used"
+            )
+        return cls("file", os.path.abspath(path))
 
     @property
     def folder(self) -> Path | None:
@@ -102,6 +117,14 @@ class Location:
             return self.path
         scheme = next((s for s, driver in _BUCKETS.items() if driver == self.driver), self.driver)
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @functools.cache

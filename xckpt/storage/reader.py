@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from dataclasses import replace
@@ -42,9 +43,9 @@ def read_manifest(location: Location) -> bytes:
         StorageError: the storage refused.
     """
     folder = location.folder
-    if folder is not None and folder.is_file():
-        raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
     with storage_errors(str(location)):
+        if folder is not None and folder.is_file():
+            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
         found = open_store(location).read(MANIFEST).result()
     if found.state != "value":
         raise NotACheckpointError(
@@ -94,7 +95,9 @@ class ZarrStorageReader:
         mapped = self.options.memory_map and self.location.driver == "file"
         self.source = ChunkSource(root, parsed, mapped)
         if ranks > 1 and self.options.share_reads:
-            self._exchange = Exchange()
+            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+            with contextlib.suppress(OSError):
+                self._exchange = Exchange()
         return to_metadata(parsed)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

@@ -205,9 +205,13 @@ class ChunkReads:
         chunk = self.chunks[publication.chunk]
         slot, memory = exchange.slot(chunk.nbytes)
         data = memory.view(chunk.dtype).reshape(chunk.sizes)
-        self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), data)
-        exchange.publish(publication.chunk, slot, publication.takers)
-        self._deliver(chunk, data)
+        try:
+            self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), data)
+            exchange.publish(publication.chunk, slot, publication.takers)
+            self._deliver(chunk, data)
+        except BaseException as error:
+            exchange.fail(error)
+            raise
         exchange.let_go(slot)
         self.progress.add(chunk.nbytes)
 
