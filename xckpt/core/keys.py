@@ -32,7 +32,7 @@ KeyPath = tuple[str | int, ...]
 
 _INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
-_RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving"}
+_RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
 _LONGEST = 160
 _KEPT = 100
 
