@@ -8,8 +8,8 @@ For each leaf, from the boxes that all ranks reported (`LeafShards`):
 3. **Choose the grid** so that each chunk lies inside one box (`xckpt.core.grid`). Where every box
    has R holders, chunks are small enough for R writers to share it.
 4. **Cut** each box into at most R parts along chunk boundaries.
-5. **Share** (`share`): with R parts, each holder writes one; with fewer, the parts go to the
-   holders with the fewest bytes so far, largest leaves first.
+5. **Share** (`share`): the parts go to the holders with the fewest bytes so far, larger parts to
+   those with fewer; largest leaves first. With R equal parts, each holder writes one.
 
 Steps 1 to 4 depend only on shape, item size, boxes and holders, and models repeat those, so a
 `Layout` is computed once for all leaves that are alike.
@@ -75,8 +75,8 @@ class Layout:
 
     @property
     def contested(self) -> bool:
-        """Whether somebody has to be chosen: some box has more holders than parts."""
-        return any(part.holders.shape[1] > part.offsets.shape[1] for part in self.parts)
+        """Whether somebody has to be chosen: more holders than parts, or parts of unequal size."""
+        return not all(_is_settled(part) for part in self.parts)
 
 
 def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
@@ -139,21 +139,29 @@ def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:
 
 def _choose(part: Parts, loads: Int64s) -> Int64s:
     """A rank for each part, (m, p); all of one box's parts go to different holders."""
-    count = part.offsets.shape[1]
-    if part.holders.shape[1] == count:
+    if _is_settled(part):
         np.add.at(loads, part.holders, part.bytes)
         return part.holders
+    # The boxes are of one size and cut alike.
+    heaviest_first = np.argsort(-part.bytes[0], kind="stable")
+    count = len(heaviest_first)
+    chosen = np.empty(part.bytes.shape, np.int64)
     if len(np.unique(part.holders)) == part.holders.size:
         # Nobody holds two of the boxes, so no choice influences another.
         order = np.argsort(loads[part.holders], axis=1, kind="stable")[:, :count]
-        chosen = np.take_along_axis(part.holders, order, axis=1)
+        chosen[:, heaviest_first] = np.take_along_axis(part.holders, order, axis=1)
         np.add.at(loads, chosen, part.bytes)
         return chosen
-    chosen = np.empty(part.bytes.shape, np.int64)
     for row, holders in enumerate(part.holders):
-        chosen[row] = holders[np.argsort(loads[holders], kind="stable")[:count]]
+        order = np.argsort(loads[holders], kind="stable")[:count]
+        chosen[row, heaviest_first] = holders[order]
         loads[chosen[row]] += part.bytes[row]
     return chosen
+
+
+def _is_settled(part: Parts) -> bool:
+    """Whether each holder of a box writes one part and all parts are equal."""
+    return part.holders.shape == part.bytes.shape and bool((part.bytes == part.bytes[:, :1]).all())
 
 
 def _by_holder_count(inverse: Int64s, ranks: Int64s, count: int) -> list[tuple[Int64s, Int64s]]:
