@@ -73,15 +73,15 @@ def memory_table(extras: Sequence[Extra]) -> Table:
 def resharding_table(figures: Mapping[str, Resharding]) -> Table:
     """Seconds and bytes of the resharding."""
     table = _table(
-        "4 gloo ranks: save rows, load rows, load columns (medians; bytes of the last round)",
+        "4 gloo ranks save rows, load rows, load columns (medians; the most of any rank)",
         ("contender",),
         (
             "save s",
-            "load rows s",
-            "load columns s",
-            "wanted, MiB a rank",
-            "read(), MiB a rank",
-            "TensorStore, MiB a rank",
+            "rows s",
+            "columns s",
+            "wanted MiB",
+            "read MiB",
+            "mapped MiB",
             "read / wanted",
             "read / checkpoint",
         ),

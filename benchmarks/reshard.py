@@ -5,10 +5,11 @@
 2. Each contender saves, loads the same sharding, and loads ``Shard(1)``.  An untimed round
    compares every element; the timed rounds take turns in rotating order.
 3. A time runs from one barrier to the next, so that it is the slowest rank's.
-4. Bytes read are counted twice.  ``read`` is the kernel's count of what ``read`` and ``pread``
-   returned in the process (``rchar``: files, and sockets that are read that way).
-   ``mapped`` is TensorStore's count of the bytes of the chunks that it read or mapped; through a
-   memory map the kernel counts nothing.
+4. The bytes that a rank read are a sum.  ``read`` is the kernel's count of what ``read`` and
+   ``pread`` returned in the process (``rchar``: files, and sockets that are read that way).  The
+   kernel does not count what comes through a memory map; ``mapped`` is TensorStore's count of the
+   bytes that it mapped, whole chunks, touched or not.  What ranks hand each other in memory is no
+   read of storage and is not in it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 RANKS = 4
-FILE_METRIC = "/tensorstore/kvstore/file/bytes_read"
+MAPPED_METRIC = "/tensorstore/file/mmap_bytes"
 
 
 @dataclass(slots=True)
@@ -52,7 +53,7 @@ class Resharding:
     read: list[int] = field(default_factory=list)
     """Bytes that ``read`` and ``pread`` returned while columns were loaded, for each rank."""
     mapped: list[int] = field(default_factory=list)
-    """Bytes that TensorStore read or mapped meanwhile, for each rank."""
+    """Bytes of the files that TensorStore mapped meanwhile, for each rank."""
     wanted: list[int] = field(default_factory=list)
     """Bytes of the columns of each rank."""
     stored: int = 0
@@ -67,8 +68,8 @@ class Resharding:
         }
 
     def read_per_rank(self) -> list[int]:
-        """The bytes that each rank read, by the counter that saw more."""
-        return [max(r, m) for r, m in zip(self.read, self.mapped, strict=True)]
+        """The bytes that each rank read, one way or the other."""
+        return [r + m for r, m in zip(self.read, self.mapped, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +163,14 @@ def _differing(loaded: dict[str, DTensor], dim: int, quick: bool, rank: int) -> 
 
 
 def bytes_read() -> tuple[int, int]:
-    """Return this process's two counts: by ``read`` and ``pread``, and by TensorStore."""
+    """Return this process's two counts: by ``read`` and ``pread``, and mapped by TensorStore."""
     lines = Path("/proc/self/io").read_text().splitlines()
     read = next(int(line.split()[1]) for line in lines if line.startswith("rchar"))
     if "tensorstore" not in sys.modules:
         return read, 0
     import tensorstore as ts
 
-    metrics = ts.experimental_collect_matching_metrics(FILE_METRIC)
+    metrics = ts.experimental_collect_matching_metrics(MAPPED_METRIC)
     return read, sum(int(v["value"]) for metric in metrics for v in metric["values"])
 
 
