@@ -135,7 +135,7 @@ def test_a_failing_rank_raises_on_all(
 ) -> None:
     for text, ranks in four_ranks.run(on_rank_fail, step, failing):
         assert ranks == named
-        assert "step 'plan'" in text
+        assert "failed to plan" in text
         assert all(f"rank {rank}: OSError: no space on {rank}" in text for rank in named)
 
 
