@@ -146,8 +146,12 @@ class Exchange:
             self._left[slot] = len(takers) + 1
         for taker in takers:
             connection, lock = self._takers[taker]
-            with lock:
-                connection.sendall(_READY.pack(chunk, slot))
+            try:
+                with lock:
+                    connection.sendall(_READY.pack(chunk, slot))
+            except OSError as error:
+                self.fail(error)
+                self._raise()
 
     def let_go(self, slot: int) -> None:
         """One who needed the slot does so no longer; after the last one it is free."""
