@@ -17,10 +17,11 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+import tensorstore as ts
 
 from xckpt.core.boxes import Boxes, intersect
 from xckpt.core.dtypes import item_size
@@ -56,6 +57,17 @@ SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
 
 
+ROOT_DOCUMENT = "zarr.json"
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    """A zarr.json that is being written."""
+
+    content: bytes
+    written: ts.Future[ts.KvStore.TimestampedStorageGeneration]
+
+
 class ZarrStorageWriter:
     """Writes a checkpoint as zarr v3 through TensorStore.
 
@@ -76,6 +88,7 @@ class ZarrStorageWriter:
         self.overwrite = overwrite
         self.options = options or SaveOptions()
         self._staging: Staging | None = None
+        self._documents: dict[str, _Document] = {}
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -98,9 +111,14 @@ class ZarrStorageWriter:
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
     ) -> tuple[list[SavePlan], Metadata]:
-        """Choose grids where the planner did not, and write each rank's orders."""
+        """Choose grids where the planner did not, and write each rank's orders.
+
+        Raises:
+            ManifestError: the manifest could not be written in the end, so nothing is begun.
+        """
         assert self._staging is not None
         metadata = self._with_grids(metadata)
+        self._write_documents(metadata)
         where = self._staging.location
         shared = {
             name: _orders(described)
@@ -117,6 +135,23 @@ class ZarrStorageWriter:
             orders = WriteOrders(where.driver, where.path, where.bucket, mine)
             ordered.append(replace(plan, storage_data=orders))
         return ordered, metadata
+
+    def _write_documents(self, metadata: Metadata) -> None:
+        """Start writing the zarr.json files that are known already, while data is written."""
+        assert self._staging is not None
+        tensors = {
+            name: described
+            for name, described in metadata.state_dict_metadata.items()
+            if isinstance(described, TensorStorageMetadata)
+        }
+        draft = build(replace(metadata, state_dict_metadata=tensors), {}, codecs=self.codecs)
+        encode(draft, digest_bytes)
+        store = open_store(self._staging.location)
+        self._documents = {
+            key: _Document(content, store.write(key, content))
+            for key, content in documents(draft)
+            if key != ROOT_DOCUMENT
+        }
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
@@ -199,7 +234,12 @@ class ZarrStorageWriter:
         with storage_errors(str(self.target)):
             store = open_store(self._staging.location)
             futures = [store.write(DIGESTS, digests)]
-            futures += [store.write(key, content) for key, content in documents(manifest)]
+            for key, content in documents(manifest):
+                known = self._documents.get(key)
+                if known is not None and known.content == content:
+                    futures.append(known.written)
+                else:
+                    futures.append(store.write(key, content))
             for future in futures:
                 future.result()
         self._staging.publish(data)
