@@ -128,8 +128,7 @@ def reduce_scatter(
         data, failures = _collect(gathered)
         shares: Sequence[bytes] = ()
         if not failures:
-            verdict, decide_error = _attempt_many(lambda: decide(data))
-            shares = verdict
+            shares, decide_error = _attempt_many(lambda: decide(data), group.size)
             if decide_error is not None:
                 caught = decide_error
                 failures = [_failure(group.coordinator, decide_error)]
@@ -193,15 +192,22 @@ def _attempt(call: Callable[[], bytes]) -> tuple[_Outcome, Exception | None]:
         return _Outcome(failure=_failure(0, error)[1:]), error
 
 
-def _attempt_many(call: Callable[[], Sequence[bytes]]) -> tuple[Sequence[bytes], Exception | None]:
+def _attempt_many(
+    call: Callable[[], Sequence[bytes]], size: int
+) -> tuple[Sequence[bytes], Exception | None]:
     try:
-        return call(), None
+        answers = call()
+        if len(answers) != size:
+            raise ValueError(f"{len(answers)} answers for {size} ranks")
+        return answers, None
     except Exception as error:
         return (), error
 
 
 def _failure(rank: int, error: BaseException) -> tuple[int, str, str]:
-    return rank, type(error).__name__, str(error)
+    # A message that could not be sent would leave the other ranks waiting.
+    message = str(error).encode("utf-8", "backslashreplace").decode()
+    return rank, type(error).__name__, message
 
 
 def _collect(gathered: Sequence[bytes]) -> tuple[list[bytes], list[tuple[int, str, str]]]:
