@@ -108,7 +108,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
 
     from xckpt.core.boxes import Boxes
     from xckpt.core.plan import Block, LeafTable, PlanCodec, SavePlan, WriteItems
-    from xckpt.core.save_planner import global_plan
+    from xckpt.core.global_plan import global_plan
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
     table = LeafTable(

@@ -1,0 +1,226 @@
+"""The global step of a save: all ranks' plans in, each rank's share and the metadata out.
+
+1. `merge_tables`: one table of all leaves; ranks that contradict each other are an error.
+2. `_collect`: all ranks' boxes, leaf by leaf.
+3. `_lay_out_all`: a `Layout` for each leaf, computed once for leaves that are alike.
+4. `_share_all`: who writes what, as blocks of columns for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.boxes import Boxes
+from xckpt.core.dtypes import item_size
+from xckpt.core.grid import GridOptions
+from xckpt.core.layout import Layout, LeafShards, lay_out, share
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan import Block, LeafTable, SavePlan, WriteItems
+from xckpt.errors import PlanError
+
+__all__ = ["global_plan", "merge_tables"]
+
+
+def global_plan(
+    plans: Sequence[SavePlan], options: GridOptions | None = None
+) -> tuple[list[SavePlan], Metadata]:
+    """Each rank's share of a save, and the metadata of the whole.
+
+    Args:
+        plans: one plan a rank, in rank order.
+        options: target sizes of chunks.
+
+    Raises:
+        PlanError: ranks disagree on a leaf, boxes overlap, or elements are missing; all listed.
+    """
+    columns = [WriteItems.of(plan.items) for plan in plans]
+    table, numbers = merge_tables([items.table for items in columns])
+    shards = _collect(table, columns, numbers)
+    layouts, problems = _lay_out_all(table, shards, options or GridOptions())
+    if problems:
+        raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
+    blocks = _share_all(table, shards, layouts, len(plans))
+    containers: dict[str, str] = {}
+    for plan in plans:
+        containers.update(plan.containers)
+    shares = [
+        SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
+        for rank, plan in enumerate(plans)
+    ]
+    return shares, Metadata(_metadata_of(table, layouts), containers)
+
+
+def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[np.int32] | None]]:
+    """One table of all ranks' leaves, and for each rank its leaf numbers in it (None: the same).
+
+    Raises:
+        PlanError: two ranks disagree on what a leaf is; all such leaves are listed.
+    """
+    first = tables[0]
+    if all(table == first for table in tables):
+        return first, [None] * len(tables)
+    rows: dict[str, tuple[object, ...]] = {}
+    ranks: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    mapped: list[NDArray[np.int32] | None] = []
+    known: dict[int, NDArray[np.int32]] = {}
+    for rank, table in enumerate(tables):
+        if id(table) not in known:
+            for row in _rows(table):
+                name = str(row[0])
+                before = rows.setdefault(name, row)
+                numbers.setdefault(name, len(numbers))
+                difference = _difference(before, row)
+                if difference:
+                    problems[name] = f"{name}: {difference.format(ranks[name], rank)}"
+                ranks.setdefault(name, rank)
+            known[id(table)] = np.array([numbers[name] for name in table.names], np.int32)
+        mapped.append(known[id(table)])
+    if problems:
+        raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
+    return LeafTable(*zip(*rows.values(), strict=True)), mapped
+
+
+def _rows(table: LeafTable) -> list[tuple[object, ...]]:
+    columns = [getattr(table, name) for name in table.__struct_fields__]
+    return list(zip(*columns, strict=True))
+
+
+def _difference(a: tuple[object, ...], b: tuple[object, ...]) -> str:
+    """How two rows of one leaf contradict each other, with slots for the ranks; empty if not."""
+    _, kind_a, dtype_a, shape_a, _, _, annotation_a, content_a = a
+    _, kind_b, dtype_b, shape_b, _, _, annotation_b, content_b = b
+    told: list[tuple[str, object, object]] = [
+        ("type", kind_a or "tensor", kind_b or "tensor"),
+        ("dtype", dtype_a, dtype_b),
+        ("shape", shape_a, shape_b),
+        ("annotation", annotation_a, annotation_b),
+    ]
+    for what, of_a, of_b in told:
+        if of_a != of_b:
+            return f"{what} {of_a} on rank {{}} but {of_b} on rank {{}}"
+    if content_a != content_b:
+        return "rank {} and rank {} hold different contents under one name"
+    return ""
+
+
+def _collect(
+    table: LeafTable,
+    columns: Sequence[WriteItems],
+    numbers: Sequence[NDArray[np.int32] | None],
+) -> list[LeafShards]:
+    """All ranks' boxes, leaf by leaf."""
+    gathered: dict[int, list[tuple[NDArray[np.int32], Boxes, int]]] = {}
+    for rank, (items, mapped) in enumerate(zip(columns, numbers, strict=True)):
+        for block in items.blocks:
+            leaf = block.leaf if mapped is None else mapped[block.leaf]
+            gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
+    shards = [
+        LeafShards(
+            shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), np.zeros(0, np.int64)
+        )
+        for number, shape in enumerate(table.shapes)
+    ]
+    for parts in gathered.values():
+        leaf = np.concatenate([part[0] for part in parts])
+        order = np.argsort(leaf, kind="stable")
+        leaf = leaf[order]
+        offsets = np.concatenate([part[1].offsets for part in parts])[order]
+        sizes = np.concatenate([part[1].sizes for part in parts])[order]
+        ranks = np.repeat(
+            np.array([part[2] for part in parts], np.int64), [len(part[0]) for part in parts]
+        )[order]
+        present = np.flatnonzero(np.bincount(leaf, minlength=len(table.names)))
+        starts = np.searchsorted(leaf, present)
+        stops = np.searchsorted(leaf, present, side="right")
+        for number, a, b in zip(present.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            shards[number] = LeafShards(
+                table.shapes[number],
+                _bytes_of(table, number),
+                Boxes(offsets[a:b], sizes[a:b]),
+                ranks[a:b],
+            )
+    return shards
+
+
+def _bytes_of(table: LeafTable, number: int) -> int:
+    return item_size(table.dtypes[number]) if table.is_tensor(number) else 0
+
+
+def _lay_out_all(
+    table: LeafTable, shards: Sequence[LeafShards], options: GridOptions
+) -> tuple[list[Layout], list[str]]:
+    known: dict[tuple[object, ...], Layout | str] = {}
+    layouts: list[Layout] = []
+    problems: list[str] = []
+    for name, leaf in zip(table.names, shards, strict=True):
+        key = leaf.key()
+        if key not in known:
+            known[key] = lay_out(leaf, options)
+        layout = known[key]
+        if isinstance(layout, str):
+            problems.append(f"{name}: {layout}")
+        else:
+            layouts.append(layout)
+    return layouts, problems
+
+
+def _share_all(
+    table: LeafTable, shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
+) -> list[list[Block]]:
+    """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
+    loads = np.zeros(size, np.int64)
+    weight = [
+        layout.contested * (1 + int(np.sum(layout.boxes.elements)) * leaf.item_bytes)
+        for leaf, layout in zip(shards, layouts, strict=True)
+    ]
+    order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
+    shared: dict[int, list[tuple[int, NDArray[np.int64], Boxes]]] = {}
+    for number in order:
+        ranks, boxes = share(layouts[number], loads)
+        shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
+    blocks: list[list[Block]] = [[] for _ in range(size)]
+    for _, parts in sorted(shared.items()):
+        parts.sort(key=lambda part: part[0])
+        leaf = np.repeat(
+            np.array([part[0] for part in parts], np.int32), [len(part[1]) for part in parts]
+        )
+        rank = np.concatenate([part[1] for part in parts])
+        order_by_rank = np.argsort(rank, kind="stable")
+        leaf = leaf[order_by_rank]
+        offsets = np.concatenate([part[2].offsets for part in parts])[order_by_rank]
+        sizes = np.concatenate([part[2].sizes for part in parts])[order_by_rank]
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=size))]).tolist()
+        for number in range(size):
+            a, b = bounds[number], bounds[number + 1]
+            if a < b:
+                blocks[number].append(Block(leaf[a:b], Boxes(offsets[a:b], sizes[a:b])))
+    return blocks
+
+
+def _metadata_of(
+    table: LeafTable, layouts: Sequence[Layout]
+) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for number, (name, layout) in enumerate(zip(table.names, layouts, strict=True)):
+        if not table.is_tensor(number):
+            described[name] = BytesStorageMetadata(table.kinds[number])
+            continue
+        described[name] = TensorStorageMetadata(
+            TensorProperties(table.dtypes[number]),
+            table.shapes[number],
+            layout.boxes,
+            layout.grid,
+            table.shardings[number],
+            table.annotations[number],
+        )
+    return described
