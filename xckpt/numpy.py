@@ -61,6 +61,7 @@ class ArrayTarget:
     shape: tuple[int, ...]
     dtype: str
     array: NDArray[np.generic] | None = None
+    annotation: str = ""
     boxes: Boxes = field(init=False)
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class SourceLeaf(Protocol):
         ...
 
     def data(self, index: int) -> object:
-        """Shard ``index`` of `boxes`, in the framework's own type and of exactly that box's sizes.
+        """Shard ``index`` of `boxes`, of exactly that box's sizes, as the adapter likes it.
 
         Lazy, idempotent and thread-safe; a view of the caller's memory where that is possible.
         `Adapter.to_numpy` of the same adapter reads it.
@@ -88,6 +88,11 @@ class TargetLeaf(Protocol):
     @property
     def boxes(self) -> Boxes:
         """The boxes wanted, each once."""
+        ...
+
+    @property
+    def annotation(self) -> str:
+        """What the leaf shall be beyond an array; empty where anything will do."""
         ...
 
     def buffer(self, index: int) -> object:

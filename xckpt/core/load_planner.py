@@ -334,7 +334,7 @@ def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast:
         elif dtype.startswith("complex") and not target.dtype.startswith("complex"):
             texts.append(f"dtype {dtype} in the checkpoint cannot be cast to {target.dtype}")
     # Keys may be read as an array and the other way round, but not as keys of another kind.
-    wanted = getattr(target, "annotation", "")
+    wanted = target.annotation
     if wanted and stored.annotation and wanted != stored.annotation:
         texts.append(f"{stored.annotation} in the checkpoint, {wanted} wanted")
     return texts

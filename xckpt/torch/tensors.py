@@ -75,6 +75,7 @@ class TensorTarget:
     like: torch.Tensor
     layout: Layout
     in_place: bool
+    annotation: str = field(default="", init=False)
     _filled: torch.Tensor | None = field(default=None, init=False)
     _local: torch.Tensor | None = field(default=None, init=False)
     _buffers: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
