@@ -44,8 +44,9 @@ trees = st.recursive(leaves, containers, max_leaves=15)
 
 def same(a: Any, b: Any) -> bool:
     """Equal in structure and type; a namedtuple's class counts by its name and fields."""
-    if isinstance(a, tuple) and hasattr(a, "_fields"):
-        alike = isinstance(b, tuple) and getattr(b, "_fields", None) == a._fields
+    fields = getattr(a, "_fields", None)
+    if fields is not None:
+        alike = isinstance(b, tuple) and getattr(b, "_fields", 0) == fields
         return alike and type(a).__name__ == type(b).__name__ and same(list(a), list(b))
     if type(a) is not type(b):
         return False

@@ -1,6 +1,7 @@
 """The global step of a save: all ranks' plans in, each rank's share and the metadata out.
 
-1. `merge_tables`: one table of all leaves; ranks that contradict each other are an error.
+1. `merge_tables`, `merge_containers`: one table of all leaves, one tree of all containers; ranks
+   that contradict each other are an error.
 2. `_collect`: all ranks' boxes, leaf by leaf.
 3. `_lay_out_all`: a `Layout` for each leaf, computed once for leaves that are alike.
 4. `_share_all`: who writes what, as blocks of columns for each rank.
@@ -24,9 +25,10 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan import Block, LeafTable, SavePlan, WriteItems
-from xckpt.errors import PlanError
+from xckpt.core.tree import unflatten
+from xckpt.errors import ManifestError, PlanError
 
-__all__ = ["global_plan", "merge_tables"]
+__all__ = ["global_plan", "merge_containers", "merge_tables"]
 
 
 def global_plan(
@@ -39,7 +41,8 @@ def global_plan(
         options: target sizes of chunks.
 
     Raises:
-        PlanError: ranks disagree on a leaf, boxes overlap, or elements are missing; all listed.
+        PlanError: ranks disagree on a leaf or a container, boxes overlap, or elements are missing;
+            all listed.
     """
     columns = [WriteItems.of(plan.items) for plan in plans]
     table, numbers = merge_tables([items.table for items in columns])
@@ -47,10 +50,8 @@ def global_plan(
     layouts, problems = _lay_out_all(table, shards, options or GridOptions())
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
+    containers = merge_containers(plans, table.names)
     blocks = _share_all(table, shards, layouts, len(plans))
-    containers: dict[str, str] = {}
-    for plan in plans:
-        containers.update(plan.containers)
     shares = [
         SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
         for rank, plan in enumerate(plans)
@@ -111,6 +112,34 @@ def _difference(a: tuple[object, ...], b: tuple[object, ...]) -> str:
     if content_a != content_b:
         return "rank {} and rank {} hold different contents under one name"
     return ""
+
+
+def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:
+    """The containers of all ranks' trees, which together have the leaves ``names``.
+
+    Raises:
+        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
+            container, so no tree has all of them.
+    """
+    merged = dict(plans[0].containers)
+    ranks = dict.fromkeys(merged, 0)
+    problems: dict[str, str] = {}
+    for rank, plan in enumerate(plans):
+        if plan.containers == merged:
+            continue
+        for name, kind in plan.containers.items():
+            before = merged.setdefault(name, kind)
+            other = ranks.setdefault(name, rank)
+            if kind != before:
+                where = name or "the root"
+                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
+    try:
+        unflatten(dict.fromkeys(names), merged)
+    except ManifestError as error:
+        problems.setdefault("", str(error))
+    if problems:
+        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
+    return merged
 
 
 def _collect(

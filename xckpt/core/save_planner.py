@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core import leaves as frameworks
-from xckpt.core.boxes import Boxes
+from xckpt.core.boxes import Boxes, interval
 from xckpt.core.global_plan import global_plan
 from xckpt.core.grid import GridOptions
 from xckpt.core.leaves import SourceLeaf
@@ -213,7 +213,8 @@ def _view(leaf: SourceLeaf, item: WriteItem) -> object:
         shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
         stop = high - boxes.offsets[index]
         return shard[tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))]
-    raise PlanError(f"{item.index.fqn}: this rank was told to write {chunk}, which it doesn't hold")
+    where = interval(chunk.offsets, chunk.sizes)
+    raise PlanError(f"{item.index.fqn}: {where} is to be written by this rank, but not held by it")
 
 
 def local_plan(
