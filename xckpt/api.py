@@ -71,7 +71,7 @@ def save(
             arrays and of None, bool, int, float, complex, str and bytes.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
             is committed; then everything in its folder is gone.
-        metadata: anything that JSON can carry, kept with the checkpoint.
+        metadata: anything that JSON can carry, kept with the checkpoint; the coordinator's counts.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
         group: the ranks that save together; found by itself where torch.distributed or
@@ -84,6 +84,7 @@ def save(
     Raises:
         CheckpointExistsError: something is at the path, and ``overwrite`` is False.
         UnsupportedLeafError: leaves that cannot be saved, all listed by name.
+        ManifestError: ``metadata`` holds what JSON cannot carry.
         PlanError: shards overlap or are missing, or the ranks disagree.
         StorageError: the storage refused (full, read-only, no answer).
         RanksFailedError: any of these, in a group of several ranks. Nothing is committed.

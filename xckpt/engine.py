@@ -24,6 +24,7 @@ from dataclasses import replace
 
 import msgspec
 
+from xckpt.core.json_values import check_json
 from xckpt.core.load_planner import LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan import (
@@ -91,6 +92,8 @@ def _save(
     decided: list[Metadata] = []
 
     def plan_locally() -> bytes:
+        if is_coordinator:
+            check_json(user, "metadata")
         planner.set_up_planner(state_dict, None, is_coordinator)
         writer.set_up_storage_writer(is_coordinator)
         return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))

@@ -85,7 +85,8 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     """A NumPy array or scalar as a source.
 
     Raises:
-        UnsupportedLeafError: its dtype is not one of the format's (object, datetime, ...).
+        UnsupportedLeafError: its dtype is not one of the format's (object, datetime, ...), or it
+            has a mask.
 
     Example:
         >>> describe(np.zeros((2, 3), np.float32), "w").dtype
@@ -93,8 +94,7 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     """
     if not isinstance(leaf, np.ndarray | np.generic):
         return None
-    array = np.asarray(leaf)
-    return ArraySource(array, _format_dtype(array, name))
+    return ArraySource(np.asarray(leaf), _format_dtype(leaf, name))
 
 
 def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
@@ -106,7 +106,7 @@ def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
     """
     if not isinstance(like, np.ndarray | np.generic):
         return None
-    dtype = _format_dtype(np.asarray(like), name)
+    dtype = _format_dtype(like, name)
     if not in_place:
         return ArrayTarget(like.shape, dtype)
     if not isinstance(like, np.ndarray) or not like.flags.writeable:
@@ -145,7 +145,9 @@ def rebuild(node: object, children: list[object]) -> None:
     return
 
 
-def _format_dtype(array: NDArray[np.generic], name: str) -> str:
+def _format_dtype(array: NDArray[np.generic] | np.generic, name: str) -> str:
+    if isinstance(array, np.ma.MaskedArray):
+        raise UnsupportedLeafError(f"{name}: a masked array; save its data and mask as two leaves")
     dtype = dtype_name(array.dtype)
     if dtype is None:
         raise UnsupportedLeafError(

@@ -31,6 +31,16 @@ def default_threads() -> int:
     return min(32, max(4, 2 * len(os.sched_getaffinity(0))))
 
 
+MOST_CHUNK_BYTES = 1 << 29
+"""A grid may exceed the target eightfold, and the format takes chunks of up to 4 GiB."""
+
+
+def _check(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    if value is not None and (value < least or (most is not None and value > most)):
+        within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
+        raise ValueError(f"{name} must be {within}, got {value:,}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
     """Options of a save.
@@ -41,9 +51,10 @@ class SaveOptions:
     """
 
     chunk_bytes: int = 8 * MEBIBYTE
-    """Target for a chunk, bytes: what a reader reads and verifies at once."""
+    """Target for a chunk, bytes, at most 512 MiB: what a reader reads and verifies at once."""
     shard_bytes: int = 0
-    """Target for a zarr shard (one object of several chunks), bytes; 0 for an object a chunk."""
+    """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
+    object a chunk."""
     crc32c: bool = False
     """Also put a checksum into each chunk, for readers that know no manifest; costs speed."""
     threads: int | None = None
@@ -56,6 +67,12 @@ class SaveOptions:
     """Turns a leaf of an unknown type into bytes; by default such a leaf is refused by name."""
     progress: Callable[[Progress], None] | None = None
     """Called with this rank's progress, from worker threads, one call at a time."""
+
+    def __post_init__(self) -> None:
+        _check("chunk_bytes", self.chunk_bytes, 1, MOST_CHUNK_BYTES)
+        _check("shard_bytes", self.shard_bytes, 0, MOST_CHUNK_BYTES)
+        _check("threads", self.threads, 1)
+        _check("memory_bytes", self.memory_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +95,7 @@ class LoadOptions:
     """Ranks of one host read each chunk once and share it through memory."""
     progress: Callable[[Progress], None] | None = None
     """Called with this rank's progress, from worker threads, one call at a time."""
+
+    def __post_init__(self) -> None:
+        _check("threads", self.threads, 1)
+        _check("memory_bytes", self.memory_bytes, 1)

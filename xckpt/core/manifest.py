@@ -25,10 +25,10 @@ import numpy as np
 from xckpt.core.boxes import Boxes, cover_fault, interval
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.grid import Grid, count_cells
+from xckpt.core.json_values import check_json
 from xckpt.core.keys import zarr_path
 from xckpt.core.metadata import (
     BytesStorageMetadata,
-    JSONValue,
     Metadata,
     Sharding,
     TensorProperties,
@@ -177,8 +177,10 @@ def build(
     """The manifest of a planned checkpoint whose values are known.
 
     Raises:
-        ManifestError: a value is missing, or the user's metadata is no JSON.
+        ManifestError: a value is missing, or metadata is no JSON.
     """
+    check_json(metadata.user, "metadata")
+    check_json(metadata.planner_data, "planner_data")
     leaves: list[TensorEntry | ValueEntry | BytesEntry] = []
     for name, described in metadata.state_dict_metadata.items():
         if isinstance(described, BytesStorageMetadata):
@@ -194,16 +196,8 @@ def build(
         codecs,
         dict(metadata.containers),
         metadata.user,
-        _as_json(metadata.planner_data),
+        metadata.planner_data,
     )
-
-
-def _as_json(data: object) -> JSONValue:
-    """Data as JSON will give it back, or an error now rather than at the commit."""
-    try:
-        return msgspec.json.decode(msgspec.json.encode(data))
-    except (TypeError, msgspec.MsgspecError) as error:
-        raise ManifestError(f"metadata cannot be written as JSON: {error}") from error
 
 
 def _tensor_entry(name: str, tensor: TensorStorageMetadata) -> TensorEntry:

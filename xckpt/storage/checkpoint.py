@@ -77,7 +77,7 @@ class StoredArray:
         return prod(self.shape) * numpy_dtype(self.dtype).itemsize
 
     def __getitem__(self, index: Index | tuple[Index, ...]) -> NDArray[np.generic]:
-        """The elements of a slice, as NumPy would give them.
+        """The elements of a slice, as NumPy would give them, always as an array.
 
         Raises:
             IndexError: the index does not fit the shape.
@@ -94,7 +94,7 @@ class StoredArray:
             0 if isinstance(key, int) else slice(None, None, key.step) if key.step else slice(None)
             for key in picked
         )
-        return box[steps]
+        return np.asarray(box[steps])
 
     def __array__(
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None

@@ -51,10 +51,11 @@ class Claim:
     descriptor: int
 
     def release(self) -> None:
-        """Give the claim up, after the staging folder is gone."""
+        """Give the claim up; it stays, unlocked, if the staging folder could not be removed."""
         if self.descriptor >= 0:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
+            if not self.folder.exists():
+                with contextlib.suppress(OSError):
+                    self.path.unlink()
             os.close(self.descriptor)
             self.descriptor = -1
 

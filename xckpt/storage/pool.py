@@ -106,6 +106,11 @@ class ProgressCounter:
         self._callback = callback
         self._lock = threading.Lock()
 
+    def expect(self, size: int) -> None:
+        """Expect ``size`` more bytes than was known at the beginning."""
+        with self._lock:
+            self.total += size
+
     def add(self, size: int) -> None:
         """Count ``size`` more bytes."""
         if self._callback is None:

@@ -172,6 +172,7 @@ class ChunkWrites:
             order = ArrayOrder(0, (0,), (entry.size,), (entry.chunk,), None, False)
             array = _zarr_array(entry.name, "uint8", order)
             data = np.frombuffer(content, np.uint8)
+            self.progress.expect(entry.size)
             for start in range(0, entry.size, entry.chunk):
                 part = data[start : start + entry.chunk]
                 self._start(_Unit(array, self._open(array), (start,), part))
@@ -202,6 +203,7 @@ class ChunkWrites:
         unit, written = self._started.popleft()
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             written.result()
+        self.progress.add(unit.data.nbytes)
 
     def _write_reserved(self, unit: _Unit, reservation: _Reservation) -> None:
         try:
@@ -209,17 +211,18 @@ class ChunkWrites:
                 self._begin(unit).result()
         finally:
             reservation.unit_done()
+        self.progress.add(unit.data.nbytes)
 
     def _begin(self, unit: _Unit) -> ts.WriteFutures:
         """Take the unit's digests and start its write."""
         data = np.asarray(unit.data, order="C")
+        if data.dtype == np.bool_:
+            data = _plain_bools(data)
         found = _digests(unit, data)
         with self._lock:
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
         region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
-        written = unit.store[region].write(data, can_reference_source_data_indefinitely=True)
-        self.progress.add(data.nbytes)
-        return written
+        return unit.store[region].write(data, can_reference_source_data_indefinitely=True)
 
     def _cut(
         self,
@@ -312,6 +315,12 @@ def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
         part = data[tuple(slice(s, s + n) for s, n in zip(start, cell.sizes, strict=True))]
         found.append((number, digest_array(np.asarray(part, order="C"))))
     return found
+
+
+def _plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
+    """Bools whose bytes are 0 and 1: others can stand in memory, but not in a zarr array."""
+    raw = data.view(np.uint8)
+    return raw != 0 if raw.size and raw.max() > 1 else data
 
 
 def _zarr_array(name: str, dtype: str, order: ArrayOrder) -> ZarrArray:

@@ -1,0 +1,95 @@
+"""Options of saves and loads: any of them gives the same bytes; progress counts them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xckpt
+from tests.storage.states import LAYOUTS, arrays, everything, expected, random_array, same
+from xckpt.core.dtypes import DTYPES
+
+
+@settings(max_examples=60)
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4).map(tuple),
+    dtype=st.sampled_from(["bool", "int8", "bfloat16", "float32", "complex128"]),
+    chunk_bytes=st.integers(1, 300),
+    shard_bytes=st.sampled_from([0, 64, 1000]),
+    crc32c=st.booleans(),
+    threads=st.sampled_from([None, 1, 3]),
+    memory_bytes=st.sampled_from([1, 100, 1 << 20]),
+)
+def test_any_options(shape, dtype, chunk_bytes, shard_bytes, crc32c, threads, memory_bytes) -> None:
+    options = xckpt.SaveOptions(
+        chunk_bytes=chunk_bytes,
+        shard_bytes=shard_bytes,
+        crc32c=crc32c,
+        threads=threads,
+        memory_bytes=memory_bytes,
+    )
+    array = random_array(shape, DTYPES[dtype], seed=chunk_bytes)
+    xckpt.save("memory://any-options", {"w": array}, overwrite=True, options=options)
+    back = xckpt.LoadOptions(threads=threads, memory_bytes=memory_bytes)
+    assert same(xckpt.load("memory://any-options", options=back), {"w": array})
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("chunk_bytes", 0),
+        ("chunk_bytes", 1 << 40),
+        ("shard_bytes", -1),
+        ("shard_bytes", 1 << 40),
+        ("threads", 0),
+        ("memory_bytes", 0),
+    ],
+)
+def test_impossible_options_are_refused_when_made(name: str, value: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        xckpt.SaveOptions(**{name: value})  # type: ignore[arg-type]
+    if name in ("threads", "memory_bytes"):
+        with pytest.raises(ValueError, match=f"{name} must be"):
+            xckpt.LoadOptions(**{name: value})  # type: ignore[arg-type]
+
+
+def test_a_serialiser_carries_what_is_unsupported() -> None:
+    options = xckpt.SaveOptions(serialise=lambda leaf: repr(leaf).encode())
+    xckpt.save("memory://opaque", {"set": {3}, "w": np.ones(2)}, overwrite=True, options=options)
+    assert xckpt.load("memory://opaque")["set"] == b"{3}"
+    assert xckpt.open("memory://opaque")["set"] == b"{3}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_progress_reaches_the_total(layout: str) -> None:
+    seen: list[xckpt.Progress] = []
+    options = xckpt.SaveOptions(
+        chunk_bytes=LAYOUTS[layout].chunk_bytes,
+        shard_bytes=LAYOUTS[layout].shard_bytes,
+        crc32c=LAYOUTS[layout].crc32c,
+        progress=seen.append,
+    )
+    state = everything()
+    xckpt.save("memory://progress", state, overwrite=True, options=options)
+    sizes = [leaf.nbytes for leaf in expected(state).values() if isinstance(leaf, np.ndarray)]
+    assert seen[-1].done == seen[-1].total > sum(sizes)
+    assert [p.done for p in seen] == sorted({p.done for p in seen})
+    assert all(0 < p.done <= p.total for p in seen)
+
+    seen.clear()
+    xckpt.load("memory://progress", options=xckpt.LoadOptions(progress=seen.append))
+    assert seen[-1].done == seen[-1].total >= sum(sizes)
+    assert [p.done for p in seen] == sorted({p.done for p in seen})
+
+
+def test_an_error_in_the_callback_stops_the_save(tmp_path: Path) -> None:
+    def stop(progress: xckpt.Progress) -> None:
+        raise RuntimeError("enough")
+
+    with pytest.raises(RuntimeError, match="enough"):
+        xckpt.save(tmp_path / "ckpt", arrays(), options=xckpt.SaveOptions(progress=stop))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,72 @@
+"""What JSON carries as it is, and what it would silently change.
+
+JSON writers turn NaN into null, bytes into text, sets into lists and int keys into strings, so what
+a user passes is checked before anything is written. Tuples are lists to JSON and pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isfinite
+
+from xckpt.errors import ManifestError
+
+__all__ = ["check_json", "json_problems"]
+
+DEEPEST = 64
+"""Most containers around a value."""
+
+LONGEST_INT = 4096
+"""Most bits of an int; Python refuses to read back what has more than about 14,000."""
+
+
+def check_json(value: object, what: str) -> None:
+    """Refuse what JSON would not give back.
+
+    Raises:
+        ManifestError: lists every such place.
+
+    Example:
+        >>> check_json({"run": "a", "betas": (0.9, 0.99)}, "metadata")
+        >>> check_json({"loss": float("nan")}, "metadata")
+        Traceback (most recent call last):
+        ...
+        xckpt.errors.ManifestError: metadata cannot be written as JSON
+          - metadata/loss: nan is no JSON number
+    """
+    problems = list(json_problems(value, what))
+    if problems:
+        raise ManifestError.listing(f"{what} cannot be written as JSON", problems)
+
+
+def json_problems(value: object, where: str, depth: int = 0) -> Iterator[str]:
+    """A line for each part of a value that JSON would not give back."""
+    if depth > DEEPEST:
+        yield f"{where[:80]}...: more than {DEEPEST} containers deep; a cycle?"
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            if type(key) is not str:
+                yield f"{where}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
+            else:
+                yield from _string_problem(key, where)
+                yield from json_problems(child, f"{where}/{key}", depth + 1)
+    elif isinstance(value, list | tuple):
+        for index, child in enumerate(value):
+            yield from json_problems(child, f"{where}/{index}", depth + 1)
+    elif type(value) is str:
+        yield from _string_problem(value, where)
+    elif type(value) is float:
+        if not isfinite(value):
+            yield f"{where}: {value!r} is no JSON number"
+    elif type(value) is int:
+        if value.bit_length() > LONGEST_INT:
+            yield f"{where}: an int of more than {LONGEST_INT} bits"
+    elif value is not None and type(value) is not bool:
+        yield f"{where}: a {type(value).__module__}.{type(value).__qualname__} is no JSON value"
+
+
+def _string_problem(text: str, where: str) -> Iterator[str]:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        yield f"{where}: {text[:40]!r} holds half a character (a lone surrogate)"
