@@ -47,6 +47,7 @@ class Wanted:
     shape: Shape
     dtype: str
     boxes: Boxes
+    annotation: str = ""
 
 
 def cut(array: Array, boxes: Sequence[Box]) -> Sharded:
@@ -73,6 +74,7 @@ class Target:
     boxes: Boxes
     parts: dict[int, Array] = field(default_factory=dict)
     into: Sharded | None = None
+    annotation: str = ""
     committed: list[int] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -106,7 +108,7 @@ def aim(like: object, name: str, *, in_place: bool) -> Target | None:
         return None
     if in_place and isinstance(like, Sharded):
         return Target(like.shape, like.dtype, like.boxes, dict(enumerate(like.parts)), like)
-    return Target(like.shape, like.dtype, like.boxes)
+    return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
 
 
 def to_numpy(data: object) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core import leaves as frameworks
-from xckpt.core.boxes import intersect, interval
+from xckpt.core.boxes import Boxes, intersect, interval
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaves import TargetLeaf
 from xckpt.core.metadata import (
@@ -355,9 +355,11 @@ def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) ->
     Raises:
         XckptError: a wanted box is not wholly stored (a damaged manifest).
     """
-    boxes = stored.grid.arrays if stored.grid is not None else stored.chunks
+    boxes = stored.chunks if stored.grid is None else stored.grid.arrays
+    if not isinstance(boxes, Boxes):
+        boxes = Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
     wanted_boxes = target.boxes
-    wanted, array, shared = intersect(wanted_boxes, boxes)  # type: ignore[arg-type]
+    wanted, array, shared = intersect(wanted_boxes, boxes)
     items: list[ReadItem] = []
     for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
         wanted_box, stored_box = wanted_boxes[i], boxes[j]
