@@ -107,8 +107,8 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     import numpy as np
 
     from xckpt.core.boxes import Boxes
-    from xckpt.core.plan import Block, LeafTable, PlanCodec, SavePlan, WriteItems
     from xckpt.core.global_plan import global_plan
+    from xckpt.core.plan import Block, LeafTable, PlanCodec, SavePlan, WriteItems
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
     table = LeafTable(
