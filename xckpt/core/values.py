@@ -15,7 +15,7 @@ from typing import Final
 
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
-__all__ = ["Value", "decode_value", "encode_value", "value_kind"]
+__all__ = ["KINDS", "Value", "decode_value", "encode_value", "value_kind"]
 
 Value = None | bool | int | float | complex | str | bytes
 
@@ -57,6 +57,9 @@ _DECODE: Final[dict[str, Callable[[str], Value]]] = {
     "str": _unescape,
     "bytes": lambda text: base64.b64decode(text, validate=True),
 }
+
+KINDS: Final = frozenset(_DECODE)
+"""The types that the format carries."""
 
 
 def value_kind(leaf: object) -> str | None:
@@ -101,4 +104,4 @@ def decode_value(kind: str, text: str) -> Value:
     try:
         return _DECODE[kind](text)
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
-        raise ManifestError(f"{text[:40]!r} is no {kind} value") from error
+        raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
