@@ -214,8 +214,18 @@ def _share_all(
     ]
     order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
     shared: dict[int, list[tuple[int, NDArray[np.int64], Boxes]]] = {}
+    settled: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
     for number in order:
-        ranks, boxes = share(layouts[number], loads)
+        layout = layouts[number]
+        if layout.contested:
+            ranks, boxes = share(layout, loads)
+        else:
+            # Nobody is chosen, so leaves of one layout are shared alike.
+            if id(layout) not in settled:
+                added = np.zeros(size, np.int64)
+                settled[id(layout)] = (*share(layout, added), added)
+            ranks, boxes, added = settled[id(layout)]
+            loads += added
         shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
     blocks: list[list[Block]] = [[] for _ in range(size)]
     for _, parts in sorted(shared.items()):

@@ -164,6 +164,7 @@ class Adapter(Protocol):
 
 
 _registered: dict[str, str] = {}
+_loaded: dict[str, Adapter] = {}
 
 
 def register_adapter(framework: str, module: str) -> None:
@@ -175,7 +176,9 @@ def adapters() -> Iterator[Adapter]:
     """The adapters of the frameworks that this process has imported, in order of registration."""
     for framework, module in list(_registered.items()):
         if framework in sys.modules:
-            yield importlib.import_module(module)  # type: ignore[misc]  # a module is an Adapter
+            if module not in _loaded:
+                _loaded[module] = importlib.import_module(module)  # type: ignore[assignment]
+            yield _loaded[module]
 
 
 def describe(leaf: object, name: str) -> SourceLeaf | None:

@@ -201,18 +201,15 @@ class DefaultSavePlanner(SavePlanner):
 def _view(leaf: SourceLeaf, item: WriteItem) -> object:
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
-    boxes = leaf.boxes
-    low = np.array(chunk.offsets, np.int64)
-    high = low + np.array(chunk.sizes, np.int64)
-    holding = (boxes.offsets <= low).all(axis=1) & (boxes.ends >= high).all(axis=1)
-    for index in np.flatnonzero(holding).tolist():
-        start = low - boxes.offsets[index]
-        if not start.any() and boxes[index].sizes == chunk.sizes:
+    for index, box in enumerate(leaf.boxes):
+        start = tuple(a - b for a, b in zip(chunk.offsets, box.offsets, strict=True))
+        stop = tuple(a + n for a, n in zip(start, chunk.sizes, strict=True))
+        if box == chunk:
             return leaf.data(index)
-        # Every framework's shard slices like NumPy's.
-        shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
-        stop = high - boxes.offsets[index]
-        return shard[tuple(slice(a, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True))]
+        if all(a >= 0 for a in start) and all(b <= n for b, n in zip(stop, box.sizes, strict=True)):
+            # Every framework's shard slices like NumPy's.
+            shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
+            return shard[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))]
     where = interval(chunk.offsets, chunk.sizes)
     raise PlanError(f"{item.index.fqn}: {where} is to be written by this rank, but not held by it")
 

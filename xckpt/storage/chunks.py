@@ -31,6 +31,10 @@ ArrayKey = tuple[str, int]
 """(leaf name, number of the array among the leaf's)."""
 
 
+FEW_DIGEST_BYTES = 1 << 20
+"""A digest file up to this size (bytes) is read and checked as a whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class PendingRead:
     """A read that was started and not yet verified."""
@@ -54,6 +58,7 @@ class ChunkSource:
     _arrays: dict[ArrayKey, ZarrArray] = field(default_factory=dict)
     _opened: dict[ArrayKey, ts.TensorStore] = field(default_factory=dict)
     _digests: dict[ArrayKey, bytes] = field(default_factory=dict)
+    _all_digests: bytes = b""
     _documents: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -64,7 +69,8 @@ class ChunkSource:
     @property
     def total_digests(self) -> int:
         """Number of chunks in the whole checkpoint."""
-        return sum(array.count for array in self._arrays.values())
+        last = next(reversed(self._arrays.values()), None)
+        return last.first + last.count if last else 0
 
     def array(self, key: ArrayKey) -> ZarrArray:
         """The array ``(leaf name, number)``."""
@@ -79,37 +85,44 @@ class ChunkSource:
         new = [key for key in dict.fromkeys(keys) if key not in self._opened]
         if not new:
             return
-        store = open_store(self.root, mapped=False)
+        store = open_store(self.root)
         chosen = [self._arrays[key] for key in new]
         names = [f"{array.path}/zarr.json" for array in chosen] if check_documents else []
         problems = _altered(store, names, self._documents)
         if problems:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
-        self._fetch_digests(store, chosen)
+        self._digests.update(zip(new, self._fetch_digests(store, chosen), strict=True))
+        chunks = open_store(self.root, mapped=self.mapped)
         for key, array in zip(new, chosen, strict=True):
-            self._opened[key] = open_array(
-                self.root, array, self.manifest.codecs, mapped=self.mapped
-            )
+            self._opened[key] = open_array(chunks, array, self.manifest.codecs)
 
-    def _fetch_digests(self, store: ts.KvStore, chosen: Sequence[ZarrArray]) -> None:
-        futures = []
-        for array in chosen:
-            start = array.first * DIGEST_BYTES
-            stop = start + array.count * DIGEST_BYTES
-            where = slice(start, stop)
-            futures.append(store.read(DIGESTS, byte_range=where) if stop > start else None)
-        for array, future in zip(chosen, futures, strict=True):
+    def _fetch_digests(self, store: ts.KvStore, chosen: Sequence[ZarrArray]) -> list[bytes]:
+        """The digests of some arrays: all digests at once if they are few, else by range."""
+        ranges = [
+            slice(array.first * DIGEST_BYTES, (array.first + array.count) * DIGEST_BYTES)
+            for array in chosen
+        ]
+        if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
+            problem = self.digest_file_problem()
+            if problem:
+                raise CorruptCheckpointError(f"{self.root}: {problem}")
+            return [self._all_digests[where] for where in ranges]
+        futures = [
+            store.read(DIGESTS, byte_range=where) if where.stop > where.start else None
+            for where in ranges
+        ]
+        found: list[bytes] = []
+        for array, where, future in zip(chosen, ranges, futures, strict=True):
             try:
-                found = future.result().value if future else b""
-            except ValueError as error:
-                raise CorruptCheckpointError(
-                    f"{self.root}: {DIGESTS} is too short for {array.leaf}; it was truncated"
-                ) from error
-            if len(found) != array.count * DIGEST_BYTES:
+                part = future.result().value if future else b""
+            except ValueError:
+                part = b""
+            if len(part) != where.stop - where.start:
                 raise CorruptCheckpointError(
                     f"{self.root}: {DIGESTS} is missing or too short for {array.leaf}"
                 )
-            self._digests[array.leaf, array.number] = found
+            found.append(part)
+        return found
 
     def altered_documents(self) -> list[str]:
         """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
@@ -122,6 +135,7 @@ class ChunkSource:
             return f"{DIGESTS}: missing"
         if digest_bytes(found.value).hex() != self.manifest.digests:
             return f"{DIGESTS}: altered"
+        self._all_digests = found.value
         return ""
 
     def read(

@@ -5,7 +5,8 @@
    read into scratch memory and copied to everyone who wants a part.
 3. With an `Exchange`, chunks that other ranks of the host want too are read into shared memory by
    one rank and delivered by each.
-4. An item is committed when its last element has landed.
+4. All reads are begun in one thread; others wait for them and verify, deliver and commit. An item
+   is committed when its last element has landed.
 """
 
 from __future__ import annotations
@@ -159,14 +160,14 @@ class ChunkReads:
             for chunk in own:
                 if chunk.nbytes > SMALL_BYTES and not pool.failed:
                     pool.reserve(chunk.nbytes)
-                    pool.submit(partial(self._read_reserved, chunk, pool))
+                    pool.submit(partial(self._complete, chunk, *self._begin(chunk), pool))
             self._read_small([c for c in own if c.nbytes <= SMALL_BYTES], pool)
         if exchange is not None:
             exchange.finish()
 
-    def _read_reserved(self, chunk: WantedChunk, pool: Pool) -> None:
+    def _complete(self, chunk: WantedChunk, pending: PendingRead, direct: bool, pool: Pool) -> None:
         try:
-            self._read(chunk)
+            self._finish(chunk, pending, direct)
         finally:
             pool.release(chunk.nbytes)
 
@@ -181,9 +182,6 @@ class ChunkReads:
             started.append((chunk, *self._begin(chunk)))
         while started:
             self._finish(*started.popleft())
-
-    def _read(self, chunk: WantedChunk) -> None:
-        self._finish(chunk, *self._begin(chunk))
 
     def _begin(self, chunk: WantedChunk) -> tuple[PendingRead, bool]:
         """Start reading a chunk; tells also whether it goes straight to its destination."""

@@ -88,6 +88,7 @@ class ZarrStorageWriter:
         self.overwrite = overwrite
         self.options = options or SaveOptions()
         self._staging: Staging | None = None
+        self._committed: Manifest | None = None
         self._documents: dict[str, _Document] = {}
 
     @property
@@ -144,7 +145,8 @@ class ZarrStorageWriter:
             for name, described in metadata.state_dict_metadata.items()
             if isinstance(described, TensorStorageMetadata)
         }
-        draft = build(replace(metadata, state_dict_metadata=tensors), {}, codecs=self.codecs)
+        known = replace(metadata, state_dict_metadata=tensors, containers={})
+        draft = build(known, {}, codecs=self.codecs)
         encode(draft, digest_bytes)
         store = open_store(self._staging.location)
         self._documents = {
@@ -244,11 +246,12 @@ class ZarrStorageWriter:
                 future.result()
         self._staging.publish(data)
         self._staging = None
+        self._committed = manifest
         return data
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
-        return to_metadata(parse(manifest, digest_bytes))
+        return to_metadata(self._committed or parse(manifest, digest_bytes))
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""

@@ -3,9 +3,9 @@
 1. An item is resolved to a NumPy view, within the memory budget.
 2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. The digest of
    each chunk is taken from the view, then the view itself goes to TensorStore, uncopied.
-3. Large units are written in threads that wait until the write is durable. Small items, of which
-   a state has many, are started one after the other and waited for later: a thread switch would
-   cost more than they do.
+3. All writes are begun in one thread. Other threads take the digests of large units while
+   TensorStore writes them, and wait until that is durable. Small items, of which a state has many,
+   are completed in the first thread too: a thread switch would cost more than they do.
 4. The digests are the rank's report (`Written`).
 """
 
@@ -35,7 +35,7 @@ from xckpt.errors import PlanError
 from xckpt.storage.arrays import open_array
 from xckpt.storage.commit import storage_errors
 from xckpt.storage.digests import digest_array
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
 
 __all__ = ["ArrayOrder", "ChunkWrites", "WriteOrders", "Written", "WrittenArray"]
@@ -103,6 +103,15 @@ class _Unit:
     data: NDArray[np.generic]
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A write under way."""
+
+    data: NDArray[np.generic]
+    """What is written, in C order: the unit's own memory if possible."""
+    written: ts.WriteFutures
+
+
 @dataclass(slots=True)
 class _Reservation:
     """The part of the budget that an item holds until its last unit is written."""
@@ -136,11 +145,11 @@ class ChunkWrites:
         self.planner = planner
         self.progress = progress
         self.where = where
-        self._location = orders.location
+        self._root = open_store(orders.location)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
-        self._started: deque[tuple[_Unit, ts.WriteFutures]] = deque()
+        self._started: deque[tuple[_Unit, _Begun]] = deque()
         self._lock = threading.Lock()
 
     def write_tensor(self, item: WriteItem, pool: Pool) -> None:
@@ -163,7 +172,9 @@ class ChunkWrites:
         pool.reserve(size)
         reservation = _Reservation(pool, size, len(units))
         for unit in self._cut(array, low, units, self._resolve(item)):
-            pool.submit(partial(self._write_reserved, unit, reservation))
+            # What must be copied first is begun in its own thread, the rest here and now.
+            begun = self._begin(unit) if unit.data.flags.c_contiguous else None
+            pool.submit(partial(self._complete, unit, begun, reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes."""
@@ -180,7 +191,7 @@ class ChunkWrites:
     def finish(self) -> Written:
         """Wait for every small write, and report."""
         while self._started:
-            self._wait_for_oldest()
+            self._complete(*self._started.popleft())
         return Written(
             [
                 WrittenArray(
@@ -195,34 +206,35 @@ class ChunkWrites:
         )
 
     def _start(self, unit: _Unit) -> None:
+        """Begin a small write, to be completed in this thread later."""
         if len(self._started) >= MOST_STARTED:
-            self._wait_for_oldest()
+            self._complete(*self._started.popleft())
         self._started.append((unit, self._begin(unit)))
 
-    def _wait_for_oldest(self) -> None:
-        unit, written = self._started.popleft()
-        with storage_errors(f"{self.where}: {unit.array.leaf}"):
-            written.result()
-        self.progress.add(unit.data.nbytes)
-
-    def _write_reserved(self, unit: _Unit, reservation: _Reservation) -> None:
-        try:
-            with storage_errors(f"{self.where}: {unit.array.leaf}"):
-                self._begin(unit).result()
-        finally:
-            reservation.unit_done()
-        self.progress.add(unit.data.nbytes)
-
-    def _begin(self, unit: _Unit) -> ts.WriteFutures:
-        """Take the unit's digests and start its write."""
+    def _begin(self, unit: _Unit) -> _Begun:
+        """Start a unit's write, from the caller's memory if that is in C order."""
         data = np.asarray(unit.data, order="C")
         if data.dtype == np.bool_:
             data = _plain_bools(data)
-        found = _digests(unit, data)
+        region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
+        written = unit.store[region].write(data, can_reference_source_data_indefinitely=True)
+        return _Begun(data, written)
+
+    def _complete(
+        self, unit: _Unit, begun: _Begun | None, reservation: _Reservation | None = None
+    ) -> None:
+        """Take a unit's digests while it is written, and wait until that is durable."""
+        try:
+            with storage_errors(f"{self.where}: {unit.array.leaf}"):
+                begun = begun or self._begin(unit)
+                found = _digests(unit, begun.data)
+                begun.written.result()
+        finally:
+            if reservation is not None:
+                reservation.unit_done()
         with self._lock:
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
-        region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
-        return unit.store[region].write(data, can_reference_source_data_indefinitely=True)
+        self.progress.add(begun.data.nbytes)
 
     def _cut(
         self,
@@ -280,7 +292,7 @@ class ChunkWrites:
     def _open(self, array: ZarrArray) -> ts.TensorStore:
         key = (array.leaf, array.number)
         if key not in self._opened:
-            self._opened[key] = open_array(self._location, array, self.codecs)
+            self._opened[key] = open_array(self._root, array, self.codecs)
         return self._opened[key]
 
 
@@ -292,8 +304,11 @@ def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[ChunkStora
     """
     assert item.tensor_data is not None
     box = item.tensor_data.chunk
+    unit = array.shard or array.chunk
+    if box.sizes == array.shape and all(n <= u for n, u in zip(box.sizes, unit, strict=True)):
+        return [ChunkStorageMetadata(low, box.sizes)]
     high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
-    _, units = cells(low, high, array.shape, array.shard or array.chunk)
+    _, units = cells(low, high, array.shape, unit)
     beyond = (units.offsets < np.array(low)).any() or (units.ends > np.array(high)).any()
     if beyond:
         raise PlanError(
@@ -305,10 +320,10 @@ def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[ChunkStora
 
 def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
     """(number, digest) of each chunk in a unit."""
+    if all(n <= c for n, c in zip(unit.array.shape, unit.array.chunk, strict=True)):
+        return [(0, digest_array(data))]
     high = tuple(a + n for a, n in zip(unit.offsets, data.shape, strict=True))
     numbers, inner = cells(unit.offsets, high, unit.array.shape, unit.array.chunk)
-    if len(inner) == 1:
-        return [(int(numbers[0]), digest_array(data))]
     found: list[tuple[int, bytes]] = []
     for number, cell in zip(numbers.tolist(), inner, strict=True):
         start = [a - b for a, b in zip(cell.offsets, unit.offsets, strict=True)]
