@@ -59,3 +59,14 @@ def test_depth_is_bounded() -> None:
     check_json(deep, "metadata")
     with pytest.raises(ManifestError, match="64 containers deep"):
         check_json([deep], "metadata")
+
+
+def test_what_contains_itself_is_refused_at_once() -> None:
+    endless: list[object] = [1]
+    endless.extend([endless, endless])  # twice: looking to any depth would take for ever
+    with pytest.raises(ManifestError) as caught:
+        check_json({"a": endless}, "metadata")
+    assert caught.value.problems == (
+        "metadata/a/1: contains itself",
+        "metadata/a/2: contains itself",
+    )

@@ -39,20 +39,25 @@ def check_json(value: object, what: str) -> None:
         raise ManifestError.listing(f"{what} cannot be written as JSON", problems)
 
 
-def json_problems(value: object, where: str, depth: int = 0) -> Iterator[str]:
-    """A line for each part of a value that JSON would not give back."""
-    if depth > DEEPEST:
-        yield f"{where[:80]}...: more than {DEEPEST} containers deep; a cycle?"
+def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Iterator[str]:
+    """A line for each part of a value that JSON would not give back.
+
+    ``above`` holds the ids of the containers around the value.
+    """
+    if id(value) in above:
+        yield f"{where[:80]}: contains itself"
+    elif len(above) > DEEPEST:
+        yield f"{where[:80]}...: more than {DEEPEST} containers deep"
     elif isinstance(value, dict):
         for key, child in value.items():
             if type(key) is not str:
                 yield f"{where}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
             else:
                 yield from _string_problem(key, where)
-                yield from json_problems(child, f"{where}/{key}", depth + 1)
+                yield from json_problems(child, f"{where}/{key}", (*above, id(value)))
     elif isinstance(value, list | tuple):
         for index, child in enumerate(value):
-            yield from json_problems(child, f"{where}/{index}", depth + 1)
+            yield from json_problems(child, f"{where}/{index}", (*above, id(value)))
     elif type(value) is str:
         yield from _string_problem(value, where)
     elif type(value) is float:
