@@ -22,6 +22,7 @@ Path: the name, component by component, made safe to store.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ def join_keys(keys: Sequence[str | int]) -> str:
     return "/".join(_component(key) for key in keys)
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def split_name(name: str) -> KeyPath:
     """The key path of a leaf name; inverse of `join_keys`.
 
@@ -57,6 +59,7 @@ def split_name(name: str) -> KeyPath:
     return tuple(_key(part) for part in name.split("/")) if name else ()
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def zarr_path(name: str) -> str:
     """Where a leaf's zarr node is stored, relative to the checkpoint's root group.
 

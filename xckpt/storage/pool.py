@@ -50,6 +50,11 @@ class Pool:
             self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
             self._used += size
 
+    def has_room(self, size: int) -> bool:
+        """Whether `reserve` would not wait."""
+        with self._freed:
+            return self._used + min(size, self.budget) <= self.budget or self.failed
+
     def release(self, size: int) -> None:
         """Give reserved bytes back."""
         with self._freed:

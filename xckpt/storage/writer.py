@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -47,7 +49,7 @@ from xckpt.storage.commit import DIGESTS, Staging, begin, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
-from xckpt.storage.writing import ArrayOrder, ChunkWrites, WriteOrders, Written
+from xckpt.storage.writing import SMALL_BYTES, ArrayOrder, ChunkWrites, WriteOrders, Written
 
 __all__ = ["ZarrStorageWriter"]
 
@@ -55,9 +57,6 @@ Shape = tuple[int, ...]
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
-
-
-ROOT_DOCUMENT = "zarr.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ class ZarrStorageWriter:
         self.options = options or SaveOptions()
         self._staging: Staging | None = None
         self._committed: Manifest | None = None
+        self._draft: Manifest | None = None
         self._documents: dict[str, _Document] = {}
 
     @property
@@ -119,7 +119,7 @@ class ZarrStorageWriter:
         """
         assert self._staging is not None
         metadata = self._with_grids(metadata)
-        self._write_documents(metadata)
+        self._draft = _draft(metadata, self.codecs)
         where = self._staging.location
         shared = {
             name: _orders(described)
@@ -137,23 +137,14 @@ class ZarrStorageWriter:
             ordered.append(replace(plan, storage_data=orders))
         return ordered, metadata
 
-    def _write_documents(self, metadata: Metadata) -> None:
-        """Start writing the zarr.json files that are known already, while data is written."""
-        assert self._staging is not None
-        tensors = {
-            name: described
-            for name, described in metadata.state_dict_metadata.items()
-            if isinstance(described, TensorStorageMetadata)
-        }
-        known = replace(metadata, state_dict_metadata=tensors, containers={})
-        draft = build(known, {}, codecs=self.codecs)
-        encode(draft, digest_bytes)
-        store = open_store(self._staging.location)
-        self._documents = {
-            key: _Document(content, store.write(key, content))
-            for key, content in documents(draft)
-            if key != ROOT_DOCUMENT
-        }
+    def _write_documents(self) -> None:
+        """Start writing the zarr.json files, as far as they are known before the values are."""
+        if self._staging is not None and self._draft is not None:
+            store = open_store(self._staging.location)
+            self._documents = {
+                key: _Document(content, store.write(key, content))
+                for key, content in documents(self._draft)
+            }
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
@@ -190,15 +181,31 @@ class ZarrStorageWriter:
             storage_errors(str(self.target)),
             Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
         ):
-            # Large items first: the small ones are written while the threads are busy with them.
-            for item in sorted(items, key=lambda item: -(item.tensor_storage_size() or 0)):
+            for task in self._in_order(items, writes, planner, pool):
                 if pool.failed:
                     break
-                if item.tensor_data is None:
-                    writes.write_value(*self._value(item, planner))
-                else:
-                    writes.write_tensor(item, pool)
+                task()
         return writes.finish()
+
+    def _in_order(
+        self, items: Sequence[WriteItem], writes: ChunkWrites, planner: SavePlanner, pool: Pool
+    ) -> Iterator[Callable[[], None]]:
+        """Large items first, the largest ahead; all else is done while they fill the budget."""
+        small: deque[Callable[[], None]] = deque([self._write_documents])
+        large: list[tuple[int, Callable[[], None]]] = []
+        for item in items:
+            size = item.tensor_storage_size() or 0
+            if item.tensor_data is None:
+                small.append(lambda item=item: writes.write_value(*self._value(item, planner)))
+            elif size <= SMALL_BYTES:
+                small.append(partial(writes.write_tensor, item, pool))
+            else:
+                large.append((size, partial(writes.write_tensor, item, pool)))
+        for size, task in sorted(large, key=lambda entry: -entry[0]):
+            while small and not pool.has_room(size):
+                yield small.popleft()
+            yield task
+        yield from small
 
     def _value(
         self, item: WriteItem, planner: SavePlanner
@@ -235,19 +242,27 @@ class ZarrStorageWriter:
         data = encode(manifest, digest_bytes)
         with storage_errors(str(self.target)):
             store = open_store(self._staging.location)
-            futures = [store.write(DIGESTS, digests)]
-            for key, content in documents(manifest):
-                known = self._documents.get(key)
-                if known is not None and known.content == content:
-                    futures.append(known.written)
-                else:
-                    futures.append(store.write(key, content))
-            for future in futures:
-                future.result()
+            digests_written = store.write(DIGESTS, digests)
+            for document in self._documents.values():
+                document.written.result()
+            if any(isinstance(entry, BytesEntry) for entry in values.values()):
+                self._amend_documents(store, manifest)
+            digests_written.result()
         self._staging.publish(data)
         self._staging = None
         self._committed = manifest
         return data
+
+    def _amend_documents(self, store: ts.KvStore, manifest: Manifest) -> None:
+        """Write what the draft did not know: arrays of long values, and so the root."""
+        known = self._documents
+        futures = [
+            store.write(key, content)
+            for key, content in documents(manifest)
+            if key not in known or known[key].content != content
+        ]
+        for future in futures:
+            future.result()
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
@@ -258,6 +273,23 @@ class ZarrStorageWriter:
         if self._staging is not None:
             self._staging.abort()
             self._staging = None
+
+
+def _draft(metadata: Metadata, codecs: tuple[str, ...]) -> Manifest:
+    """The manifest without the values, which nobody has encoded yet.
+
+    Raises:
+        ManifestError: it breaks a rule of the format already.
+    """
+    tensors = {
+        name: described
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, TensorStorageMetadata)
+    }
+    # Containers may hold nothing but values, so they are left to the final manifest.
+    draft = build(replace(metadata, state_dict_metadata=tensors, containers={}), {}, codecs=codecs)
+    encode(draft, digest_bytes)
+    return draft
 
 
 def _orders(tensor: TensorStorageMetadata) -> list[ArrayOrder]:
