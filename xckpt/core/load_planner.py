@@ -87,8 +87,9 @@ class LoadPlanner(abc.ABC):
 
 @dataclass(slots=True)
 class _Progress:
-    """How many elements of a wanted box are still to come."""
+    """A wanted box, and how many of its elements are still to come."""
 
+    sizes: tuple[int, ...]
     missing: int
 
 
@@ -178,8 +179,8 @@ class DefaultLoadPlanner(LoadPlanner):
             assert isinstance(stored, TensorStorageMetadata)
             items.extend(local_reads(name, wanted.target, stored))
             wanted.boxes = {
-                number: _Progress(elements)
-                for number, elements in enumerate(wanted.target.boxes.elements.tolist())
+                number: _Progress(box.sizes, prod(box.sizes))
+                for number, box in enumerate(wanted.target.boxes)
             }
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
 
@@ -229,8 +230,7 @@ class DefaultLoadPlanner(LoadPlanner):
         assert wanted.target is not None and read_item.dest_index.index is not None
         with self._lock:
             buffer = wanted.target.buffer(read_item.dest_index.index)
-        whole = wanted.target.boxes[read_item.dest_index.index].sizes
-        if whole == read_item.lengths:
+        if wanted.boxes[read_item.dest_index.index].sizes == read_item.lengths:
             return buffer
         # Every framework's buffer slices like NumPy's.
         region = tuple(
@@ -359,6 +359,13 @@ def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) ->
     if not isinstance(boxes, Boxes):
         boxes = Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
     wanted_boxes = target.boxes
+    if len(wanted_boxes) == len(boxes) == 1 and wanted_boxes == boxes:
+        # Most leaves of most loads: the whole of what is one array.
+        box = boxes[0]
+        if 0 in box.sizes:
+            return []
+        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
+        return [ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)]
     wanted, array, shared = intersect(wanted_boxes, boxes)
     items: list[ReadItem] = []
     for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):

@@ -13,15 +13,17 @@ metadata made here.
 
 from __future__ import annotations
 
+import functools
 import posixpath
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from xckpt.core.manifest import Manifest, ZarrArray, arrays
 
-__all__ = ["array_metadata", "documents", "encode_document"]
+__all__ = ["array_document", "array_metadata", "documents", "encode_document"]
 
 LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 PLAIN_BYTES = {"name": "bytes"}
@@ -52,9 +54,22 @@ def array_metadata(array: ZarrArray, codecs: Iterable[str]) -> dict[str, Any]:
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
         "fill_value": _zero(array.dtype),
         "codecs": chain,
-        "attributes": {},
+        # Pieces tell zarr users where they belong; xckpt itself reads the manifest.
+        "attributes": {} if array.piece_of is None else {"offset": list(array.offset)},
         "storage_transformers": [],
     }
+
+
+def array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
+    """The content of an array's zarr.json; found once for arrays that are alike."""
+    offset = array.offset if array.piece_of is not None else ()
+    alike = replace(array, leaf="", number=0, path="", offset=offset, first=0)
+    return _array_document(alike, codecs)
+
+
+@functools.lru_cache(maxsize=1024)
+def _array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
+    return encode_document(array_metadata(array, codecs))
 
 
 def _zero(dtype: str) -> object:
@@ -78,8 +93,6 @@ def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
             groups[parent] = _group({})
             parent = posixpath.dirname(parent)
         if array.piece_of is not None:
-            # Pieces tell zarr users where they belong; xckpt itself reads the manifest.
-            nodes[array.path]["attributes"] = {"offset": list(array.offset)}
             groups[posixpath.dirname(array.path)] = _group({"shape": list(array.piece_of)})
     nodes.update(groups)
     for path, document in nodes.items():

@@ -24,7 +24,7 @@ from xckpt.core.manifest import BytesEntry, Manifest, TensorEntry, ValueEntry, Z
 from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_value
-from xckpt.errors import CorruptCheckpointError, XckptError
+from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.chunks import ChunkSource
 from xckpt.storage.pool import Pool, ProgressCounter
@@ -267,8 +267,10 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         Returns:
             A line for each thing that is wrong; empty if the checkpoint is whole.
         """
-        problems = list(filter(None, [self._source.digest_file_problem()]))
-        problems += self._source.altered_documents()
+        problems = self._source.altered_documents()
+        digests = self._digest_file_problem()
+        if digests:
+            return [f"{digests}; without it no chunk can be verified", *problems]
         every = list(arrays(self.manifest))
         total = sum(prod(a.shape) * numpy_dtype(a.dtype).itemsize for a in every)
         counter = ProgressCounter(total, progress)
@@ -277,6 +279,12 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             for array in every:
                 self._verify_array(array, pool, counter, found)
         return problems + sorted(found)
+
+    def _digest_file_problem(self) -> str:
+        try:
+            return self._source.digest_file_problem()
+        except XckptError as error:
+            return str(error)
 
     def _verify_array(
         self, array: ZarrArray, pool: Pool, counter: ProgressCounter, found: list[str]
@@ -303,7 +311,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             ) -> None:
                 try:
                     self._source.read(key, number, cell, np.empty(cell[1], dtype))
-                except CorruptCheckpointError as error:
+                except XckptError as error:
                     found.append(str(error))
                 finally:
                     pool.release(size)

@@ -10,19 +10,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import interval
+from xckpt.core.dtypes import item_size
 from xckpt.core.manifest import Manifest, ZarrArray, arrays
-from xckpt.core.zarr_json import documents
-from xckpt.errors import CorruptCheckpointError
+from xckpt.core.zarr_json import array_document, documents
+from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.arrays import open_array
-from xckpt.storage.commit import DIGESTS
+from xckpt.storage.commit import DIGESTS, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import Location, file_problem, open_store
 
 __all__ = ["ArrayKey", "ChunkSource", "PendingRead"]
 
@@ -59,12 +61,10 @@ class ChunkSource:
     _opened: dict[ArrayKey, ts.TensorStore] = field(default_factory=dict)
     _digests: dict[ArrayKey, bytes] = field(default_factory=dict)
     _all_digests: bytes = b""
-    _documents: dict[str, bytes] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self._arrays = {(array.leaf, array.number): array for array in arrays(self.manifest)}
-        self._documents = dict(documents(self.manifest))
 
     @property
     def total_digests(self) -> int:
@@ -87,8 +87,9 @@ class ChunkSource:
             return
         store = open_store(self.root)
         chosen = [self._arrays[key] for key in new]
-        names = [f"{array.path}/zarr.json" for array in chosen] if check_documents else []
-        problems = _altered(store, names, self._documents)
+        codecs = self.manifest.codecs
+        expected = {f"{array.path}/zarr.json": array_document(array, codecs) for array in chosen}
+        problems = self._altered(store, expected) if check_documents else []
         if problems:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
         self._digests.update(zip(new, self._fetch_digests(store, chosen), strict=True))
@@ -126,11 +127,49 @@ class ChunkSource:
 
     def altered_documents(self) -> list[str]:
         """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
-        return _altered(open_store(self.root), list(self._documents), self._documents)
+        expected = dict(documents(self.manifest))
+        return self._altered(open_store(self.root), expected, list_all=True)
+
+    def _altered(
+        self, store: ts.KvStore, expected: Mapping[str, bytes], *, list_all: bool = False
+    ) -> list[str]:
+        """A line for each document that is not, byte for byte, what is expected.
+
+        Raises:
+            StorageError: one cannot be read, and ``list_all`` is False.
+        """
+        problems: list[str] = []
+        futures: dict[str, ts.Future[ts.KvStore.ReadResult]] = {}
+        for key, content in expected.items():
+            if file_problem(self.root, key, len(content)):
+                problems.append(f"{key}: edited; it is not the one that was saved")
+            else:
+                futures[key] = store.read(key)
+        for key, future in futures.items():
+            try:
+                with storage_errors(self.root.child(key)):
+                    found = future.result()
+            except StorageError as error:
+                if not list_all:
+                    raise
+                problems.append(f"{key}: {error}")
+                continue
+            if found.state != "value":
+                problems.append(f"{key}: missing")
+            elif found.value != expected[key]:
+                problems.append(f"{key}: edited; it is not the one that was saved")
+        return problems
 
     def digest_file_problem(self) -> str:
-        """What is wrong with the digest file as a whole; empty if nothing."""
-        found = open_store(self.root).read(DIGESTS).result()
+        """What is wrong with the digest file as a whole; empty if nothing.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if file_problem(self.root, DIGESTS, self.total_digests * DIGEST_BYTES):
+            return f"{DIGESTS}: altered"
+        with storage_errors(self.root.child(DIGESTS)):
+            found = open_store(self.root).read(DIGESTS).result()
         if found.state != "value":
             return f"{DIGESTS}: missing"
         if digest_bytes(found.value).hex() != self.manifest.digests:
@@ -151,7 +190,15 @@ class ChunkSource:
     def begin(
         self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], into: NDArray[np.generic]
     ) -> PendingRead:
-        """Start a `read` whose memory must stay until `finish`."""
+        """Start a `read` whose memory must stay until `finish`.
+
+        Raises:
+            CorruptCheckpointError: what is there can be no chunk.
+        """
+        array = self._arrays[key]
+        problem = file_problem(self.root, _file_of(array, cell[0]), _most_bytes(array))
+        if problem:
+            raise self._chunk_error(array, cell, f"the file is {problem}")
         region = tuple(slice(o, o + n) for o, n in zip(*cell, strict=True))
         destination = ts.array(into, copy=False, write=True)
         return PendingRead(key, number, cell, into, destination.write(self._opened[key][region]))
@@ -161,12 +208,17 @@ class ChunkSource:
 
         Raises:
             CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+            StorageError: the storage gave no answer.
         """
         array = self._arrays[pending.key]
         try:
             pending.future.result()
         except ValueError as error:
-            raise self._chunk_error(array, pending.cell, _reason(error)) from error
+            reason = _damage(str(error))
+            if reason:
+                raise self._chunk_error(array, pending.cell, reason) from error
+            with storage_errors(self._place(array, pending.cell)):
+                raise
         start = pending.number * DIGEST_BYTES
         if digest_array(pending.into) != self._digests[pending.key][start : start + DIGEST_BYTES]:
             reason = "its digest differs from the one saved"
@@ -177,30 +229,36 @@ class ChunkSource:
     def _chunk_error(
         self, array: ZarrArray, cell: tuple[Shape, Shape], reason: str
     ) -> CorruptCheckpointError:
-        offsets = [a + b for a, b in zip(cell[0], array.offset, strict=True)]
         return CorruptCheckpointError(
+            f"{self._place(array, cell)}: {reason}; restore it from a copy of the checkpoint"
+        )
+
+    def _place(self, array: ZarrArray, cell: tuple[Shape, Shape]) -> str:
+        offsets = [a + b for a, b in zip(cell[0], array.offset, strict=True)]
+        return (
             f"{array.leaf or 'the root'}: {interval(offsets, cell[1])} in "
-            f"{self.root.child(array.path)}: {reason}; restore it from a copy of the checkpoint"
+            f"{self.root.child(array.path)}"
         )
 
 
-def _reason(error: ValueError) -> str:
-    text = str(error)
-    if "NOT_FOUND" in text:
+def _file_of(array: ZarrArray, offsets: Shape) -> str:
+    """The key of the object that holds the chunk at ``offsets``."""
+    unit = array.shard or array.chunk
+    numbers = [str(o // n) for o, n in zip(offsets, unit, strict=True)]
+    return "/".join([array.path, "c", *numbers])
+
+
+def _most_bytes(array: ZarrArray) -> int:
+    """More bytes than an object of an array can have: chunks, checksums, a shard's index."""
+    unit = array.shard or array.chunk
+    chunks = prod(unit) // prod(array.chunk)
+    return prod(unit) * item_size(array.dtype) + chunks * 32 + 4096
+
+
+def _damage(error: str) -> str:
+    """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
+    if "NOT_FOUND" in error:
         return "the chunk is missing"
-    if "FAILED_PRECONDITION" in text or "DATA_LOSS" in text or "OUT_OF_RANGE" in text:
-        return f"the chunk is truncated or damaged ({text[:200]})"
-    return text[:400]
-
-
-def _altered(store: ts.KvStore, keys: Sequence[str], expected: Mapping[str, bytes]) -> list[str]:
-    """A line for each document that is not, byte for byte, what is expected."""
-    futures = [store.read(key) for key in keys]
-    problems: list[str] = []
-    for key, future in zip(keys, futures, strict=True):
-        found = future.result()
-        if found.state != "value":
-            problems.append(f"{key}: missing")
-        elif found.value != expected[key]:
-            problems.append(f"{key}: edited; it is not the one that was saved")
-    return problems
+    if any(code in error for code in ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")):
+        return f"the chunk is truncated or damaged ({error[:200]})"
+    return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
@@ -17,7 +18,7 @@ import tensorstore as ts
 
 from xckpt.errors import StorageError
 
-__all__ = ["Location", "context", "open_store"]
+__all__ = ["Location", "context", "file_problem", "open_store"]
 
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
@@ -138,6 +139,25 @@ def context(*, mapped: bool = False) -> ts.Context:
     if mapped:
         return ts.Context({"file_io_mode": {"mode": "memmap"}}, context())
     return ts.Context({"s3_request_retries": S3_RETRIES, "gcs_request_retries": S3_RETRIES})
+
+
+def file_problem(location: Location, key: str, most: int) -> str:
+    """Why a local file is not to be read: it is no plain file, or longer than ``most`` bytes.
+
+    TensorStore reads a file as a whole: an absurd one would end the process, a pipe would hang it.
+    Empty if nothing is wrong, if the file is missing, and for other stores.
+    """
+    if location.driver != "file":
+        return ""
+    try:
+        found = os.stat(f"{location.path}/{key}")
+    except OSError:
+        return ""
+    if not stat.S_ISREG(found.st_mode):
+        return "no plain file"
+    if found.st_size > most:
+        return f"{found.st_size:,} bytes long, where at most {most:,} are expected"
+    return ""
 
 
 def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:

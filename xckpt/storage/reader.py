@@ -28,7 +28,7 @@ from xckpt.storage.chunks import ChunkSource
 from xckpt.storage.commit import MANIFEST, storage_errors
 from xckpt.storage.digests import digest_bytes
 from xckpt.storage.exchange import Exchange, host_identity
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import Location, file_problem, open_store
 from xckpt.storage.reading import ChunkReads, ChunkWishes
 
 __all__ = ["ZarrStorageReader", "read_manifest"]
@@ -46,6 +46,9 @@ def read_manifest(location: Location) -> bytes:
     with storage_errors(str(location)):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+        problem = file_problem(location, MANIFEST, MAX_BYTES)
+        if problem:
+            raise ManifestError(f"{location}: {MANIFEST} is {problem}")
         found = open_store(location).read(MANIFEST).result()
     if found.state != "value":
         raise NotACheckpointError(
@@ -70,6 +73,7 @@ class ZarrStorageReader:
         self.options = options or LoadOptions()
         self.source: ChunkSource | None = None
         self._exchange: Exchange | None = None
+        self._parsed: tuple[bytes, Manifest] | None = None
 
     def read_metadata(self) -> bytes:
         """The manifest's bytes, checked.
@@ -83,8 +87,12 @@ class ZarrStorageReader:
         return data
 
     def _parse(self, data: bytes) -> Manifest:
+        if self._parsed is not None and self._parsed[0] == data:
+            return self._parsed[1]
         try:
-            return parse(data, digest_bytes)
+            manifest = parse(data, digest_bytes)
+            self._parsed = (data, manifest)
+            return manifest
         except ManifestError as error:
             raise type(error)(f"{self.location}: {error}", error.problems) from error
 
