@@ -31,7 +31,9 @@ __all__ = [
 Shape = tuple[int, ...]
 
 
-class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+class _Strict(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
+):
     """A struct that rejects what it doesn't know and writes no defaults."""
 
 

@@ -22,11 +22,11 @@ from typing import Any
 import msgspec
 
 from xckpt.core.manifest import Manifest, ZarrArray, arrays
+from xckpt.core.metadata import JSONValue
 
-__all__ = ["array_document", "array_metadata", "documents", "encode_document"]
+__all__ = ["array_document", "array_metadata", "documents"]
 
 LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
-PLAIN_BYTES = {"name": "bytes"}
 
 
 def array_metadata(array: ZarrArray, codecs: Iterable[str]) -> dict[str, Any]:
@@ -61,15 +61,21 @@ def array_metadata(array: ZarrArray, codecs: Iterable[str]) -> dict[str, Any]:
 
 
 def array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
-    """The content of an array's zarr.json; found once for arrays that are alike."""
+    """The content of an array's zarr.json."""
+    return _contents(array, codecs)[0]
+
+
+def _contents(array: ZarrArray, codecs: tuple[str, ...]) -> tuple[bytes, msgspec.Raw]:
+    """An array's zarr.json, and the same for consolidated metadata."""
     offset = array.offset if array.piece_of is not None else ()
-    alike = replace(array, leaf="", number=0, path="", offset=offset, first=0)
-    return _array_document(alike, codecs)
+    return _contents_of(replace(array, leaf="", number=0, path="", offset=offset, first=0), codecs)
 
 
 @functools.lru_cache(maxsize=1024)
-def _array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
-    return encode_document(array_metadata(array, codecs))
+def _contents_of(array: ZarrArray, codecs: tuple[str, ...]) -> tuple[bytes, msgspec.Raw]:
+    """`_contents`, found once for all arrays that are alike."""
+    encoded = msgspec.json.encode(array_metadata(array, codecs))
+    return msgspec.json.format(encoded, indent=2), msgspec.Raw(encoded)
 
 
 def _zero(dtype: str) -> object:
@@ -84,29 +90,33 @@ def _zero(dtype: str) -> object:
 
 def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """(key, content) of every zarr.json of a checkpoint, the root's last; keys lie in the root."""
-    groups: dict[str, dict[str, Any]] = {}
-    nodes: dict[str, dict[str, Any]] = {}
+    groups: dict[str, msgspec.Raw] = {}
+    nodes: dict[str, msgspec.Raw] = {}
+    plain = msgspec.Raw(_group({}))
     for array in arrays(manifest):
-        nodes[array.path] = array_metadata(array, manifest.codecs)
+        content, nodes[array.path] = _contents(array, manifest.codecs)
+        yield f"{array.path}/zarr.json", content
         parent = posixpath.dirname(array.path)
         while parent and parent not in groups:
-            groups[parent] = _group({})
+            groups[parent] = plain
             parent = posixpath.dirname(parent)
         if array.piece_of is not None:
-            groups[posixpath.dirname(array.path)] = _group({"shape": list(array.piece_of)})
-    nodes.update(groups)
-    for path, document in nodes.items():
-        yield f"{path}/zarr.json", encode_document(document)
+            attributes: dict[str, JSONValue] = {"shape": list(array.piece_of)}
+            groups[posixpath.dirname(array.path)] = msgspec.Raw(_group(attributes))
+    for path, group in groups.items():
+        yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
     # Sorted: zarr-python loses children of a group that do not stand together.
-    listed = dict(sorted(nodes.items()))
+    listed = dict(sorted((nodes | groups).items()))
     consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
-    yield "zarr.json", encode_document({**_group({}), "consolidated_metadata": consolidated})
+    yield "zarr.json", msgspec.json.format(_group({}, consolidated), indent=2)
 
 
-def _group(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
-
-
-def encode_document(document: dict[str, Any]) -> bytes:
-    """A document as it is stored: the same bytes for the same content."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2)
+def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> bytes:
+    group: dict[str, object] = {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": attributes,
+    }
+    if consolidated is not None:
+        group["consolidated_metadata"] = consolidated
+    return msgspec.json.encode(group)

@@ -49,7 +49,7 @@ MOST_STARTED = 256
 """Small writes in flight at a time."""
 
 
-class ArrayOrder(msgspec.Struct, array_like=True, frozen=True):
+class ArrayOrder(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """A zarr array that a rank is to write parts of."""
 
     number: int
@@ -74,7 +74,7 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
         return Location(self.driver, self.path, self.bucket)
 
 
-class WrittenArray(msgspec.Struct, array_like=True):
+class WrittenArray(msgspec.Struct, array_like=True, gc=False):
     """The chunks of one array that a rank has written."""
 
     leaf: str
