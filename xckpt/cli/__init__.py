@@ -18,6 +18,7 @@ from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, Xc
 
 if TYPE_CHECKING:
     from xckpt.cli.report import CheckpointReport, LeafReport
+    from xckpt.cli.slices import Box
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = ["main"]
@@ -88,11 +89,13 @@ def ls(path: str, as_json: bool) -> None:
 @main.command()
 @path_argument
 @click.argument("leaf", required=False)
+@click.option("--box", "slice_", metavar="SLICE", help='Show what reading "0:100, 64:128" takes.')
 @as_json
-def info(path: str, leaf: str | None, as_json: bool) -> None:
+def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None:
     """Show a checkpoint's tree, or one LEAF (or container) of it.
 
-    Gives dtypes, shapes, sizes, chunks and the sharding that wrote each tensor.
+    Gives dtypes, shapes, sizes, chunks and the sharding that wrote each tensor, and draws how one
+    LEAF lies in chunks. With --box, also which of them that slice of it reads, and their bytes.
     """
     from xckpt.cli.report import checkpoint_report, narrowed
 
@@ -102,12 +105,19 @@ def info(path: str, leaf: str | None, as_json: bool) -> None:
     if report is None:
         raise Failure(_no_such_leaf(whole, str(leaf)))
     one = _with_value(checkpoint, report.leaves[0]) if _is_leaf(report, leaf) else None
+    box = None
+    if slice_ is not None:
+        one, box = _with_reading(one, slice_)
     if as_json:
         _print_json(one or report)
         return
-    from xckpt.cli.tables import checkpoint_table, console, leaf_table
+    from xckpt.cli.tables import checkpoint_table, console, leaf_picture, leaf_table
 
-    console().print(leaf_table(one) if one else checkpoint_table(report))
+    screen = console()
+    screen.print(leaf_table(one) if one else checkpoint_table(report))
+    if one and one.kind == "tensor" and not screen.options.ascii_only:
+        screen.print()
+        screen.print(leaf_picture(one, box, screen.width))
 
 
 def _is_leaf(report: CheckpointReport, name: str | None) -> bool:
@@ -131,6 +141,21 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
     return replace(leaf, value=repr(checkpoint[leaf.name]))
 
 
+def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
+    """A leaf with what a slice of it reads."""
+    from msgspec.structs import replace
+
+    from xckpt.cli.slices import parse_box, reading
+
+    if leaf is None or leaf.shape is None:
+        raise click.UsageError("--box takes a slice of a tensor: name one as LEAF")
+    try:
+        box = parse_box(slice_, leaf.shape)
+    except ValueError as error:
+        raise click.UsageError(f"--box: {error}") from error
+    return replace(leaf, reading=reading(leaf, box)), box
+
+
 @main.command()
 @path_argument
 @as_json
@@ -149,9 +174,7 @@ def verify(path: str, as_json: bool) -> None:
     try:
         checkpoint = _open(path)
         problems = _verify(checkpoint)
-        summary = (
-            f"{path}: as it was saved: {holdings(checkpoint_report(path, checkpoint.manifest))}"
-        )
+        summary = holdings(checkpoint_report(path, checkpoint.manifest))
     except VersionError:
         raise
     except (CorruptCheckpointError, ManifestError) as error:

@@ -30,6 +30,7 @@ __all__ = [
     "ArrayReport",
     "CheckpointReport",
     "LeafReport",
+    "Reading",
     "TreeRow",
     "checkpoint_report",
     "counted",
@@ -60,6 +61,22 @@ class ArrayReport(msgspec.Struct, frozen=True):
     """Number of chunks."""
 
 
+class Reading(msgspec.Struct, frozen=True):
+    """What reading a slice takes."""
+
+    offset: Shape
+    """First element of the slice."""
+    shape: Shape
+    """Elements of the slice in each dimension."""
+    bytes_wanted: int
+    """Bytes of the slice."""
+    bytes_read: int
+    """Bytes of the chunks that hold it, as they are stored."""
+    chunks_read: int
+    chunks: int
+    """Chunks of the whole leaf."""
+
+
 class LeafReport(msgspec.Struct, frozen=True):
     """One leaf of a checkpoint."""
 
@@ -82,6 +99,8 @@ class LeafReport(msgspec.Struct, frozen=True):
     """What a tensor is to its framework beyond an array."""
     value: str | None = None
     """The `repr` of a value that the manifest holds or that was read."""
+    reading: Reading | None = None
+    """What reading a slice takes, if somebody asked."""
 
     @property
     def chunks(self) -> int:

@@ -12,19 +12,22 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from xckpt.cli.picture import LEAST_WIDTH, picture
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
     LeafReport,
+    Reading,
     TreeRow,
     counted,
     holdings,
     readable_bytes,
     tree_rows,
 )
+from xckpt.cli.slices import Box
 from xckpt.core.boxes import interval
 
-__all__ = ["checkpoint_table", "console", "leaf_list", "leaf_table"]
+__all__ = ["checkpoint_table", "console", "leaf_list", "leaf_picture", "leaf_table"]
 
 PIPED_WIDTH = 100_000
 """Columns where the output is no terminal: nothing is wrapped or cut."""
@@ -103,9 +106,28 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
         facts.append(("saved as", _sharding(leaf) or "one whole"))
     if leaf.annotation:
         facts.append(("is a", leaf.annotation))
+    if leaf.reading is not None:
+        facts += _reading(leaf.reading)
     if leaf.layout != "pieces":
         return _facts(facts)
     return Group(_facts(facts), Text(), _pieces(leaf.arrays))
+
+
+def leaf_picture(leaf: LeafReport, box: Box | None = None, width: int = 64) -> RenderableType:
+    """How a tensor lies in chunks, and which of them a slice of it reads."""
+    assert leaf.shape is not None
+    drawing = picture(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
+    return Group(*drawing.lines, *(Text(note, "dim") for note in drawing.notes))
+
+
+def _reading(reading: Reading) -> list[tuple[str, str]]:
+    chunks = f"{reading.chunks_read:,} of {counted(reading.chunks, 'chunk')}"
+    read, wanted = readable_bytes(reading.bytes_read), readable_bytes(reading.bytes_wanted)
+    times = f" ({reading.bytes_read / reading.bytes_wanted:.2f} x)" if reading.bytes_wanted else ""
+    return [
+        ("slice", interval(reading.offset, reading.shape)),
+        ("reads", f"{chunks}: {read} for the {wanted} wanted{times}"),
+    ]
 
 
 def _layout(leaf: LeafReport) -> str:
