@@ -222,14 +222,18 @@ def test_several_intervals_are_several_boxes(four_ranks: Ranks, rows: int, colum
     assert all(filled for *_, filled in described)
 
 
-def on_rank_fsdp(rank: int, grid: tuple[int, int], rows: int) -> tuple[Held, str, list[bool]]:
-    """FSDP2 over tensor parallelism of one linear layer; ranks beyond the grid take no part."""
+def on_rank_fsdp(rank: int, grid: tuple[int, ...], rows: int) -> tuple[Held, str, list[bool]]:
+    """FSDP2 over tensor parallelism of one linear layer, replicated (HSDP) if the grid has 3 axes.
+
+    Ranks beyond the grid take no part.
+    """
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
     count = math.prod(grid)
-    mesh = DeviceMesh("cpu", np.arange(count).reshape(grid).tolist(), mesh_dim_names=("dp", "tp"))
+    names = ("replicas", "dp", "tp")[-len(grid) :]
+    mesh = DeviceMesh("cpu", np.arange(count).reshape(grid).tolist(), mesh_dim_names=names)
     if rank >= count:
         return [], "", []
     layer = torch.nn.Linear(3, rows, bias=False)
@@ -238,7 +242,7 @@ def on_rank_fsdp(rank: int, grid: tuple[int, int], rows: int) -> tuple[Held, str
         layer.weight.copy_(full)
     model = torch.nn.Sequential(layer)
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel()})
-    fully_shard(model, mesh=mesh["dp"])
+    fully_shard(model, mesh=mesh[names[:-1]])
     weight = model[0].weight
     assert isinstance(weight, DTensor)
     source = tensors.describe(weight, "w")
@@ -268,7 +272,7 @@ FSDP_CASES = [((2, 2), 8), ((2, 2), 7), ((2, 2), 3), ((2, 2), 1), ((1, 4), 7)]
 
 
 @pytest.mark.parametrize("grid, rows", FSDP_CASES)
-def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, int], rows: int) -> None:
+def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, ...], rows: int) -> None:
     assert_fsdp(four_ranks, grid, rows)
 
 
@@ -276,15 +280,21 @@ def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, int], 
 def test_fsdp_over_tensor_parallelism_where_the_order_of_cuts_matters() -> None:
     """7 rows on 3 x 2 and 9 on 4 x 2: cutting left to right would give other rows."""
     with Ranks(8) as eight_ranks:
-        for grid, rows in [((3, 2), 7), ((4, 2), 9), ((2, 4), 13), ((3, 2), 8), ((4, 2), 16)]:
+        for grid, rows in EIGHT_RANK_CASES:
             assert_fsdp(eight_ranks, grid, rows)
 
 
-def assert_fsdp(ranks: Ranks, grid: tuple[int, int], rows: int) -> None:
+EIGHT_RANK_CASES = [
+    *[((3, 2), 7), ((4, 2), 9), ((2, 4), 13), ((3, 2), 8), ((4, 2), 16)],
+    *[((2, 2, 2), 7), ((2, 2, 2), 3), ((2, 2, 2), 8)],
+]
+
+
+def assert_fsdp(ranks: Ranks, grid: tuple[int, ...], rows: int) -> None:
     described = ranks.run(on_rank_fsdp, grid, rows)
     full = np.arange(3 * rows, dtype=np.float32).reshape(rows, 3)
     assert_holds([held for held, *_ in described], full)
     for _, sharding, checks in described[: math.prod(grid)]:
-        assert ("_StridedShard" in sharding) == (grid[1] > 1)
+        assert ("_StridedShard" in sharding) == (grid[-1] > 1)
         # The last two: torch's own full_tensor agrees, before and after.
         assert checks == [True] * 5

@@ -9,18 +9,21 @@ whom it has lost:
    raises; the others, who wait for its answer, read that and raise the same error.
 3. In `scatter` and `broadcast` it sends to everyone it can and remembers whom it has lost: the
    others are in the next step already, and learn of it from the next `gather`.
-4. A rank that loses the coordinator raises at once: gloo notices a closed connection.
+4. A rank that loses the coordinator raises at once: gloo notices a closed connection. After a
+   timeout gloo closes all connections of a process, so that step 2 is cut short; all raise, but
+   only the coordinator knows the rank that was silent.
 
-A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo group beside it, made
+A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo backend beside it, made
 once: plans live in host memory, and nccl can neither send them nor notice a dead peer soon.
 """
 
 from __future__ import annotations
 
+import datetime
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, Protocol, cast
 
 import msgspec
 import torch
@@ -33,10 +36,20 @@ __all__ = ["TorchGroup", "current_group"]
 TAG: Final = 0x78636B70
 """Marks our messages, so that they are not taken for the user's own."""
 
-_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, dist.ProcessGroup] = (
-    weakref.WeakKeyDictionary()
-)
-"""Process group -> the gloo group made beside it."""
+GLOO_TIMEOUT: Final = datetime.timedelta(minutes=30)
+"""How long a silent rank is waited for where the process group has no gloo of its own."""
+
+
+class _Channel(Protocol):
+    """What sends and receives: a process group, or a gloo backend of our own."""
+
+    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> dist.Work: ...
+
+    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work: ...
+
+
+_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, _Channel] = weakref.WeakKeyDictionary()
+"""Process group -> the gloo backend made beside it."""
 
 _encode_failures = msgspec.msgpack.Encoder().encode
 _decode_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
@@ -47,8 +60,8 @@ class TorchGroup:
 
     Making one is collective where the process group has no gloo backend for the CPU: all its
     processes make one, in the same order. How long a silent rank is waited for is the process
-    group's timeout (``init_process_group(timeout=...)``, ``new_group(timeout=...)``); a rank that
-    dies is noticed at once.
+    group's timeout (``init_process_group(timeout=...)``, ``new_group(timeout=...)``), or
+    `GLOO_TIMEOUT` where it has no gloo; a rank that dies is noticed at once.
 
     Args:
         process_group: the processes that take part; None for all of them.
@@ -171,7 +184,7 @@ class TorchGroup:
     def _receive(self, tensors: Mapping[int, torch.Tensor]) -> None:
         self._exchange(
             {
-                rank: lambda rank=rank, tensor=tensor: [_irecv(self._channel, rank, tensor)]
+                rank: lambda rank=rank, tensor=tensor: [self._channel.recv([tensor], rank, TAG)]
                 for rank, tensor in tensors.items()
             }
         )
@@ -191,13 +204,27 @@ class TorchGroup:
             try:
                 under_way[rank] = start()
             except RuntimeError as error:
-                self._lost[rank] = _reason(error)
+                self._lost[rank] = self._reason(rank, error)
         for rank, works in under_way.items():
             try:
                 for work in works:
                     work.wait()
             except RuntimeError as error:
-                self._lost[rank] = _reason(error)
+                self._lost[rank] = self._reason(rank, error)
+
+    def _reason(self, rank: int, error: RuntimeError) -> str:
+        """gloo's message without its source line, and what it means."""
+        text = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]
+        meaning = "the process was probably killed (out of memory?) or has crashed; see its own log"
+        if re.search("time(d ?)?out", text, re.IGNORECASE):
+            meaning = (
+                "it did not answer within the process group's timeout: it hangs, or its work takes "
+                "longer than init_process_group(timeout=...) allows"
+            )
+            if rank == self.coordinator:
+                # A timeout closes the coordinator's other connections too: it cannot tell us why.
+                meaning += "; or, being the coordinator, it waited for another rank, which it names"
+        return f"{meaning} (gloo: {text})"
 
     def _raise_if_lost(self) -> None:
         """Raise what this rank knows of lost ranks; the coordinator tells the others first."""
@@ -231,56 +258,30 @@ def current_group() -> TorchGroup | None:
     return TorchGroup()
 
 
-def _channel(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """A process group of the same processes that sends host memory by gloo."""
+def _channel(process_group: dist.ProcessGroup | None) -> _Channel:
+    """What sends host memory by gloo between the processes of a group."""
     group = process_group if process_group is not None else dist.group.WORLD
     assert group is not None
     if "cpu:gloo" in dist.get_backend_config(group).split(","):
         return group
     if group not in _companions:
-        ranks = dist.get_process_group_ranks(group)
-        options: dict[str, bool] = {"use_local_synchronization": True}
-        if ranks != sorted(ranks):
-            options["sort_ranks"] = False  # older versions of torch know no unsorted groups
-        made = dist.new_group(ranks, None, "gloo", None, **options)  # pyright: ignore[reportArgumentType]
-        assert isinstance(made, dist.ProcessGroup)
-        _companions[group] = made
+        # Not by new_group: it needs the processes outside the group too, or else (with
+        # use_local_synchronization) that all have made equally many groups before.
+        store = dist.PrefixStore("xckpt", group.get_group_store())
+        gloo = dist.ProcessGroupGloo(store, group.rank(), group.size(), GLOO_TIMEOUT)
+        _companions[group] = cast(_Channel, gloo)
     return _companions[group]
 
 
-def _send(
-    channel: dist.ProcessGroup, rank: int, data: bytes, *, last: bool = False
-) -> list[dist.Work]:
+def _send(channel: _Channel, rank: int, data: bytes, *, last: bool = False) -> list[dist.Work]:
     """Start to send a header and, unless it is empty, the message itself."""
-    works = [_isend(channel, rank, torch.tensor([-len(data) if last else len(data)]))]
+    header = torch.tensor([-len(data) if last else len(data)])
+    works = [channel.send([header], rank, TAG)]
     if data:
-        works.append(_isend(channel, rank, _over(bytearray(data))))
+        works.append(channel.send([_over(bytearray(data))], rank, TAG))
     return works
-
-
-def _isend(channel: dist.ProcessGroup, rank: int, tensor: torch.Tensor) -> dist.Work:
-    work = dist.isend(tensor, group=channel, group_dst=rank, tag=TAG)
-    assert work is not None  # only a process outside the group gets None
-    return work
-
-
-def _irecv(channel: dist.ProcessGroup, rank: int, tensor: torch.Tensor) -> dist.Work:
-    work = dist.irecv(tensor, group=channel, group_src=rank, tag=TAG)
-    assert work is not None
-    return work
 
 
 def _over(data: bytearray) -> torch.Tensor:
     """The bytes as a tensor over the same memory."""
     return torch.frombuffer(data, dtype=torch.uint8)
-
-
-def _reason(error: RuntimeError) -> str:
-    """gloo's message without its source line, and what it means."""
-    text = re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]
-    if "timed out" in text.lower():
-        meaning = "it did not answer within the process group's timeout; it may hang, or its work "
-        meaning += "takes longer than init_process_group(timeout=...) allows"
-    else:
-        meaning = "the process was probably killed (out of memory?) or has crashed; see its own log"
-    return f"{meaning} (gloo: {text})"
