@@ -12,10 +12,10 @@ from tests.storage.boxed import rows
 from xckpt.options import SaveOptions
 
 LAYOUTS = {
-    "plain": SaveOptions(chunk_bytes=64),
-    "crc32c": SaveOptions(chunk_bytes=64, crc32c=True),
-    "sharded": SaveOptions(chunk_bytes=64, shard_bytes=512),
-    "sharded crc32c": SaveOptions(chunk_bytes=64, shard_bytes=512, crc32c=True),
+    "plain": SaveOptions(chunk_bytes=150),
+    "crc32c": SaveOptions(chunk_bytes=150, crc32c=True),
+    "sharded": SaveOptions(chunk_bytes=150, shard_bytes=600),
+    "sharded crc32c": SaveOptions(chunk_bytes=150, shard_bytes=600, crc32c=True),
 }
 """Chunks small enough that a small state has many."""
 
@@ -38,7 +38,7 @@ def everything() -> dict[str, object]:
         **arrays(),
         "pieces": rows(np.arange(101 * 3, dtype=np.int32).reshape(101, 3), 7, 20, 51),
         "step": 3,
-        "note": "ü" * 5000,
+        "note": "ü" * 2100,
         "nothing": None,
         "nested": {"list": [1.5, {"x": np.arange(3)}, ()], "0": b"\0\xff"},
     }
