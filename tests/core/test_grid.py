@@ -99,13 +99,13 @@ def test_a_regular_grid_does_not_shatter_its_boxes(tiled, item, target):
     asked = sum(-(-prod(sizes) * item // target) for _, sizes in full(boxes))
     if grid.is_regular(shape) and len(full(boxes)) > 1:
         assert sum(grid.cell_counts()) <= SHATTERED * asked
-    if not grid.is_regular(shape):
-        # Pieces were worth it: the only regular grid has chunks that divide every boundary.
-        steps = []
-        for d, size in enumerate(shape):
-            inner = {o[d] for o, _ in full(boxes)} - {0}
-            steps.append(gcd(*inner) if inner else size)
-        assert count_cells(shape, steps) * max(1, prod(steps) * item // target) > asked
+    steps = []
+    for d, size in enumerate(shape):
+        inner = {o[d] for o, _ in full(boxes)} - {0}
+        steps.append(gcd(*inner) if inner else size)
+    if len(full(boxes)) > 1 and prod(steps) * item <= target:
+        # The largest chunks that divide every boundary are within the target.
+        assert grid.is_regular(shape) == (count_cells(shape, steps) <= SHATTERED * asked)
 
 
 @given(tiled_shapes(min_side=1), item_sizes, st.sampled_from([64, 100, 1000]))
@@ -151,6 +151,13 @@ def test_a_prime_number_of_rows_makes_a_chunk_above_the_target_rather_than_slive
     assert grid.chunks.tolist() == [[10007]]
 
 
+def test_a_prime_number_of_rows_far_above_the_target_makes_pieces():
+    boxes = [((0,), (200_006,)), ((200_006,), (200_006,))]
+    grid = choose((400_012,), 1, boxes, GridOptions(4096))
+    assert grid.arrays == Boxes.of(boxes)
+    assert (grid.chunks <= 4096).all() and (grid.chunks > 2048).all()
+
+
 @st.composite
 def asked(draw: st.DrawFn) -> tuple[Shape, Shape, Shape, Shape]:
     """Sizes of an array, its chunks, and a non-empty box in it."""
@@ -187,7 +194,9 @@ def test_a_free_step_pads_little(size, item, target):
     most = max(1, target // item)
     assert step <= most or step == size <= most
     assert 2 * step > min(most, size) or size % step == 0
-    assert -(-size // step) * step - size < size
+    dividing = max(n for n in range(1, most + 1) if size % n == 0)
+    if 2 * dividing > most:
+        assert step == dividing
 
 
 def test_absurd_targets_are_refused():

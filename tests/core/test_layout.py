@@ -162,6 +162,18 @@ def test_hybrid_shards_share_the_writing_evenly(leaves, replicas, shards, given_
         assert max(group) <= totals[s] / replicas + largest
 
 
+@given(st.integers(1, 6), st.integers(1, 20))
+@settings(max_examples=30)
+def test_boxes_that_all_ranks_hold_are_dealt_out(ranks, rows):
+    """Sharded on each rank's devices and the same on every rank: a rank holds many of the boxes."""
+    boxes = [((row, 0), (1, 4)) for row in range(rows)]
+    held = [list(range(ranks))] * rows
+    loads, largest = total_loads(
+        [laid_out(reported((rows, 4), boxes, held), GridOptions(16))], ranks
+    )
+    assert max(loads) - min(loads) <= largest == 16
+
+
 def test_an_overlap_names_ranges_and_ranks():
     shards = LeafShards(
         (4, 8), ITEM, Boxes.of([((0, 0), (3, 8)), ((2, 0), (2, 8))] * 2), np.array([0, 1, 2, 3])
