@@ -75,7 +75,7 @@ def plain(numbers: int) -> torch.Tensor:
 
 def on_rank_save(rank: int, path: Path, saved: list[Case]) -> list[str]:
     state = state_of([on_rank_distribute(case) for case in saved])
-    metadata = xckpt.save(path, {**state, "plain": plain(11)})
+    metadata = xckpt.save(path, {**state, "plain": plain(11), "empty": torch.ones(0, 3)})
     return list(metadata.state_dict_metadata)
 
 
@@ -91,6 +91,7 @@ def on_rank_load(
     if group is None:
         return []
     state = {**state_of(list(likes)), "step": 0, "note": "", "plain": torch.zeros(11).int()}
+    state["empty"] = torch.ones(0, 3, device="cpu" if how == "in place" else "meta")
     if how == "in place":
         result = state
         xckpt.load_into(path, state, group=group)
@@ -103,6 +104,8 @@ def on_rank_load(
     assert result["step"] == 7
     assert result["note"] == "a/b"
     assert torch.equal(result["plain"], plain(11))
+    assert result["empty"].shape == (0, 3)
+    assert result["empty"].device.type == "cpu"
     held: list[Held] = []
     for like, case in zip(result["model"].values(), loaded, strict=True):
         assert isinstance(like, DTensor)
@@ -134,12 +137,13 @@ def test_any_mesh_to_any_other(
     path = next(folders)
     names = four_ranks.run(on_rank_save, path, saved)
     expected = [f"model/w.{i}" for i in range(len(saved))]
-    assert names == [[*expected, "step", "note", "plain"]] * 4
+    assert names == [[*expected, "step", "note", "plain", "empty"]] * 4
 
     here = load(path)
     assert here["step"] == 7
     assert here["note"] == "a/b"
     np.testing.assert_array_equal(here["plain"], np.arange(11))
+    assert here["empty"].shape == (0, 3)
     for i, case in enumerate(saved):
         array = here["model"][f"w.{i}"]
         assert array.dtype == numpy_dtype(case.dtype)

@@ -245,6 +245,13 @@ def test_scalars_and_empty_tensors(shape: tuple[int, ...], in_place: bool) -> No
     assert (result == 7).all()
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_empty_box_is_committed_unasked(in_place: bool) -> None:
+    target = target_of(torch.zeros(0, 3, dtype=torch.complex64).conj(), in_place=in_place)
+    target.commit(0)
+    assert target.result().shape == (0, 3)
+
+
 def test_tied_weights_in_place() -> None:
     weight = torch.zeros(2)
     first, second = (target_of(w, in_place=True) for w in (weight, weight.view(2)))

@@ -97,11 +97,14 @@ class TensorTarget:
             return self._buffers[index]
 
     def commit(self, index: int) -> None:
-        """Copy host memory to where it belongs; memory that was written itself stays."""
+        """Copy host memory to where it belongs; memory that was written itself stays.
+
+        A box without elements may be committed without its buffer ever having been asked for.
+        """
         with self._lock:
-            filled = self._buffers.pop(index)
+            filled = self._buffers.pop(index, None)
             view = self._view(index)
-        if not reachable(view):
+        if filled is not None and not reachable(view):
             # Only in inference mode may a tensor made in it be written.
             with torch.inference_mode(view.is_inference()):
                 view.copy_(filled)
