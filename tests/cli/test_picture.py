@@ -7,7 +7,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import product
+from itertools import pairwise, product
 from textwrap import dedent
 
 import numpy as np
@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.tilings import Shape, tilings
+from xckpt.cli.axes import Axis, Span
 from xckpt.cli.canvas import JOINTS
 from xckpt.cli.picture import Picture, picture
 from xckpt.cli.report import ArrayReport
@@ -257,6 +258,21 @@ def test_what_a_slice_reads_is_filled(layout: Layout, size: dict[str, int]) -> N
                 assert all(is_near(seen, place, d) for d, place in places.items())
 
 
+@given(layout=layouts(), size=sizes)
+def test_every_element_has_a_character_between_the_lines(
+    layout: Layout, size: dict[str, int]
+) -> None:
+    seen = Seen(draw(layout, **size), layout)
+    for held in seen.outlined():
+        for d in (seen.down, seen.across):
+            start = held.offset[d]
+            axis = Axis(seen.shape[d], seen.last[d])
+            lines = axis.cuts(Span(start, start + held.shape[d], held.chunk[d]))
+            cells = list(axis.between(lines))
+            assert (cells[0].low, cells[-1].high) == (start, start + held.shape[d])
+            assert all(a.low < a.high == b.low for a, b in pairwise(cells))
+
+
 def is_near(seen: Seen, place: int, d: int) -> bool:
     """Whether the slice has an element between a place and its neighbours, themselves included."""
     assert seen.box is not None
@@ -369,6 +385,12 @@ def test_chunks_and_pieces_that_are_too_thin() -> None:
         along dimension 0 a cell of the picture is up to 30 chunks
         · 19 pieces too thin for an outline
         ▓ wanted, ░ read with it""")
+
+
+def test_a_cell_that_is_two_chunks() -> None:
+    layout = Layout((100,), whole((100,), (2,)), None)
+    assert shown(layout).endswith("along dimension 0 a cell of the picture is up to 2 chunks")
+    assert "cell" not in shown(layout, width=101)
 
 
 def test_nothing_to_draw_is_said_in_words() -> None:
