@@ -32,7 +32,7 @@ from xckpt.errors import (
 )
 from xckpt.group import Group
 
-FEW = max(10, settings.default.max_examples // 3) if settings.default else 30
+FEW = 30
 
 ROWS = [((0, 0), (3, 4)), ((3, 0), (3, 4))]
 COLUMNS = [((0, 0), (6, 2)), ((0, 2), (6, 2))]
@@ -60,7 +60,6 @@ def load_job(job: Job, path: str | Path) -> list[Any]:
 
 
 @given(jobs())
-@settings(max_examples=FEW)
 def test_every_rank_gets_every_element_that_it_wants(job):
     """The property that the project is about: save by N ranks, load by M, NumPy slices agree."""
     path = fresh_path()
@@ -79,7 +78,6 @@ def test_every_rank_gets_every_element_that_it_wants(job):
 
 
 @given(jobs())
-@settings(max_examples=FEW)
 def test_one_process_reads_what_many_ranks_saved(job):
     """The whole tree as NumPy arrays, slices of the open checkpoint, and every digest."""
     path = fresh_path()
@@ -98,7 +96,7 @@ def test_one_process_reads_what_many_ranks_saved(job):
 
 
 @given(jobs())
-@settings(max_examples=max(5, FEW // 3))
+@settings(max_examples=FEW)
 def test_zarr_python_reads_what_many_ranks_saved(tmp_path_factory, job):
     folder = tmp_path_factory.mktemp("job") / "ckpt"
     save_job(job, folder)
@@ -117,7 +115,7 @@ def test_zarr_python_reads_what_many_ranks_saved(tmp_path_factory, job):
 
 
 @given(jobs())
-@settings(max_examples=max(5, FEW // 3))
+@settings(max_examples=FEW)
 def test_what_was_loaded_can_be_filled_in_place(job):
     """`load_into` fills strided views of memory that the ranks own, and nothing else of it."""
     path = fresh_path()
@@ -240,9 +238,10 @@ def test_a_rank_that_fails_to_load_fails_all(hook, unwell, share_reads):
     for outcome in outcomes:
         assert isinstance(outcome.error, RanksFailedError)
         told = {failure.rank: failure.message for failure in outcome.error.failures}
-        # A rank that waited for a chunk from one that failed may say so too.
-        assert set(told) >= unwell
-        assert all(f"{hook} failed" in told[rank] for rank in unwell)
+        # Who waits for a chunk from a rank that failed fails too, perhaps before it can by itself.
+        own = {rank for rank in told if f"{hook} failed" in told[rank]}
+        assert set(told) >= unwell >= own and own
+        assert own == unwell or (share_reads and len(unwell) == 2)
     for rank, loaded in enumerate(results(2, lambda group: run(group, wrong=False))):
         assert isinstance(loaded, dict) and holds(loaded["w"], ARRAY), rank
 
