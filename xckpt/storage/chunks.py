@@ -76,6 +76,25 @@ class ChunkSource:
         """The array ``(leaf name, number)``."""
         return self._arrays[key]
 
+    def require_digests(self) -> None:
+        """Refuse a manifest that has many more chunks than digests, before they are counted out.
+
+        Raises:
+            CorruptCheckpointError: the digest file is missing or too short.
+        """
+        size = self.total_digests * DIGEST_BYTES
+        if size <= FEW_DIGEST_BYTES:
+            return
+        last = slice(size - DIGEST_BYTES, size)
+        try:
+            found = open_store(self.root).read(DIGESTS, byte_range=last).result().value
+        except ValueError:
+            found = b""
+        if len(found) != DIGEST_BYTES:
+            raise CorruptCheckpointError(
+                f"{self.root}: {DIGESTS} is missing or too short for {self.total_digests:,} chunks"
+            )
+
     def prepare(self, keys: Iterable[ArrayKey], *, check_documents: bool = True) -> None:
         """Open arrays: check their zarr.json against the manifest and fetch their digests.
 
@@ -172,7 +191,8 @@ class ChunkSource:
             found = open_store(self.root).read(DIGESTS).result()
         if found.state != "value":
             return f"{DIGESTS}: missing"
-        if digest_bytes(found.value).hex() != self.manifest.digests:
+        whole = len(found.value) == self.total_digests * DIGEST_BYTES
+        if not whole or digest_bytes(found.value).hex() != self.manifest.digests:
             return f"{DIGESTS}: altered"
         self._all_digests = found.value
         return ""

@@ -154,6 +154,7 @@ class ZarrStorageReader:
 
     def _wishes(self, plan: LoadPlan) -> ChunkWishes:
         assert self.source is not None
+        self.source.require_digests()
         tensors: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         return ChunkWishes(self.source, tensors)
 

@@ -14,6 +14,7 @@ written by nobody or twice, then writes digests and zarr.json files and publishe
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from collections import deque
@@ -61,7 +62,7 @@ SPELLED_OUT_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Document:
-    """A zarr.json that is being written."""
+    """A zarr.json, or the digest file, that is being written."""
 
     content: bytes
     written: ts.Future[ts.KvStore.TimestampedStorageGeneration]
@@ -177,15 +178,19 @@ class ZarrStorageWriter:
             ProgressCounter(total, self.options.progress),
             self.target,
         )
-        with (
-            storage_errors(str(self.target)),
-            Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
-        ):
-            for task in self._in_order(items, writes, planner, pool):
-                if pool.failed:
-                    break
-                task()
-        return writes.finish()
+        try:
+            with (
+                storage_errors(str(self.target)),
+                Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
+            ):
+                for task in self._in_order(items, writes, planner, pool):
+                    if pool.failed:
+                        break
+                    task()
+            return writes.finish()
+        except BaseException:
+            writes.drain()
+            raise
 
     def _in_order(
         self, items: Sequence[WriteItem], writes: ChunkWrites, planner: SavePlanner, pool: Pool
@@ -242,12 +247,11 @@ class ZarrStorageWriter:
         data = encode(manifest, digest_bytes)
         with storage_errors(str(self.target)):
             store = open_store(self._staging.location)
-            digests_written = store.write(DIGESTS, digests)
-            for document in self._documents.values():
-                document.written.result()
+            self._documents[DIGESTS] = _Document(digests, store.write(DIGESTS, digests))
+            self._await_documents()
             if any(isinstance(entry, BytesEntry) for entry in values.values()):
                 self._amend_documents(store, manifest)
-            digests_written.result()
+                self._await_documents()
         self._staging.publish(data)
         self._staging = None
         self._committed = manifest
@@ -256,13 +260,13 @@ class ZarrStorageWriter:
     def _amend_documents(self, store: ts.KvStore, manifest: Manifest) -> None:
         """Write what the draft did not know: arrays of long values, and so the root."""
         known = self._documents
-        futures = [
-            store.write(key, content)
-            for key, content in documents(manifest)
-            if key not in known or known[key].content != content
-        ]
-        for future in futures:
-            future.result()
+        for key, content in documents(manifest):
+            if key not in known or known[key].content != content:
+                known[key] = _Document(content, store.write(key, content))
+
+    def _await_documents(self) -> None:
+        for document in self._documents.values():
+            document.written.result()
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
@@ -271,6 +275,9 @@ class ZarrStorageWriter:
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""
         if self._staging is not None:
+            for document in self._documents.values():
+                with contextlib.suppress(ValueError):
+                    document.written.result()
             self._staging.abort()
             self._staging = None
 

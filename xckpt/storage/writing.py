@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -150,6 +151,7 @@ class ChunkWrites:
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
         self._started: deque[tuple[_Unit, _Begun]] = deque()
+        self._under_way: dict[int, ts.WriteFutures] = {}
         self._lock = threading.Lock()
 
     def write_tensor(self, item: WriteItem, pool: Pool) -> None:
@@ -205,6 +207,14 @@ class ChunkWrites:
             self._values,
         )
 
+    def drain(self) -> None:
+        """Wait, after a failure, for what is under way: it would write on into what is removed."""
+        with self._lock:
+            under_way = list(self._under_way.values())
+        for written in under_way:
+            with contextlib.suppress(ValueError):
+                written.result()
+
     def _start(self, unit: _Unit) -> None:
         """Begin a small write, to be completed in this thread later."""
         if len(self._started) >= MOST_STARTED:
@@ -218,6 +228,8 @@ class ChunkWrites:
             data = _plain_bools(data)
         region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
         written = unit.store[region].write(data, can_reference_source_data_indefinitely=True)
+        with self._lock:
+            self._under_way[id(written)] = written
         return _Begun(data, written)
 
     def _complete(
@@ -233,6 +245,7 @@ class ChunkWrites:
             if reservation is not None:
                 reservation.unit_done()
         with self._lock:
+            del self._under_way[id(begun.written)]
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
         self.progress.add(begun.data.nbytes)
 
