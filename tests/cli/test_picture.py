@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from tests.core.tilings import Shape, tilings
 from xckpt.cli.axes import Axis, Span
@@ -391,6 +392,19 @@ def test_a_cell_that_is_two_chunks() -> None:
     layout = Layout((100,), whole((100,), (2,)), None)
     assert shown(layout).endswith("along dimension 0 a cell of the picture is up to 2 chunks")
     assert "cell" not in shown(layout, width=101)
+
+
+def test_pieces_have_colours_and_labels_are_dim() -> None:
+    arrays = [array((n, 0), (1, 9), (1, 9)) for n in range(2)]
+    _, _, *lines = draw(Layout((2, 9), arrays, None)).lines
+    console = Console(force_terminal=True, width=80, _environ={"TERM": "xterm-256color"})
+    styles = [
+        {(part.text.strip(), str(part.style)) for part in line.render(console) if part.text.strip()}
+        for line in lines
+    ]
+    found = {pair for pairs in styles for pair in pairs}
+    assert {("0", "bold cyan"), ("1", "bold magenta"), ("1", "dim")} <= found
+    assert all(style != "dim" or text.isdigit() for text, style in found)
 
 
 def test_nothing_to_draw_is_said_in_words() -> None:

@@ -237,7 +237,7 @@ def _labelled(
     columns += [offset for each in outlines for offset in each.columns]
     yield Text(column_labels(across, columns, margin), "dim", no_wrap=True)
     for label, line in zip(row_labels(down, rows, margin), canvas.lines(), strict=True):
-        yield Text(label, "dim") + line
+        yield Text.assemble((label, "dim"), line, no_wrap=True)
 
 
 def _crowd_notes(view: _View, outlines: Sequence[_Outline]) -> Iterator[str]:
