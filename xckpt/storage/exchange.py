@@ -124,7 +124,10 @@ class Exchange:
             self._sockets.append(connection)
             with contextlib.suppress(EOFError):
                 (rank,) = _HELLO.unpack(_receive(connection, _HELLO.size))
-                socket.send_fds(connection, [_SEGMENT.pack(count, slot_bytes)], [descriptor])
+                try:
+                    socket.send_fds(connection, [_SEGMENT.pack(count, slot_bytes)], [descriptor])
+                except OSError as error:
+                    raise _lost(error) from error
                 self._takers[rank] = (connection, threading.Lock())
                 self._thread(self._await_answers, connection, counts[rank])
 
@@ -132,7 +135,7 @@ class Exchange:
         """A free slot's number and its first ``size`` bytes; waits until there is one.
 
         Raises:
-            StorageError: a peer was lost.
+            StorageError: a peer was lost; or whatever this rank itself has failed with.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._free or self._failure)
@@ -150,8 +153,7 @@ class Exchange:
                 with lock:
                     connection.sendall(_READY.pack(chunk, slot))
             except OSError as error:
-                self.fail(error)
-                self._raise()
+                raise _lost(error) from error
 
     def let_go(self, slot: int) -> None:
         """One who needed the slot does so no longer; after the last one it is free."""
@@ -165,7 +167,7 @@ class Exchange:
         """Wait until everything expected was taken, here and by the others.
 
         Raises:
-            StorageError: a peer was lost.
+            StorageError: a peer was lost; or whatever this rank itself has failed with.
         """
         for thread in self._threads:
             thread.join()
@@ -173,6 +175,8 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Stop waiting: this rank has failed, and slots that it holds will not be free again."""
+        # First, since those who wait here complain as well once they wake, and know less.
+        self._on_failure(error)
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
@@ -187,7 +191,7 @@ class Exchange:
 
     def _raise(self) -> None:
         if self._failure is not None:
-            raise StorageError("another rank of this host stopped reading") from self._failure
+            raise self._failure
 
     def _take_from(
         self, address: str, count: int, rank: int, take: Callable[[int, Bytes], None]
@@ -199,7 +203,11 @@ class Exchange:
         slots = _receive_slots(connection)
         for _ in range(count):
             chunk, slot = _READY.unpack(_receive(connection, _READY.size))
-            take(chunk, slots[slot])
+            try:
+                take(chunk, slots[slot])
+            except BaseException as error:
+                self.fail(error)
+                raise
             connection.sendall(_TAKEN.pack(slot))
 
     def _await_answers(self, connection: socket.socket, count: int) -> None:
@@ -212,12 +220,15 @@ class Exchange:
             try:
                 target(*arguments)
             except BaseException as error:
-                self.fail(error)
-                self._on_failure(StorageError(f"another rank of this host was lost: {error!r}"))
+                self.fail(_lost(error))
 
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+
+def _lost(error: BaseException) -> StorageError:
+    return StorageError(f"another rank of this host was lost: {error!r}")
 
 
 def _call(address: str, rank: int) -> None:
