@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
+from tests.core.test_keys import NASTY
 from tests.jobs import Job, fresh_path, jobs
 from tests.shards import cut, holds, same_bits, wish
 from tests.threads import Outcome, ThreadGroup, results, run_ranks
+from xckpt.core.keys import join_keys, zarr_path
 from xckpt.core.load_planner import DefaultLoadPlanner
 from xckpt.core.save_planner import DefaultSavePlanner
 from xckpt.errors import (
@@ -143,6 +145,31 @@ def test_what_was_loaded_can_be_filled_in_place(job):
         return True
 
     assert all(results(job.loaders, run, coordinator=job.load_coordinator))
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_any_key_is_stored_and_comes_back(tmp_path, local):
+    """Dots, slashes, reserved names, long ones, other scripts, lookalikes."""
+    path = tmp_path / "ckpt" if local else fresh_path()
+    state: dict[Any, Any] = {key: np.full(2, n) for n, key in enumerate([*NASTY, 0, -1])}
+    state["deeper"] = {key: {key: np.full((), n)} for n, key in enumerate(NASTY)}
+    state["value"] = "\ud800 \\ \x00"
+    xckpt.save(path, state)
+    assert xckpt.open(path)["value"] == state["value"]
+    # Again, so that the second one stands beside what the first one has written.
+    state["value"] = "\udfff"
+    xckpt.save(path, state, overwrite=True)
+    loaded: Any = xckpt.load(path)
+    assert list(loaded) == list(state) and loaded["value"] == "\udfff"
+    assert xckpt.open(path).verify() == []
+    for n, key in enumerate([*NASTY, 0, -1]):
+        assert loaded[key].tolist() == [n, n]
+    assert all(loaded["deeper"][key][key] == n for n, key in enumerate(NASTY))
+    if local:
+        root = zarr.open_group(path, mode="r", zarr_format=3)
+        for n, key in enumerate(NASTY):
+            node = root[zarr_path(join_keys((key,)))]
+            assert isinstance(node, zarr.Array) and np.asarray(node[...]).tolist() == [n, n]
 
 
 def rows(rank: int, array: np.ndarray = ARRAY) -> dict[str, Any]:
