@@ -16,7 +16,7 @@ import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.core.manifests import example, manifests
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.keys import zarr_path
-from xckpt.core.manifest import BytesEntry, Manifest, ValueEntry, arrays
+from xckpt.core.manifest import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
 from xckpt.core.zarr_json import documents
 
 Group = zarr.Group
@@ -119,3 +119,15 @@ def test_documents_are_a_function_of_the_manifest(manifest):
 def test_values_have_no_place_in_zarr():
     keys = [key for key, _ in documents(example())]
     assert not any(key.startswith("opt/0") for key in keys) and "opt/1/zarr.json" in keys
+
+
+def test_leaves_of_one_folder_need_not_stand_together():
+    """zarr-python loses children that stand apart in consolidated metadata."""
+    names = ("a/x", "b/y", "a/z/w", "c", "a/y", "b/x")
+    leaves = tuple(TensorEntry(name, "int8", (2,), chunk=(2,)) for name in names)
+    consolidated, plain = opened(Manifest(leaves, ""))
+    for group in (consolidated, plain):
+        found = {
+            path for path, node in group.members(max_depth=None) if isinstance(node, zarr.Array)
+        }
+        assert found == set(names)
