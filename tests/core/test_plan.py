@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -86,9 +87,12 @@ def test_columns_hold_the_items_they_were_made_of(items):
     columns = WriteItems.of(items)
     found = list(columns)
     assert len(columns) == len(items)
-    # Grouped by number of dimensions, otherwise in order.
-    for rank in range(4):
-        assert [i for i in found if rank_of(i) == rank] == [i for i in items if rank_of(i) == rank]
+    # Leaf by leaf, as the leaves came, and each leaf's items as they came.
+    leaves = list(dict.fromkeys(item.index.fqn for item in items))
+    assert [i.index.fqn for i in found] == sorted((i.index.fqn for i in items), key=leaves.index)
+    for leaf, rank in product(leaves, range(4)):
+        mine = [i for i in items if (i.index.fqn, rank_of(i)) == (leaf, rank)]
+        assert [i for i in found if (i.index.fqn, rank_of(i)) == (leaf, rank)] == mine
     assert WriteItems.of(found) == columns and WriteItems.of(columns) is columns
 
 

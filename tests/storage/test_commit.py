@@ -274,7 +274,7 @@ def test_a_damaged_checkpoint_can_be_replaced(path: str) -> None:
         xckpt.save(path, NEW)
     xckpt.save(path, NEW, overwrite=True)
     assert step_at(path) == 2
-    assert not any("b/" in key for key in keys(path))
+    assert not any("b" in key.split("/") for key in keys(path))
 
 
 def test_a_folder_that_cannot_be_renamed_is_filled_in_place(

@@ -188,9 +188,8 @@ class WriteItems(Sequence[WriteItem]):
         return sum(len(block.boxes) for block in self.blocks)
 
     def __iter__(self) -> Iterator[WriteItem]:
-        for block in self.blocks:
-            for leaf, chunk in zip(block.leaf.tolist(), block.boxes, strict=True):
-                yield self._item(leaf, chunk)
+        for block, position in self._places():
+            yield self._item(int(block.leaf[position]), block.boxes[position])
 
     @overload
     def __getitem__(self, index: int) -> WriteItem: ...
@@ -199,12 +198,16 @@ class WriteItems(Sequence[WriteItem]):
     def __getitem__(self, index: int | slice) -> WriteItem | list[WriteItem]:
         if isinstance(index, slice):
             return list(self)[index]
-        position = index + len(self) if index < 0 else index
-        for block in self.blocks:
-            if 0 <= position < len(block.boxes):
-                return self._item(int(block.leaf[position]), block.boxes[position])
-            position -= len(block.boxes)
-        raise IndexError(index)
+        block, position = self._places()[index]
+        return self._item(int(block.leaf[position]), block.boxes[position])
+
+    def _places(self) -> list[tuple[Block, int]]:
+        """Where each item is; in the order of the leaves, whatever their number of dimensions."""
+        leaves = [block.leaf for block in self.blocks]
+        if not leaves:
+            return []
+        of = [(block, position) for block in self.blocks for position in range(len(block.leaf))]
+        return [of[place] for place in np.argsort(np.concatenate(leaves), kind="stable").tolist()]
 
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented

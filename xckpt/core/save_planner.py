@@ -99,7 +99,7 @@ class DefaultSavePlanner(SavePlanner):
         >>> planner.set_up_planner({"w": np.arange(6.0).reshape(2, 3), "step": 7})
         >>> plans, metadata = planner.create_global_plan([planner.create_local_plan()])
         >>> [item.index.fqn for item in plans[0].items]
-        ['step', 'w']
+        ['w', 'step']
         >>> metadata.state_dict_metadata["w"].size
         (2, 3)
     """
