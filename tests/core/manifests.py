@@ -6,7 +6,6 @@ import hashlib
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
 from tests.core.tilings import tiled_shapes
@@ -126,9 +125,3 @@ def example() -> Manifest:
     }
     planned = Metadata(described, {"opt": "list"}, {"run": "a"}, [1, None])
     return build(planned, values, codecs=("crc32c",), digests=digest(b"digests").hex())
-
-
-def numpy_chunks(tensor: TensorStorageMetadata) -> list[np.ndarray]:
-    """The chunk shapes of a tensor's arrays."""
-    assert tensor.grid is not None
-    return list(tensor.grid.chunks)
