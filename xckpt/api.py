@@ -126,7 +126,7 @@ def load(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-) -> Any:
+) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
