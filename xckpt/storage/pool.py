@@ -2,7 +2,9 @@
 
 1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
    nothing else is in flight and then goes alone.
-2. `Pool.submit` runs a task in a thread. After the first failure nothing new is started.
+2. `Pool.submit` has a task run in a thread. The threads begin with `Pool.start`, or when `reserve`
+   has to wait: until then the caller's own Python runs undisturbed, while TensorStore's threads
+   work on what it has begun. After the first failure nothing new is started.
 3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
 """
 
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from xckpt.options import Progress, default_threads
@@ -25,8 +27,7 @@ class Pool:
         >>> done = []
         >>> with Pool(threads=2, budget=100) as pool:
         ...     pool.reserve(10)
-        ...     _ = pool.submit(lambda: done.append(10))
-        ...     pool.release(10)
+        ...     pool.submit(lambda: (done.append(10), pool.release(10)))
         >>> done
         [10]
     """
@@ -37,6 +38,7 @@ class Pool:
         self._freed = threading.Condition()
         self._failure: BaseException | None = None
         self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")
+        self._waiting: list[Callable[[], object]] | None = []
 
     @property
     def failed(self) -> bool:
@@ -45,6 +47,8 @@ class Pool:
 
     def reserve(self, size: int) -> None:
         """Wait until ``size`` bytes fit the budget, and take them."""
+        if not self.has_room(size):
+            self.start()
         size = min(size, self.budget)
         with self._freed:
             self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
@@ -68,11 +72,20 @@ class Pool:
                 self._failure = error
             self._freed.notify_all()
 
-    def submit(self, task: Callable[[], None]) -> Future[None]:
-        """Run a task in a thread, unless one has failed already."""
-        return self._executor.submit(self._run, task)
+    def submit(self, task: Callable[[], object]) -> None:
+        """Have a task run in a thread, unless one has failed already."""
+        if self._waiting is None:
+            self._executor.submit(self._run, task)
+        else:
+            self._waiting.append(task)
 
-    def _run(self, task: Callable[[], None]) -> None:
+    def start(self) -> None:
+        """Let the threads begin; from now on tasks run as they are submitted."""
+        tasks, self._waiting = self._waiting or [], None
+        for task in tasks:
+            self._executor.submit(self._run, task)
+
+    def _run(self, task: Callable[[], object]) -> None:
         if self.failed:
             return
         try:
@@ -91,6 +104,7 @@ class Pool:
     ) -> None:
         if error is not None and self._failure is None:
             self._failure = error
+        self.start()
         self._executor.shutdown(wait=True)
         if error is None and self._failure is not None:
             raise self._failure

@@ -156,12 +156,17 @@ class ChunkReads:
                 )
                 for publication in share.publish:
                     pool.submit(partial(self._publish, publication, exchange))
+                pool.start()
             own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
+            small = [chunk for chunk in own if chunk.nbytes <= SMALL_BYTES]
             for chunk in own:
                 if chunk.nbytes > SMALL_BYTES and not pool.failed:
+                    if small and not pool.has_room(chunk.nbytes):
+                        self._read_small(small, pool)
+                        small = []
                     pool.reserve(chunk.nbytes)
                     pool.submit(partial(self._complete, chunk, *self._begin(chunk), pool))
-            self._read_small([c for c in own if c.nbytes <= SMALL_BYTES], pool)
+            self._read_small(small, pool)
         if exchange is not None:
             exchange.finish()
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -195,8 +194,12 @@ class ZarrStorageWriter:
     def _in_order(
         self, items: Sequence[WriteItem], writes: ChunkWrites, planner: SavePlanner, pool: Pool
     ) -> Iterator[Callable[[], None]]:
-        """Large items first, the largest ahead; all else is done while they fill the budget."""
-        small: deque[Callable[[], None]] = deque([self._write_documents])
+        """Large items until the budget is full, then all small ones, then the rest.
+
+        TensorStore is busy with the first while this thread sees to the small ones; only then do
+        other threads begin to take digests, since they would disturb it at every step.
+        """
+        small: list[Callable[[], None]] = [self._write_documents]
         large: list[tuple[int, Callable[[], None]]] = []
         for item in items:
             size = item.tensor_storage_size() or 0
@@ -207,8 +210,9 @@ class ZarrStorageWriter:
             else:
                 large.append((size, partial(writes.write_tensor, item, pool)))
         for size, task in sorted(large, key=lambda entry: -entry[0]):
-            while small and not pool.has_room(size):
-                yield small.popleft()
+            if small and not pool.has_room(size):
+                yield from small
+                small.clear()
             yield task
         yield from small
 
