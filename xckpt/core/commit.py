@@ -10,7 +10,7 @@ nothing            RENAME a sibling folder there   IN_PLACE: claim, write, creat
 a checkpoint       EXCHANGE with a sibling folder  GENERATION: write beside the old data, replace
                    (GENERATION if the file         the manifest if it is still the one we saw
                    system cannot exchange)
-an unfinished one  (never there)                   refused; GENERATION with ``overwrite=True``
+an unfinished one  (as elsewhere)                  refused; GENERATION with ``overwrite=True``
 something else     refused                         refused
 =================  ==============================  ===========================================
 """

@@ -138,7 +138,8 @@ class Staging:
             _sync_tree(folder)
             _sync_folder(folder.parent)
         store = open_store(self.target)
-        replaced = self._replaced_keys(store)
+        # Listed before the commit: what others begin to write after it is not to be touched.
+        replaced = self._replaced(store)
         stamp = store.write(MANIFEST, manifest, if_equal=self.seen).result()
         if not stamp.generation:
             raise CheckpointExistsError(
@@ -148,34 +149,44 @@ class Staging:
         with contextlib.suppress(ValueError, OSError):
             self._delete(store, replaced)
 
-    def _replaced_keys(self, store: ts.KvStore) -> list[bytes]:
-        """The keys that the new manifest will no longer name."""
+    def _replaced(self, store: ts.KvStore) -> list[str]:
+        """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
-            return [CLAIM.encode()]
-        keep = f"{self.root}/".encode()
-        keys = store.list().result()
-        return [key for key in keys if not key.startswith(keep) and key != MANIFEST.encode()]
+            return [CLAIM]
+        return self._all_but(store, MANIFEST, f"{MANIFEST}.__lock", self.root)
+
+    def _all_but(self, store: ts.KvStore, *kept: str) -> list[str]:
+        """The keys at the path, but for some; of a local folder also empty folders and locks."""
+        folder = self.target.folder
+        if folder is None:
+            keys = [key.decode() for key in store.list().result()]
+        else:
+            keys = [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
+        return [key for key in keys if not any(f"{key}/".startswith(f"{k}/") for k in kept)]
 
     def _abort_keys(self) -> None:
         store = open_store(self.target)
-        if self.step is Step.GENERATION:
-            prefix = f"{self.root}/".encode()
-            self._delete(store, [key for key in store.list().result() if key.startswith(prefix)])
+        own = self.location.folder
+        if self.step is Step.GENERATION and own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+            own.parent.rmdir()
+        elif self.step is Step.GENERATION:
+            keys = self._all_but(store)
+            self._delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
         elif store.read(CLAIM).result().stamp.generation == self.claimed:
             # While the claim is ours, so is all but a committed manifest and its generation.
-            kept = (CLAIM.encode(), MANIFEST.encode())
-            other = f"{GENERATIONS}/".encode()
-            keys = store.list().result()
-            mine = [key for key in keys if key not in kept and not key.startswith(other)]
-            self._delete(store, mine)
+            self._delete(store, self._all_but(store, CLAIM, MANIFEST, GENERATIONS))
             store.write(CLAIM, None, if_equal=self.claimed).result()
 
-    def _delete(self, store: ts.KvStore, keys: list[bytes]) -> None:
-        for future in [store.write(key, None) for key in keys]:
-            future.result()
+    def _delete(self, store: ts.KvStore, keys: list[str]) -> None:
         folder = self.target.folder
-        if folder is not None:
-            _remove_empty(folder, {os.path.dirname(os.fsdecode(key)) for key in keys})
+        if folder is None:
+            for future in [store.write(key, None) for key in keys]:
+                future.result()
+            return
+        for entry in sorted((folder / key for key in keys), reverse=True):
+            with contextlib.suppress(OSError):
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def begin(target: Location, *, overwrite: bool) -> Staging:
@@ -197,7 +208,7 @@ def begin(target: Location, *, overwrite: bool) -> Staging:
         found = _found(store, committed=seen.state == "value")
         step = decide(str(target), found, overwrite=overwrite, renames=False, exchanges=False)
         if step is Step.GENERATION:
-            return _generation(target, identity, seen.stamp.generation)
+            return _generation(target, identity, seen)
         text = msgspec.json.encode(ClaimText.own())
         claimed = store.write(CLAIM, text, if_equal=_MISSING).result().generation
         if not claimed:
@@ -213,6 +224,8 @@ def _renames(folder: Path) -> bool:
 def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: bool) -> Staging:
     found = _found_in(folder)
     step = decide(str(target), found, overwrite=overwrite, renames=True, exchanges=True)
+    if step is Step.GENERATION:
+        return _generation(target, identity, open_store(target).read(MANIFEST).result())
     _make_folder(folder.parent)
     remove_dead(folder)
     claimed = claim(folder, identity)
@@ -221,8 +234,7 @@ def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: b
         if step is Step.EXCHANGE and not _can_exchange(claimed.folder):
             claimed.folder.rmdir()
             claimed.release()
-            seen = open_store(target).read(MANIFEST).result()
-            return _generation(target, identity, seen.stamp.generation)
+            return _generation(target, identity, open_store(target).read(MANIFEST).result())
     except BaseException:
         shutil.rmtree(claimed.folder, ignore_errors=True)
         claimed.release()
@@ -230,9 +242,9 @@ def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: b
     return Staging(step, target, Location("file", str(claimed.folder)), claim=claimed)
 
 
-def _generation(target: Location, identity: str, seen: bytes) -> Staging:
+def _generation(target: Location, identity: str, seen: ts.KvStore.ReadResult) -> Staging:
     root = f"{GENERATIONS}/{identity}"
-    return Staging(Step.GENERATION, target, target.within(root), root, seen)
+    return Staging(Step.GENERATION, target, target.within(root), root, seen.stamp.generation)
 
 
 def _found(store: ts.KvStore, *, committed: bool) -> Found:
@@ -253,6 +265,8 @@ def _found_in(folder: Path) -> Found:
         return Found.FOREIGN
     if (folder / MANIFEST).exists():
         return Found.CHECKPOINT
+    if (folder / CLAIM).exists() or (folder / GENERATIONS).exists():
+        return Found.UNFINISHED  # it was filled in place, as a mount point is
     return Found.FOREIGN if any(folder.iterdir()) else Found.NOTHING
 
 
@@ -293,15 +307,6 @@ def _make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         _sync_folder(each.parent)
-
-
-def _remove_empty(folder: Path, below: set[str]) -> None:
-    """Remove folders ``below`` a folder, and those above them, as far as they are empty."""
-    nested = {Path(name) for name in below}
-    nested |= {parent for name in nested for parent in name.parents}
-    for name in sorted(nested - {Path()}, key=lambda path: len(path.parts), reverse=True):
-        with contextlib.suppress(OSError):
-            (folder / name).rmdir()
 
 
 def _sync_tree(folder: Path) -> None:
