@@ -104,7 +104,7 @@ class Staging:
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
         if self.claim is not None:
-            shutil.rmtree(self.claim.folder, ignore_errors=True)
+            _remove_tree(self.claim.folder)
             self.claim.release()
         elif not self.committed:
             with contextlib.suppress(OSError, ValueError, XckptError):
@@ -307,6 +307,19 @@ def _make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         _sync_folder(each.parent)
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder as far as possible, with one descriptor at a time: a save that has failed
+    for want of them has no more, and `shutil.rmtree` takes one for each level."""
+    for each, _, files in os.walk(folder, topdown=False):
+        for name in files:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(each, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(each)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -159,6 +159,10 @@ class ChunkReads:
                 pool.start()
             own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
             small = [chunk for chunk in own if chunk.nbytes <= SMALL_BYTES]
+            # Resolving a destination hands the interpreter to other threads and waits to get it
+            # back, so that is done before there are any that want it.
+            for chunk in small[:MOST_STARTED]:
+                self._host(chunk.wishes[0].item)
             for chunk in own:
                 if chunk.nbytes > SMALL_BYTES and not pool.failed:
                     if small and not pool.has_room(chunk.nbytes):

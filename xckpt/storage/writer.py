@@ -17,9 +17,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import msgspec
 import numpy as np
@@ -49,7 +48,7 @@ from xckpt.storage.commit import DIGESTS, Staging, begin, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
-from xckpt.storage.writing import SMALL_BYTES, ArrayOrder, ChunkWrites, WriteOrders, Written
+from xckpt.storage.writing import ArrayOrder, ChunkWrites, WriteOrders, Written
 
 __all__ = ["ZarrStorageWriter"]
 
@@ -141,10 +140,8 @@ class ZarrStorageWriter:
         """Start writing the zarr.json files, as far as they are known before the values are."""
         if self._staging is not None and self._draft is not None:
             store = open_store(self._staging.location)
-            self._documents = {
-                key: _Document(content, store.write(key, content))
-                for key, content in documents(self._draft)
-            }
+            for key, content in documents(self._draft):
+                self._documents[key] = _Document(content, store.write(key, content))
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
@@ -182,39 +179,15 @@ class ZarrStorageWriter:
                 storage_errors(str(self.target)),
                 Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
             ):
-                for task in self._in_order(items, writes, planner, pool):
-                    if pool.failed:
-                        break
-                    task()
+                for item in items:
+                    if item.tensor_data is None:
+                        writes.write_value(*self._value(item, planner))
+                tensors = [item for item in items if item.tensor_data is not None]
+                writes.write_tensors(tensors, pool, meanwhile=self._write_documents)
             return writes.finish()
         except BaseException:
             writes.drain()
             raise
-
-    def _in_order(
-        self, items: Sequence[WriteItem], writes: ChunkWrites, planner: SavePlanner, pool: Pool
-    ) -> Iterator[Callable[[], None]]:
-        """Large items until the budget is full, then all small ones, then the rest.
-
-        TensorStore is busy with the first while this thread sees to the small ones; only then do
-        other threads begin to take digests, since they would disturb it at every step.
-        """
-        small: list[Callable[[], None]] = [self._write_documents]
-        large: list[tuple[int, Callable[[], None]]] = []
-        for item in items:
-            size = item.tensor_storage_size() or 0
-            if item.tensor_data is None:
-                small.append(lambda item=item: writes.write_value(*self._value(item, planner)))
-            elif size <= SMALL_BYTES:
-                small.append(partial(writes.write_tensor, item, pool))
-            else:
-                large.append((size, partial(writes.write_tensor, item, pool)))
-        for size, task in sorted(large, key=lambda entry: -entry[0]):
-            if small and not pool.has_room(size):
-                yield from small
-                small.clear()
-            yield task
-        yield from small
 
     def _value(
         self, item: WriteItem, planner: SavePlanner

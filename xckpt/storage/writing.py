@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -104,6 +104,18 @@ class _Unit:
     data: NDArray[np.generic]
 
 
+@dataclass(slots=True)
+class _Prepared:
+    """A tensor item whose data is at hand."""
+
+    array: ZarrArray
+    low: Shape
+    """The item's first element in the array."""
+    units: Sequence[ChunkStorageMetadata]
+    data: NDArray[np.generic]
+    reservation: _Reservation | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Begun:
     """A write under way."""
@@ -154,29 +166,55 @@ class ChunkWrites:
         self._under_way: dict[int, ts.WriteFutures] = {}
         self._lock = threading.Lock()
 
-    def write_tensor(self, item: WriteItem, pool: Pool) -> None:
-        """Write a tensor item, at once if it is small, else in the pool's threads.
+    def write_tensors(
+        self, items: Sequence[WriteItem], pool: Pool, meanwhile: Callable[[], None]
+    ) -> None:
+        """Write tensor items, and do something else while TensorStore is busy with the first.
+
+        Resolving an item hands the interpreter to other threads and waits to get it back, so the
+        first items are resolved before any thread could want it, and the small ones with them.
 
         Raises:
-            PlanError: the item does not fit its grid, or its data does not fit the item.
+            PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        assert item.tensor_data is not None
+        sized = [(item.tensor_storage_size() or 0, item) for item in items]
+        small = deque(item for size, item in sized if 0 < size <= SMALL_BYTES)
+        large = deque(sorted((-size, n) for n, (size, _) in enumerate(sized) if size > SMALL_BYTES))
+        resolved = [self._prepare(small.popleft()) for _ in range(min(len(small), MOST_STARTED))]
+        first: list[_Prepared] = []
+        while large and pool.has_room(-large[0][0]) and not pool.failed:
+            first.append(self._reserve(items[large.popleft()[1]], pool))
+        for prepared in first:
+            self._submit(prepared, pool)
+        meanwhile()
+        for prepared in resolved:
+            self._start(prepared)
+        while small and not pool.failed:
+            self._start(self._prepare(small.popleft()))
+        pool.start()
+        while large and not pool.failed:
+            self._submit(self._reserve(items[large.popleft()[1]], pool), pool)
+
+    def _reserve(self, item: WriteItem, pool: Pool) -> _Prepared:
+        """Resolve an item within the budget; what it takes is given back with its last unit."""
         size = item.tensor_storage_size() or 0
-        if size == 0:
-            return
-        array, low = self._array_of(item)
-        units = _units(item, array, low)
-        if size <= SMALL_BYTES:
-            for unit in self._cut(array, low, units, self._resolve(item)):
-                self._start(unit)
-            return
         pool.reserve(size)
-        reservation = _Reservation(pool, size, len(units))
-        for unit in self._cut(array, low, units, self._resolve(item)):
+        prepared = self._prepare(item)
+        prepared.reservation = _Reservation(pool, size, len(prepared.units))
+        return prepared
+
+    def _prepare(self, item: WriteItem) -> _Prepared:
+        """Find an item's units, and resolve its data."""
+        array, low = self._array_of(item)
+        return _Prepared(array, low, _units(item, array, low), self._resolve(item))
+
+    def _submit(self, prepared: _Prepared, pool: Pool) -> None:
+        """Begin a large item's units, and have them completed in the pool."""
+        for unit in self._cut(prepared):
             # What must be copied first is begun in its own thread, the rest here and now.
             begun = self._begin(unit) if unit.data.flags.c_contiguous else None
-            pool.submit(partial(self._complete, unit, begun, reservation))
+            pool.submit(partial(self._complete, unit, begun, prepared.reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes."""
@@ -188,7 +226,7 @@ class ChunkWrites:
             self.progress.expect(entry.size)
             for start in range(0, entry.size, entry.chunk):
                 part = data[start : start + entry.chunk]
-                self._start(_Unit(array, self._open(array), (start,), part))
+                self._start_unit(_Unit(array, self._open(array), (start,), part))
 
     def finish(self) -> Written:
         """Wait for every small write, and report."""
@@ -215,8 +253,12 @@ class ChunkWrites:
             with contextlib.suppress(ValueError):
                 written.result()
 
-    def _start(self, unit: _Unit) -> None:
-        """Begin a small write, to be completed in this thread later."""
+    def _start(self, prepared: _Prepared) -> None:
+        """Begin a small item's units, to be completed in this thread later."""
+        for unit in self._cut(prepared):
+            self._start_unit(unit)
+
+    def _start_unit(self, unit: _Unit) -> None:
         if len(self._started) >= MOST_STARTED:
             self._complete(*self._started.popleft())
         self._started.append((unit, self._begin(unit)))
@@ -249,30 +291,22 @@ class ChunkWrites:
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
         self.progress.add(begun.data.nbytes)
 
-    def _cut(
-        self,
-        array: ZarrArray,
-        low: Shape,
-        units: Sequence[ChunkStorageMetadata],
-        data: NDArray[np.generic],
-    ) -> list[_Unit]:
+    def _cut(self, prepared: _Prepared) -> list[_Unit]:
         """The units' views of an item's data."""
+        array, low, data = prepared.array, prepared.low, prepared.data
         store = self._open(array)
-        if len(units) == 1:
-            return [_Unit(array, store, units[0].offsets, data)]
-        return [
-            _Unit(
-                array,
-                store,
-                unit.offsets,
-                data[
-                    tuple(
-                        slice(u - a, u - a + n)
-                        for u, a, n in zip(unit.offsets, low, unit.sizes, strict=True)
-                    )
-                ],
+        if len(prepared.units) == 1:
+            return [_Unit(array, store, prepared.units[0].offsets, data)]
+        regions = [
+            tuple(
+                slice(u - a, u - a + n)
+                for u, a, n in zip(unit.offsets, low, unit.sizes, strict=True)
             )
-            for unit in units
+            for unit in prepared.units
+        ]
+        return [
+            _Unit(array, store, unit.offsets, data[region])
+            for unit, region in zip(prepared.units, regions, strict=True)
         ]
 
     def _array_of(self, item: WriteItem) -> tuple[ZarrArray, Shape]:
