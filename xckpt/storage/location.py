@@ -105,6 +105,9 @@ class Location:
             spec["bucket"] = self.bucket
         if self.driver == "s3":
             spec["use_conditional_write"] = True
+            if "AWS_ACCESS_KEY_ID" in os.environ:
+                # Or else AWS's library complains of each configuration file that is not there.
+                spec["aws_credentials"] = {"type": "environment"}
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             if endpoint:
                 spec["endpoint"] = endpoint

@@ -1,0 +1,172 @@
+"""A server that speaks as much of Google Cloud Storage's JSON API as TensorStore does.
+
+The emulators that can be installed from PyPI ignore ``ifGenerationMatch``, on which a commit rests;
+this one does what the API's reference says of generations, ranges and listings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PAGE = 20
+"""Objects a page of a listing; small, so that listings take several."""
+
+_OBJECT = re.compile(r"/storage/v1/b/([^/]+)/o/(.+)")
+_LISTING = re.compile(r"/storage/v1/b/([^/]+)/o")
+_UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o")
+
+
+@dataclass
+class Bucket:
+    """Objects by name: (generation, content)."""
+
+    objects: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    last: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def generation(self, name: str) -> int:
+        return self.objects.get(name, (0, b""))[0]
+
+    def put(self, name: str, content: bytes) -> None:
+        self.last += 1
+        self.objects[name] = (self.last, content)
+
+    def resource(self, name: str) -> dict[str, str]:
+        """What the API says of an object."""
+        generation, content = self.objects[name]
+        return {
+            "kind": "storage#object",
+            "name": name,
+            "generation": str(generation),
+            "metageneration": "1",
+            "size": str(len(content)),
+            "timeCreated": "2020-01-01T00:00:00Z",
+            "updated": "2020-01-01T00:00:00Z",
+        }
+
+
+class GCSServer(ThreadingHTTPServer):
+    """The server; its buckets are made beforehand."""
+
+    daemon_threads = True
+
+    def __init__(self, *buckets: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.buckets = {name: Bucket() for name in buckets}
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and content in one packet
+    disable_nagle_algorithm = True
+    server: GCSServer  # type: ignore[assignment]
+
+    def do_GET(self) -> None:
+        path, query = self._request()
+        if found := _OBJECT.fullmatch(path):
+            self._read(found[1], unquote(found[2]), query)
+        elif found := _LISTING.fullmatch(path):
+            self._list(found[1], query)
+        else:
+            self._answer(400)
+
+    def do_POST(self) -> None:
+        path, query = self._request()
+        content = self.rfile.read(int(self.headers["Content-Length"]))
+        found = _UPLOAD.fullmatch(path)
+        bucket = self.server.buckets.get(found[1]) if found else None
+        if bucket is None:
+            self._answer(404)
+            return
+        with bucket.lock:
+            if not self._condition_holds(bucket, query["name"], query):
+                self._answer(412)
+                return
+            bucket.put(query["name"], content)
+            resource = bucket.resource(query["name"])
+        self._answer(200, json.dumps(resource).encode())
+
+    def do_DELETE(self) -> None:
+        path, query = self._request()
+        found = _OBJECT.fullmatch(path)
+        bucket = self.server.buckets.get(found[1]) if found else None
+        if found is None or bucket is None:
+            self._answer(404)
+            return
+        name = unquote(found[2])
+        with bucket.lock:
+            if not self._condition_holds(bucket, name, query):
+                self._answer(412)
+            elif bucket.objects.pop(name, None) is None:
+                self._answer(404)
+            else:
+                self._answer(204)
+
+    def _read(self, bucket_name: str, name: str, query: dict[str, str]) -> None:
+        bucket = self.server.buckets.get(bucket_name)
+        if bucket is None or name not in bucket.objects:
+            self._answer(404)
+            return
+        generation, content = bucket.objects[name]
+        stamp = {"x-goog-generation": str(generation)}
+        if int(query.get("ifGenerationNotMatch", -1)) == generation:
+            self._answer(304, headers=stamp)
+        elif not self._condition_holds(bucket, name, query):
+            self._answer(412, headers=stamp)
+        elif wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
+            size = len(content)
+            start = int(wanted[1]) if wanted[1] else size - int(wanted[2])
+            stop = min(int(wanted[2]) + 1, size) if wanted[1] and wanted[2] else size
+            if not 0 <= start < size:
+                self._answer(416, headers=stamp)
+                return
+            stamp["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
+            self._answer(206, content[start:stop], stamp)
+        else:
+            self._answer(200, content, stamp)
+
+    def _list(self, bucket_name: str, query: dict[str, str]) -> None:
+        bucket = self.server.buckets.get(bucket_name)
+        if bucket is None:
+            self._answer(404)
+            return
+        names = sorted(name for name in bucket.objects if name.startswith(query.get("prefix", "")))
+        names = [name for name in names if name >= query.get("startOffset", "")]
+        if "endOffset" in query:
+            names = [name for name in names if name < query["endOffset"]]
+        first = int(query.get("pageToken", 0))
+        page = [bucket.resource(name) for name in names[first : first + PAGE]]
+        answer: dict[str, object] = {"kind": "storage#objects", "items": page}
+        if first + PAGE < len(names):
+            answer["nextPageToken"] = str(first + PAGE)
+        self._answer(200, json.dumps(answer).encode())
+
+    def _condition_holds(self, bucket: Bucket, name: str, query: dict[str, str]) -> bool:
+        wanted = query.get("ifGenerationMatch")
+        return wanted is None or int(wanted) == bucket.generation(name)
+
+    def _request(self) -> tuple[str, dict[str, str]]:
+        url = urlsplit(self.path)
+        return url.path, {key: values[-1] for key, values in parse_qs(url.query).items()}
+
+    def _answer(
+        self, status: int, content: bytes = b"", headers: dict[str, str] | None = None
+    ) -> None:
+        self.send_response(status)
+        for key, value in (headers or {}).items():
+            self.send_header(key, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

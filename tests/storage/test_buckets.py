@@ -1,0 +1,221 @@
+"""Checkpoints in S3 (moto's server) and GCS (a server of ours), through TensorStore's drivers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import boto3
+import numpy as np
+import pytest
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+import xckpt
+from tests.storage.gcs_server import GCSServer
+from tests.storage.states import LAYOUTS, everything, expected, same
+from xckpt.core.commit import Step
+from xckpt.storage.commit import begin
+from xckpt.storage.location import Location, open_store
+
+NEW = {"w": np.arange(20), "step": 2}
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def s3(environment: pytest.MonkeyPatch) -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    environment.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    environment.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    environment.setenv("AWS_REGION", "us-east-1")
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
+    server = GCSServer("bucket")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+    environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
+    yield "gs://bucket"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(params=["s3", "gcs"])
+def url(request: pytest.FixtureRequest) -> str:
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return f"{request.getfixturevalue(request.param)}/{name}"
+
+
+def keys(url: str) -> list[str]:
+    return sorted(key.decode() for key in open_store(Location.parse(url)).list().result())
+
+
+def step_at(url: str) -> object:
+    checkpoint = xckpt.open(url)
+    assert checkpoint.verify() == []
+    return checkpoint["step"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_everything_comes_back(url: str, layout: str) -> None:
+    state = everything()
+    xckpt.save(url, state, metadata={"run": 1}, options=LAYOUTS[layout])
+    assert same(xckpt.load(url), expected(state))
+    checkpoint = xckpt.open(url)
+    assert checkpoint.verify() == [] and checkpoint.user_metadata == {"run": 1}
+    stored = checkpoint["pieces"]
+    assert isinstance(stored, xckpt.StoredArray)
+    pieces = expected(state)["pieces"]
+    assert isinstance(pieces, np.ndarray) and same(stored[5:60, 1], pieces[5:60, 1])
+    assert "xckpt.saving" not in keys(url)
+
+
+def test_names_that_urls_would_quote(url: str) -> None:
+    state = {"a b": {"ü%/?#": np.arange(3)}, "+&=": np.ones(2), "@(,)": np.zeros(1)}
+    xckpt.save(f"{url}/a b%20+é", state)
+    assert same(xckpt.load(f"{url}/a b%20+é"), state)
+
+
+def test_overwrite(url: str) -> None:
+    xckpt.save(url, everything())
+    with pytest.raises(xckpt.CheckpointExistsError, match="overwrite=True"):
+        xckpt.save(url, NEW)
+    for step in (2, 3):
+        xckpt.save(url, NEW | {"step": step}, overwrite=True)
+        assert step_at(url) == step
+    left = keys(url)
+    root = xckpt.open(url).manifest.root
+    assert [key for key in left if not key.startswith(f"{root}/")] == ["xckpt.json"]
+    assert len([key for key in left if "/c/" in key]) == 1
+
+
+def test_what_is_no_checkpoint_is_never_overwritten(url: str) -> None:
+    open_store(Location.parse(url)).write("notes.txt", b"mine").result()
+    for overwrite in (False, True):
+        with pytest.raises(xckpt.CheckpointExistsError, match="holds no checkpoint"):
+            xckpt.save(url, NEW, overwrite=overwrite)
+    with pytest.raises(xckpt.NotACheckpointError):
+        xckpt.load(url)
+    assert keys(url) == ["notes.txt"]
+
+
+def test_only_one_of_two_fresh_saves_begins(url: str) -> None:
+    first = begin(Location.parse(url), overwrite=False)
+    assert first.step is Step.IN_PLACE
+    with pytest.raises(xckpt.CheckpointExistsError, match="claimed by a save"):
+        xckpt.save(url, NEW)
+    first.abort()
+    xckpt.save(url, NEW)
+    assert step_at(url) == 2
+
+
+def test_only_one_of_two_overwrites_commits(url: str) -> None:
+    """The manifest is replaced only if it is still the one that the save has seen."""
+    xckpt.save(url, NEW)
+    slow = begin(Location.parse(url), overwrite=True)
+    assert slow.step is Step.GENERATION
+    open_store(slow.location).write("w/c/0", b"half").result()
+    xckpt.save(url, NEW | {"step": 3}, overwrite=True)
+    with pytest.raises(xckpt.CheckpointExistsError, match="another save committed here"):
+        slow.publish(b"{}")
+    slow.abort()
+    assert step_at(url) == 3
+    root = xckpt.open(url).manifest.root
+    assert [key for key in keys(url) if not key.startswith(f"{root}/")] == ["xckpt.json"]
+
+
+def test_an_unfinished_save_is_replaced_only_on_request(url: str) -> None:
+    dead = begin(Location.parse(url), overwrite=False)
+    open_store(dead.location).write("w/c/0", b"half").result()
+    with pytest.raises(xckpt.CheckpointExistsError, match="if that save is dead"):
+        xckpt.save(url, NEW)
+    xckpt.save(url, NEW, overwrite=True)
+    assert step_at(url) == 2 and "w/c/0" not in keys(url)
+    with pytest.raises(xckpt.CheckpointExistsError, match="another save committed here"):
+        dead.publish(b"{}")
+
+
+def test_damage_is_named(url: str) -> None:
+    xckpt.save(url, everything(), options=LAYOUTS["plain"])
+    store = open_store(Location.parse(url))
+    chunk = next(key for key in keys(url) if key.startswith("even/c/"))
+    content = store.read(chunk).result().value
+    store.write(chunk, content[:-1] + b"?").result()
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"even: \[0, "):
+        xckpt.load(url)
+    store.write(chunk, None).result()
+    with pytest.raises(xckpt.CorruptCheckpointError, match="the chunk is missing"):
+        xckpt.load(url)
+    assert len(xckpt.open(url).verify()) == 1
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gcs"])
+def test_a_bucket_that_is_not_there(scheme: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(scheme).replace("bucket", "nowhere") + "/ckpt"
+    with pytest.raises(xckpt.StorageError, match=url):
+        xckpt.save(url, NEW)
+    with pytest.raises(xckpt.NotACheckpointError, match=url):
+        xckpt.load(url)
+
+
+DEAD = """
+import sys, xckpt
+try:
+    xckpt.load(sys.argv[1])
+except xckpt.StorageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.long
+def test_an_endpoint_that_does_not_answer() -> None:
+    """A clear error in half a minute, not in the quarter of an hour of TensorStore's defaults."""
+    before = time.monotonic()
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))  # bound, not listening: connections are refused
+        nowhere = f"http://127.0.0.1:{held.getsockname()[1]}"
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": nowhere,
+            "AWS_ACCESS_KEY_ID": "nobody",
+            "AWS_SECRET_ACCESS_KEY": "nothing",
+            "AWS_REGION": "us-east-1",
+            "TENSORSTORE_GCS_HTTP_URL": nowhere,
+            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token",
+        }
+        urls = ["s3://bucket/ckpt", "gs://bucket/ckpt"]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", DEAD, url],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for url in urls
+        ]
+        outputs = [process.communicate(timeout=90) for process in processes]
+    for url, process, (output, errors) in zip(urls, processes, outputs, strict=True):
+        assert process.returncode == 0, errors
+        assert output.startswith(f"{url}: ") and "Could not connect to server" in output
+    assert time.monotonic() - before < 60
