@@ -33,6 +33,7 @@ demo: env
 
 bench: env
 	$(BIN)/python -m benchmarks.run
+	$(BIN)/python -m benchmarks.readme
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

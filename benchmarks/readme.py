@@ -1,0 +1,101 @@
+"""The README's table of figures, made from ``benchmarks/results.json`` and nothing else.
+
+``python -m benchmarks.readme`` puts it between the two marks; a test compares both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results.json"
+README = ROOT / "README.md"
+BEGIN = "<!-- figures: make bench -->\n"
+END = "<!-- end of figures -->\n"
+GIB = 1 << 30
+MIB = 1 << 20
+ROWS = (
+    "xckpt, torch",
+    "xckpt, JAX",
+    "DCP, 1 thread",
+    "DCP, 2 threads",
+    "Orbax",
+    "safetensors",
+    "TensorStore, 8 MiB chunks",
+    "TensorStore, a chunk a tensor",
+    "plain files, 2 threads",
+    "memcpy",
+)
+NOTES = {
+    "xckpt, torch": "**xckpt**, torch",
+    "xckpt, JAX": "**xckpt**, JAX",
+    "safetensors": "safetensors, no digests, one process",
+    "TensorStore, 8 MiB chunks": "raw TensorStore, 8 MiB chunks, no digests",
+    "TensorStore, a chunk a tensor": "raw TensorStore, a chunk a tensor, no digests",
+    "plain files, 2 threads": "the limit: `write` and `readinto`, 2 threads",
+}
+
+
+def section(results: Mapping[str, Any]) -> str:
+    """The README's section, Markdown."""
+    return "\n".join([*_speed(results), "", *_reshard(results["reshard"]), ""])
+
+
+def _speed(results: Mapping[str, Any]) -> Iterator[str]:
+    size = results["state"]["bytes"]
+    machine = results["machine"]
+    yield (
+        f"{size / GIB:.2f} GiB of GPT-2-medium-shaped float32, {machine['files']} files, "
+        f"{machine['cores']} cores, medians of {results['rounds']} interleaved rounds, GiB/s:"
+    )
+    yield ""
+    yield "| | save | load into memory | load new arrays | extra memory of a save, MiB |"
+    yield "|---|---|---|---|---|"
+    extra = {
+        each["contender"]: each["anonymous"]
+        for each in results["memory"]
+        if each["work"] == "save"
+    }
+    for name in ROWS:
+        median = results["speed"][name]["median"]
+        loads = [median[key] for key in median if key.startswith("load into memory")]
+        into = f"{size / GIB / min(loads):.1f}" if loads else ""
+        new = f"{size / GIB / median['load new arrays']:.1f}" if "load new arrays" in median else ""
+        memory = f"{extra[name] / MIB:,.0f}" if name in extra else ""
+        label = NOTES.get(name, name)
+        yield f"| {label} | {size / GIB / median['save']:.1f} | {into} | {new} | {memory} |"
+
+
+def _reshard(figures: Mapping[str, Any]) -> Iterator[str]:
+    yield "Saved as rows by 4 ranks, loaded as columns by 4 ranks of one host:"
+    yield ""
+    yield "| | seconds | bytes read, over those wanted |"
+    yield "|---|---|---|"
+    for name, figure in figures.items():
+        label = NOTES.get(name, "**xckpt**" if name == "xckpt" else name)
+        over = sum(figure["read"]) / sum(figure["wanted"])
+        yield f"| {label} | {figure['median']['load_columns']:.2f} | {over:.2f} |"
+
+
+def current(readme: str) -> str:
+    """What the README has between the marks."""
+    return readme.split(BEGIN, 1)[1].split(END, 1)[0]
+
+
+def updated(readme: str, results: Mapping[str, Any]) -> str:
+    """The README with the section of these results."""
+    before, rest = readme.split(BEGIN, 1)
+    return f"{before}{BEGIN}{section(results)}{END}{rest.split(END, 1)[1]}"
+
+
+def main() -> None:
+    """Bring the README up to date."""
+    readme = updated(README.read_text(), json.loads(RESULTS.read_text()))
+    README.write_text(readme)
+
+
+if __name__ == "__main__":
+    main()
