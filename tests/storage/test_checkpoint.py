@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import ml_dtypes
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.storage.states import everything, expected, same
+from tests.storage.states import LAYOUTS, everything, expected, same
 from xckpt.storage.checkpoint import StoredArray
 
 keys_of = st.one_of(
@@ -95,3 +96,20 @@ def test_an_open_checkpoint_is_a_mapping(tmp_path: Path) -> None:
     even = checkpoint["even"]
     assert isinstance(even, StoredArray) and even.regular and even.chunks == (16, 16)
     assert repr(checkpoint).startswith("<Checkpoint ")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_checkpoint_that_was_replaced_is_not_called_damaged(tmp_path: Path, layout: str) -> None:
+    state = {"w": np.arange(1000), "v": np.arange(1000), "note": "x" * 5000}
+    xckpt.save(tmp_path / "ckpt", state, options=LAYOUTS[layout])
+    opened = xckpt.open(tmp_path / "ckpt")
+    stored = opened["w"]
+    assert isinstance(stored, StoredArray) and stored[3] == 3
+    other = {"w": np.arange(1, 1001), "v": np.zeros(1000, int), "note": "y" * 5000}
+    xckpt.save(tmp_path / "ckpt", other, overwrite=True, options=LAYOUTS[layout])
+    for read in (lambda: stored[...], lambda: opened["v"][...], lambda: opened["note"]):  # type: ignore[index]
+        with pytest.raises(xckpt.StorageError, match="was replaced or removed while it was read"):
+            read()
+    shutil.rmtree(tmp_path / "ckpt")
+    with pytest.raises(xckpt.StorageError, match="was replaced or removed while it was read"):
+        stored[...]

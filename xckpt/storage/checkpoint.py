@@ -6,7 +6,6 @@ reads and verifies the chunks that the slice touches, and no others.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -82,12 +81,14 @@ class StoredArray:
         Raises:
             IndexError: the index does not fit the shape.
             CorruptCheckpointError: a chunk is not what was saved.
+            StorageError: another save has replaced the checkpoint meanwhile.
         """
         keys = _normalised(index, self.shape, self.name)
         low = tuple(key.start for key in keys)
         box = np.empty([max(0, key.stop - key.start) for key in keys], numpy_dtype(self.dtype))
         if box.size:
-            self._read(low, box)
+            with self._source.noticing_replacement():
+                self._read(low, box)
         picked = index if isinstance(index, tuple) else (index,)
         picked = tuple(key for key in _expanded(picked, len(self.shape)))
         steps = tuple(
@@ -247,7 +248,8 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         )
 
     def _value_of(self, entry: BytesEntry) -> Value:
-        content = io.BytesIO(self._reader.read_bytes(entry)).getvalue()
+        with self._source.noticing_replacement():
+            content = self._reader.read_bytes(entry)
         if entry.type == "opaque":
             return content
         return decode_value(entry.type, content.decode("utf-8", "surrogatepass"))

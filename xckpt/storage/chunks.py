@@ -7,8 +7,9 @@ at its destination, so it also catches a chunk swapped with another, or one of a
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -18,11 +19,11 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import interval
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest import Manifest, ZarrArray, arrays
+from xckpt.core.manifest import Manifest, ZarrArray, arrays, parse
 from xckpt.core.zarr_json import array_document, documents
-from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.arrays import open_array
-from xckpt.storage.commit import DIGESTS, storage_errors
+from xckpt.storage.commit import DIGESTS, MANIFEST, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
 from xckpt.storage.location import Location, file_problem, open_store
 
@@ -52,7 +53,10 @@ class PendingRead:
 class ChunkSource:
     """Chunks of a checkpoint's arrays, opened lazily and verified when read."""
 
+    home: Location
+    """The checkpoint's place, where its manifest is."""
     root: Location
+    """The root group's."""
     manifest: Manifest
     mapped: bool
     bytes_read: int = 0
@@ -75,6 +79,26 @@ class ChunkSource:
     def array(self, key: ArrayKey) -> ZarrArray:
         """The array ``(leaf name, number)``."""
         return self._arrays[key]
+
+    @contextlib.contextmanager
+    def noticing_replacement(self) -> Iterator[None]:
+        """Tell damage from a checkpoint that was overwritten while it was read.
+
+        Raises:
+            StorageError: another checkpoint is there now, or none.
+        """
+        try:
+            yield
+        except CorruptCheckpointError as error:
+            with storage_errors(str(self.home)):
+                found = open_store(self.home).read(MANIFEST).result()
+            with contextlib.suppress(ManifestError):
+                if found.state != "value" or parse(found.value, digest_bytes) != self.manifest:
+                    raise StorageError(
+                        f"{self.home} was replaced or removed while it was read; "
+                        f"open it again to read what is there now"
+                    ) from error
+            raise
 
     def require_digests(self) -> None:
         """Refuse a manifest that has many more chunks than digests, before they are counted out.

@@ -101,7 +101,7 @@ class ZarrStorageReader:
         parsed = self._parse(manifest)
         root = self.location.within(parsed.root)
         mapped = self.options.memory_map and self.location.driver == "file"
-        self.source = ChunkSource(root, parsed, mapped)
+        self.source = ChunkSource(self.location, root, parsed, mapped)
         if ranks > 1 and self.options.share_reads:
             # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
             with contextlib.suppress(OSError):
@@ -134,10 +134,10 @@ class ZarrStorageReader:
 
         Raises:
             CorruptCheckpointError: something is not what was saved.
-            StorageError: the storage refused.
+            StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
         """
         assert self.source is not None
-        with storage_errors(str(self.location)):
+        with storage_errors(str(self.location)), self.source.noticing_replacement():
             self._read_values(plan, planner)
             wishes = self._wishes(plan)
             self.source.prepare(wishes.arrays)
