@@ -49,15 +49,14 @@ def _speed(results: Mapping[str, Any]) -> Iterator[str]:
     machine = results["machine"]
     yield (
         f"{size / GIB:.2f} GiB of GPT-2-medium-shaped float32, {machine['files']} files, "
-        f"{machine['cores']} cores, medians of {results['rounds']} interleaved rounds, GiB/s:"
+        f"{machine['cores']} cores, "
+        f"medians of {results['state']['rounds']} interleaved rounds, GiB/s:"
     )
     yield ""
     yield "| | save | load into memory | load new arrays | extra memory of a save, MiB |"
     yield "|---|---|---|---|---|"
     extra = {
-        each["contender"]: each["anonymous"]
-        for each in results["memory"]
-        if each["work"] == "save"
+        each["contender"]: each["anonymous"] for each in results["memory"] if each["work"] == "save"
     }
     for name in ROWS:
         median = results["speed"][name]["median"]
@@ -76,7 +75,7 @@ def _reshard(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|"
     for name, figure in figures.items():
         label = NOTES.get(name, "**xckpt**" if name == "xckpt" else name)
-        over = sum(figure["read"]) / sum(figure["wanted"])
+        over = (sum(figure["read"]) + sum(figure["mapped"])) / sum(figure["wanted"])
         yield f"| {label} | {figure['median']['load_columns']:.2f} | {over:.2f} |"
 
 
