@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -35,13 +35,16 @@ class Rank:
         wanted = np.array(self.chunks, np.int64).tobytes()
         return Announcement(host_identity(), self.exchange.address, wanted)
 
+    def take(self, chunk: int, data: NDArray[np.uint8]) -> None:
+        self.taken[chunk] = data[:SIZE].copy()
+
     def run(self, share: SharedReads, slots: int, dies_after: int | None = None) -> None:
         try:
             self.exchange.start(
                 share,
                 slot_bytes=SIZE,
                 budget=slots * SIZE,
-                take=lambda chunk, data: self.taken.setdefault(chunk, data[:SIZE].copy()),
+                take=self.take,
                 on_failure=self.failures.append,
             )
             for done, publication in enumerate(share.publish):
@@ -58,7 +61,7 @@ class Rank:
             self.exchange.close()
 
 
-def together(calls: list[Callable[[], None]]) -> None:
+def together(calls: Sequence[Callable[[], object]]) -> None:
     threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
