@@ -11,6 +11,6 @@ from tests.torch.ranks import Ranks
 
 @pytest.fixture(scope="session")
 def four_ranks() -> Iterator[Ranks]:
-    """Four ranks for the whole session; no test may leave them broken."""
+    """Four ranks for all tests; none may leave them broken."""
     with Ranks(4) as ranks:
         yield ranks
