@@ -266,6 +266,9 @@ class ChunkWrites:
     def _begin(self, unit: _Unit) -> _Begun:
         """Start a unit's write, from the caller's memory if that is in C order."""
         data = np.asarray(unit.data, order="C")
+        # The same memory with plain strides: TensorStore copies what has odd ones along a
+        # dimension of size 1, which NumPy's slices have.
+        data = data.reshape(-1).reshape(data.shape)
         if data.dtype == np.bool_:
             data = _plain_bools(data)
         region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
