@@ -212,8 +212,8 @@ class ChunkWrites:
     def _submit(self, prepared: _Prepared, pool: Pool) -> None:
         """Begin a large item's units, and have them completed in the pool."""
         for unit in self._cut(prepared):
-            # What must be copied first is begun in its own thread, the rest here and now.
-            begun = self._begin(unit) if unit.data.flags.c_contiguous else None
+            # What is copied first is begun in a thread, so that few copies exist at a time.
+            begun = None if self._is_copied(unit) else self._begin(unit)
             pool.submit(partial(self._complete, unit, begun, prepared.reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
@@ -263,12 +263,18 @@ class ChunkWrites:
             self._complete(*self._started.popleft())
         self._started.append((unit, self._begin(unit)))
 
+    def _is_copied(self, unit: _Unit) -> bool:
+        """Whether a unit is copied before it is written: by us, or by TensorStore.
+
+        TensorStore writes from the caller's memory only what is in C order, needs no codec but
+        ``bytes``, and has no dimension of size 1.
+        """
+        plain = not self.codecs and unit.array.shard is None
+        return not (plain and unit.data.flags.c_contiguous and 1 not in unit.data.shape)
+
     def _begin(self, unit: _Unit) -> _Begun:
         """Start a unit's write, from the caller's memory if that is in C order."""
         data = np.asarray(unit.data, order="C")
-        # The same memory with plain strides: TensorStore copies what has odd ones along a
-        # dimension of size 1, which NumPy's slices have.
-        data = data.reshape(-1).reshape(data.shape)
         if data.dtype == np.bool_:
             data = _plain_bools(data)
         region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
