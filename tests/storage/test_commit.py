@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ class Stopping(ZarrStorageWriter):
         return super().finish(metadata, results)
 
 
-def save_with(writer: ZarrStorageWriter, state: dict[str, object]) -> None:
+def save_with(writer: ZarrStorageWriter, state: Mapping[str, object]) -> None:
     from xckpt.core.save_planner import DefaultSavePlanner
     from xckpt.engine import save_state_dict
     from xckpt.group import LocalGroup
@@ -290,3 +291,48 @@ def test_a_folder_that_cannot_be_renamed_is_filled_in_place(
         assert step_at(path) == state["step"]
     assert path.stat().st_ino == inode
     assert names(tmp_path) == ["mount"]
+
+
+def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{tmp_path.name}"
+    monkeypatch.setattr(commits, "_found", lambda store, committed: Found.NOTHING)
+    first = begin(Location.parse(url), overwrite=False)
+    with pytest.raises(xckpt.CheckpointExistsError, match="another save has just begun here"):
+        begin(Location.parse(url), overwrite=False)
+    first.abort()
+    begin(Location.parse(url), overwrite=False).abort()
+
+
+def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has written its data when the other lists what to delete: it is refused, or is whole."""
+    xckpt.save(path, OLD)
+    written, resume = Event(), Event()
+    outcome: list[str] = []
+
+    def wait() -> None:
+        written.set()
+        resume.wait(60)
+
+    def other() -> None:
+        try:
+            save_with(Stopping(path, wait, overwrite=True), NEW | {"step": 3})
+            outcome.append("committed")
+        except xckpt.CheckpointExistsError:
+            outcome.append("refused")
+
+    thread = Thread(target=other)
+    listing = commits.Staging._replaced
+
+    def interrupted(staging: commits.Staging, store) -> list[str]:
+        if thread.ident is None:
+            thread.start()
+            assert written.wait(60)
+        return listing(staging, store)
+
+    monkeypatch.setattr(commits.Staging, "_replaced", interrupted)
+    xckpt.save(path, NEW, overwrite=True)
+    resume.set()
+    if thread.ident is not None:
+        thread.join()
+    assert step_at(path) == (3 if outcome == ["committed"] else 2)
+    assert (outcome == []) is (path[0] == "/" and commits._can_exchange(Path(path).parent))
