@@ -1,0 +1,1 @@
+"""torch.distributed.checkpoint (DCP) and xckpt's format: one subject a file."""
