@@ -205,6 +205,12 @@ def test_importing_the_face_imports_no_framework() -> None:
     assert names.isdisjoint(HEAVY)
 
 
+@pytest.mark.parametrize("name", ["metadata", "planner", "storage"])
+def test_a_public_submodule_comes_when_it_is_named(name: str) -> None:
+    names, _ = imported_by(f"import xckpt; assert xckpt.{name}.__name__ == 'xckpt.{name}'")
+    assert ("tensorstore" in names) == (name == "storage")
+
+
 def test_importing_the_face_is_quick() -> None:
     assert quickest("import xckpt", IMPORT_SECONDS) < IMPORT_SECONDS
 

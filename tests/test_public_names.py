@@ -38,6 +38,7 @@ METADATA = {
 PLANNER = {
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
+    "GridOptions",
     "LoadItemType",
     "LoadPlan",
     "LoadPlanner",
@@ -52,12 +53,17 @@ NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
     | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
-    | {"load", "load_into", "open", "save"}
+    | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Checkpoint", "StoredArray"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
-    "xckpt.storage": {"ZarrStorageReader", "ZarrStorageWriter"},
+    "xckpt.storage": {
+        "StorageReader",
+        "StorageWriter",
+        "ZarrStorageReader",
+        "ZarrStorageWriter",
+    },
 }
 SIGNATURES = {
     "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
@@ -65,6 +71,10 @@ SIGNATURES = {
     "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None, options=None",
     "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None, options=None",
     "open": "path, *, options=None",
+    "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
+    " no_dist=False, planner=None",
+    "load_state_dict": "state_dict, storage_reader, *, process_group=None, coordinator_rank=0,"
+    " no_dist=False, planner=None",
 }
 
 

@@ -6,12 +6,13 @@
     state = xckpt.load("ckpt", like)                                   # jax, on any mesh
 
 In between lie plain zarr chunks that any zarr reader opens. See `save`, `load`, `load_into`, `open`
-and the errors.
+and the errors; `save_state_dict` and `load_state_dict` take storages and planners of one's own.
 """
 
+import importlib
 from typing import TYPE_CHECKING
 
-from xckpt.api import load, load_into, open, save
+from xckpt.api import load, load_into, load_state_dict, open, save, save_state_dict
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,6 +36,9 @@ from xckpt.errors import (
 from xckpt.options import LoadOptions, Progress, SaveOptions
 
 if TYPE_CHECKING:
+    from xckpt import metadata as metadata
+    from xckpt import planner as planner
+    from xckpt import storage as storage
     from xckpt.storage.checkpoint import Checkpoint, StoredArray
 
 __version__ = "0.1.0"
@@ -64,15 +68,20 @@ __all__ = [
     "__version__",
     "load",
     "load_into",
+    "load_state_dict",
     "open",
     "save",
+    "save_state_dict",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Load the types of an open checkpoint, and TensorStore with them, when somebody names them."""
-    if name in ("Checkpoint", "StoredArray"):
-        from xckpt.storage import checkpoint
+    """Load the public submodules, and the types of an open checkpoint, when somebody names them.
 
-        return getattr(checkpoint, name)
+    TensorStore is loaded with `storage` and with those types, and not before.
+    """
+    if name in ("Checkpoint", "StoredArray"):
+        return getattr(importlib.import_module("xckpt.storage.checkpoint"), name)
+    if name in ("metadata", "planner", "storage"):
+        return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,28 +1,38 @@
-"""The functions that people call: save, load, load_into, open.
+"""The functions that people call: save, load, load_into, open, save_state_dict, load_state_dict.
 
-Each is a thin composition: find the group, make planner and storage, run the engine. Frameworks are
-registered here, by name only: their adapters load when a leaf of theirs can exist.
+Each is a thin composition over one engine: find the group, make planner and storage, run the steps.
+The first four take a path, the last two any storage. Frameworks are registered here, by name only:
+their adapters load when a leaf of theirs can exist.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from xckpt.core.grid import GridOptions
+from xckpt import engine
 from xckpt.core.leaves import register_adapter
 from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
+from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
     from xckpt.storage.checkpoint import Checkpoint
 
-__all__ = ["find_group", "load", "load_into", "open", "save"]
+__all__ = [
+    "find_group",
+    "load",
+    "load_into",
+    "load_state_dict",
+    "open",
+    "save",
+    "save_state_dict",
+]
 
 Path = str | os.PathLike[str]
 
@@ -31,25 +41,55 @@ register_adapter("jax", "xckpt.jax.arrays")
 register_adapter("numpy", "xckpt.numpy")
 
 
-def find_group() -> Group:
+def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
     """The processes that work together.
 
-    They are torch.distributed's if it is initialised, else JAX's if there are several, else this
-    process alone.
+    Args:
+        process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
+            if it is initialised, else of JAX if there are several, else this process alone.
+        coordinator_rank: who decides and commits, as a rank within the group. A `Group` has its
+            own coordinator, so only 0 or that one may be given with it.
+
+    Raises:
+        TypeError: ``process_group`` is neither.
+        ValueError: the group has no such coordinator, or this process is not in it.
     """
-    finders: list[Callable[[], Group | None]] = []
+    if isinstance(process_group, Group):
+        if coordinator_rank not in (0, process_group.coordinator):
+            raise ValueError(
+                f"coordinator_rank is {coordinator_rank}, but the group's coordinator is "
+                f"{process_group.coordinator}; leave coordinator_rank out"
+            )
+        return process_group
+    group = _current_group(coordinator_rank) if process_group is None else None
+    if process_group is not None and "torch.distributed" in sys.modules:
+        from xckpt.torch.group import group_of
+
+        group = group_of(process_group, coordinator_rank)
+    if group is None:
+        raise TypeError(
+            f"process_group must be a torch process group or an xckpt Group, not a "
+            f"{type(process_group).__name__}"
+        )
+    return group
+
+
+def _current_group(coordinator_rank: int) -> Group:
+    finders: list[Callable[[int], Group | None]] = []
     if "torch.distributed" in sys.modules:
-        from xckpt.torch.group import current_group as torch_group
+        from xckpt.torch.group import current_group as of_torch
 
-        finders.append(torch_group)
+        finders.append(of_torch)
     if "jax" in sys.modules:
-        from xckpt.jax.group import current_group as jax_group
+        from xckpt.jax.group import current_group as of_jax
 
-        finders.append(jax_group)
+        finders.append(of_jax)
     for find in finders:
-        group = find()
+        group = find(coordinator_rank)
         if group is not None:
             return group
+    if coordinator_rank:
+        raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
     return LocalGroup()
 
 
@@ -97,22 +137,15 @@ def save(
         (4, 2)
     """
     _check_path(path, "save(path, state)")
-    options = options or SaveOptions()
-    if planner is None:
-        planner = DefaultSavePlanner(
-            grid=GridOptions(options.chunk_bytes, options.shard_bytes),
-            compare_replicas=options.compare_replicas,
-            serialise=options.serialise,
-        )
-    from xckpt.engine import save_state_dict
     from xckpt.storage.writer import ZarrStorageWriter
 
+    options = options or SaveOptions()
     tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
-    return save_state_dict(
+    return engine.save_state_dict(
         tree,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=group or find_group(),
-        planner=planner,
+        group=find_group() if group is None else group,
+        planner=_save_planner(options) if planner is None else planner,
         metadata=metadata,
     )
 
@@ -159,8 +192,15 @@ def load(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load(path, like)")
-    planner = planner or DefaultLoadPlanner(strict=strict, cast=cast)
-    _load(path, like, planner, group, options)
+    if planner is None:
+        planner = DefaultLoadPlanner(strict=strict, cast=cast)
+    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+    engine.load_state_dict(
+        tree,
+        _reader(path, options),
+        group=find_group() if group is None else group,
+        planner=planner,
+    )
     return planner.result()
 
 
@@ -188,9 +228,10 @@ def load_into(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load_into(path, state)")
-    planner = planner or DefaultLoadPlanner(strict=strict, cast=cast, in_place=True)
-    _load(path, state, planner, group, options)
-    planner.result()
+    if planner is None:
+        planner = DefaultLoadPlanner(strict=strict, cast=cast)
+    group = find_group() if group is None else group
+    _fill(state, _reader(path, options), group, planner)
 
 
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
@@ -206,19 +247,105 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     return Checkpoint(path, options=options)
 
 
-def _load(
-    path: Path,
-    like: object,
-    planner: LoadPlanner,
-    group: Group | None,
-    options: LoadOptions | None,
-) -> None:
-    from xckpt.engine import load_state_dict
+def save_state_dict(
+    state_dict: Mapping[str, object],
+    storage_writer: StorageWriter,
+    *,
+    process_group: object = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """Save a state dict through a storage writer, as torch's users know it; collective.
+
+    Args:
+        state_dict: any tree that `save` takes.
+        storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
+        process_group: the ranks that save together: a torch process group or a `Group`; found by
+            itself (see `find_group`).
+        coordinator_rank: who decides and commits, as a rank within the process group.
+        no_dist: this process saves alone, whatever other processes there are.
+        planner: how to divide the work; by default what `save` does with the writer's ``options``.
+
+    Returns:
+        The checkpoint's metadata, the same on every rank.
+
+    Raises:
+        XckptError: as `save`.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> writer = xckpt.storage.ZarrStorageWriter("memory://example-state-dict")
+        >>> saved = xckpt.save_state_dict({"w": np.ones((4, 2), np.float32), "step": 3}, writer)
+        >>> saved.state_dict_metadata["w"].size
+        (4, 2)
+    """
+    if planner is None:
+        options = getattr(storage_writer, "options", None)
+        planner = _save_planner(options if isinstance(options, SaveOptions) else SaveOptions())
+    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    return engine.save_state_dict(state_dict, storage_writer, group=group, planner=planner)
+
+
+def load_state_dict(
+    state_dict: MutableMapping[str, Any],
+    storage_reader: StorageReader,
+    *,
+    process_group: object = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> Metadata:
+    """Load a checkpoint into the torch tensors and NumPy arrays of a state dict, in place.
+
+    Python values are replaced in the dicts and lists that hold them. The other arguments are those
+    of `save_state_dict`; by default every leaf must fit (`DefaultLoadPlanner(strict=, cast=)`).
+
+    Returns:
+        The checkpoint's metadata, the same on every rank.
+
+    Raises:
+        XckptError: as `load`; after an error some tensors may be filled already.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://example-load-state-dict", {"w": np.arange(4.0), "step": 3})
+        >>> state = {"w": np.zeros(4), "step": 0}
+        >>> reader = xckpt.storage.ZarrStorageReader("memory://example-load-state-dict")
+        >>> metadata = xckpt.load_state_dict(state, reader)
+        >>> state, list(metadata.state_dict_metadata)
+        ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
+    """
+    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    if planner is None:
+        planner = DefaultLoadPlanner()
+    return _fill(state_dict, storage_reader, group, planner)
+
+
+def _save_planner(options: SaveOptions) -> SavePlanner:
+    return DefaultSavePlanner(
+        compare_replicas=options.compare_replicas, serialise=options.serialise
+    )
+
+
+def _reader(path: Path, options: LoadOptions | None) -> StorageReader:
     from xckpt.storage.reader import ZarrStorageReader
 
-    reader = ZarrStorageReader(path, options=options)
-    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    load_state_dict(tree, reader, group=group or find_group(), planner=planner)
+    return ZarrStorageReader(path, options=options)
+
+
+def _fill(state: object, reader: StorageReader, group: Group, planner: LoadPlanner) -> Metadata:
+    """Load into a state, in place whatever the planner is set to do elsewhere."""
+    if state is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
+    tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
+    before, planner.in_place = planner.in_place, True
+    try:
+        metadata = engine.load_state_dict(tree, reader, group=group, planner=planner)
+        planner.result()
+    finally:
+        planner.in_place = before
+    return metadata
 
 
 def _check_path(path: object, call: str) -> None:

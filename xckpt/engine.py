@@ -94,7 +94,7 @@ def _save(
     def plan_locally() -> bytes:
         if is_coordinator:
             check_json(user, "metadata")
-        planner.set_up_planner(state_dict, None, is_coordinator)
+        planner.set_up_planner(state_dict, writer.storage_meta(), is_coordinator)
         writer.set_up_storage_writer(is_coordinator)
         return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))
 

@@ -33,8 +33,8 @@ def exchange(coordinator: int) -> dict[str, object]:
     """Every collective with every size, and what is left in the store."""
     from jax._src import distributed, xla_bridge
 
-    found = current_group()
-    assert found is not None
+    found = current_group(coordinator)
+    assert found is not None and found.coordinator == coordinator
     group = JaxGroup(coordinator_rank=coordinator, timeout=60)
     assert isinstance(group, Group)
     mine = group.rank == coordinator

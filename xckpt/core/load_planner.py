@@ -47,6 +47,10 @@ class LoadPlanner(abc.ABC):
     `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
     """
 
+    in_place: bool = False
+    """Fill the targets themselves instead of new ones like them. `xckpt.load_into` and
+    `xckpt.load_state_dict` set it for their load."""
+
     @abc.abstractmethod
     def set_up_planner(
         self,

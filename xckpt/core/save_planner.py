@@ -50,7 +50,10 @@ class SavePlanner(abc.ABC):
         storage_meta: object = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state that is to be saved; it is not passed again."""
+        """Take the state that is to be saved; it is not passed again.
+
+        ``storage_meta`` is what the storage tells planners (`StorageWriter.storage_meta`).
+        """
 
     @abc.abstractmethod
     def create_local_plan(self) -> SavePlan:
@@ -88,7 +91,7 @@ class DefaultSavePlanner(SavePlanner):
     """Writes every element exactly once, spreading replicated boxes over their holders.
 
     Args:
-        grid: target sizes of chunks and zarr shards.
+        grid: target sizes of chunks and zarr shards; None for those that the storage asks for.
         compare_replicas: also compare the contents of plain tensors and values that several ranks
             hold under one name; costs a pass over them.
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
@@ -111,11 +114,12 @@ class DefaultSavePlanner(SavePlanner):
         compare_replicas: bool = False,
         serialise: Callable[[object], bytes] | None = None,
     ) -> None:
-        self.grid = grid or GridOptions()
+        self.grid = grid
         self.compare_replicas = compare_replicas
         self.serialise = serialise
         self._leaves: dict[str, SourceLeaf | _PlainValue] = {}
         self._containers: Mapping[str, str] = {}
+        self._storage_grid: GridOptions | None = None
 
     def set_up_planner(
         self,
@@ -128,6 +132,7 @@ class DefaultSavePlanner(SavePlanner):
         Raises:
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
+        self._storage_grid = storage_meta if isinstance(storage_meta, GridOptions) else None
         flat = flatten(state_dict)
         self._containers = flat.containers
         self._leaves = {}
@@ -173,7 +178,7 @@ class DefaultSavePlanner(SavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Deduplicate, check the cover, choose grids and share the work."""
-        return global_plan(all_plans, self.grid)
+        return global_plan(all_plans, self.grid or self._storage_grid)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The coordinator's plan as it is."""

@@ -17,6 +17,10 @@ __all__ = ["StorageReader", "StorageWriter"]
 class StorageWriter(Protocol):
     """Writes a checkpoint. One writer serves one save at a time."""
 
+    def storage_meta(self) -> object:
+        """Every rank, before planning: what the planner should know, such as `GridOptions`."""
+        ...
+
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
         """Every rank, first. The coordinator looks at the target and reserves a place there."""
         ...

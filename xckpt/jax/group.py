@@ -230,10 +230,11 @@ class JaxGroup:
             raise _silence([int(rank) for rank in notes[0][1].split(b",")], self.timeout)
 
 
-def current_group() -> JaxGroup | None:
+def current_group(coordinator_rank: int = 0) -> JaxGroup | None:
     """A group of all processes if JAX runs in several, else None; initialises no backend.
 
     Raises:
+        ValueError: there is no such coordinator.
         RuntimeError: JAX runs in several processes, but without `jax.distributed`, so they cannot
             coordinate.
 
@@ -243,7 +244,7 @@ def current_group() -> JaxGroup | None:
     """
     client, _, size = _service()
     if client is not None:
-        return JaxGroup() if size > 1 else None
+        return JaxGroup(coordinator_rank=coordinator_rank) if size > 1 else None
     if xla_bridge.backends_are_initialized() and jax.process_count() > 1:
         raise RuntimeError(
             f"JAX runs in {jax.process_count()} processes that cannot coordinate a checkpoint: "

@@ -1,10 +1,12 @@
 """Storage: the only package of xckpt that imports tensorstore.
 
 Read in this order: `location` (where), `arrays` (one zarr array), `commit` (how a save becomes
-visible), `writer`, `reader`, `checkpoint` (an open checkpoint).
+visible), `writer`, `reader`, `checkpoint` (an open checkpoint). `StorageWriter` and `StorageReader`
+are what a storage of another kind has to be.
 """
 
+from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.storage.reader import ZarrStorageReader
 from xckpt.storage.writer import ZarrStorageWriter
 
-__all__ = ["ZarrStorageReader", "ZarrStorageWriter"]
+__all__ = ["StorageReader", "StorageWriter", "ZarrStorageReader", "ZarrStorageWriter"]

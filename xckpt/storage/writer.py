@@ -95,6 +95,10 @@ class ZarrStorageWriter:
         """Names of the codecs behind ``bytes``."""
         return ("crc32c",) if self.options.crc32c else ()
 
+    def storage_meta(self) -> GridOptions:
+        """How large chunks shall be, for a planner that was not told."""
+        return GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
         """Reserve a place to write to, on the coordinator.
 
@@ -144,7 +148,7 @@ class ZarrStorageWriter:
                 self._documents[key] = _Document(content, store.write(key, content))
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
-        options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+        options = self.storage_meta()
         described = dict(metadata.state_dict_metadata)
         for name, tensor in described.items():
             if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from xckpt.errors import RankFailure, RanksFailedError
 
-__all__ = ["TorchGroup", "current_group"]
+__all__ = ["TorchGroup", "current_group", "group_of"]
 
 TAG: Final = 0x78636B70
 """Marks our messages, so that they are not taken for the user's own."""
@@ -251,11 +251,28 @@ class TorchGroup:
             raise self._broken
 
 
-def current_group() -> TorchGroup | None:
-    """The group of all processes, or None if torch.distributed is not initialised."""
+def current_group(coordinator_rank: int = 0) -> TorchGroup | None:
+    """The group of all processes, or None if torch.distributed is not initialised.
+
+    Raises:
+        ValueError: there is no such coordinator.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return None
-    return TorchGroup()
+    return TorchGroup(None, coordinator_rank)
+
+
+def group_of(process_group: object, coordinator_rank: int = 0) -> TorchGroup | None:
+    """The processes of a torch process group, or None if it is nothing of torch's.
+
+    Raises:
+        ValueError: this process is not in the group, or the group has no such coordinator.
+    """
+    # What new_group returns to those who stay outside.
+    outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
+    if not outside and not isinstance(process_group, dist.ProcessGroup):
+        return None
+    return TorchGroup(cast(dist.ProcessGroup, process_group), coordinator_rank)
 
 
 def _channel(process_group: dist.ProcessGroup | None) -> _Channel:
