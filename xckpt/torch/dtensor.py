@@ -13,6 +13,7 @@ Only sizes enter, never elements or offsets one by one, and nothing is communica
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -23,8 +24,65 @@ from xckpt.core.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.placements import Cut, Interval, Layout, layouts, length, literal, nested
+from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
+from xckpt.torch.sources import TensorSource
+from xckpt.torch.targets import Memory, TensorTarget, mark_changed
 
-__all__ = ["layout", "local_tensor", "sharding"]
+__all__ = ["aim", "describe", "layout", "local_tensor", "sharding"]
+
+
+def describe(leaf: torch.Tensor, name: str) -> TensorSource:
+    """A DTensor as a source: the boxes of its local tensor.
+
+    Raises:
+        UnsupportedLeafError: see `layout`; or the local tensor has no plain elements to read.
+    """
+    tensor = cast(DTensor, leaf)
+    local = plain(local_tensor(tensor), name)
+    check_readable(local, name)
+    held = layout(tensor, name)
+    return TensorSource(
+        tuple(tensor.shape),
+        known_dtype(local.dtype, name),
+        held.boxes,
+        [local[view] for view in held.views],
+        True,
+        sharding(tensor),
+    )
+
+
+def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+    """A target like a DTensor; a new one has its mesh and placements.
+
+    Raises:
+        UnsupportedLeafError: see `layout`; or the local tensor cannot be filled in place.
+    """
+    tensor = cast(DTensor, like)
+    local = plain(local_tensor(tensor), name)
+    if in_place:
+        check_writable(local, name)
+    held = layout(tensor, name)
+
+    def allocate() -> Memory:
+        filled = tensor if in_place else _empty_like(tensor)
+        memory = plain(local_tensor(filled), name)
+
+        def finish() -> torch.Tensor:
+            if not in_place:
+                return filled.requires_grad_(tensor.requires_grad)
+            mark_changed([filled])
+            return filled
+
+        return Memory([memory[view] for view in held.views], finish)
+
+    dtype = known_dtype(local.dtype, name)
+    return TensorTarget(tuple(tensor.shape), dtype, held.boxes, allocate)
+
+
+def _empty_like(like: DTensor) -> DTensor:
+    """New memory; torch keeps all that the placements do not say (the order of the cuts)."""
+    device = like.device_mesh.device_type if like.is_meta else like.device
+    return cast(DTensor, torch.empty_like(like, device=device, requires_grad=False))
 
 
 def local_tensor(tensor: DTensor) -> torch.Tensor:

@@ -176,11 +176,6 @@ class Layout:
             views.append(tuple(slice(start, stop) for start, stop in local))
         return cls(Boxes.of(boxes, rank=len(held)), tuple(views))
 
-    @classmethod
-    def whole(cls, shape: Sequence[int]) -> Layout:
-        """The layout of a rank that holds all of a shape."""
-        return cls(Boxes.whole(shape), ((slice(None),) * len(shape),))
-
 
 def _rows(held: Sequence[Interval], wanted: Iterator[Interval]) -> Iterator[Interval]:
     """Intervals of positions within the rows held, as intervals of the rows themselves.

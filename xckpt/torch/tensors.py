@@ -1,34 +1,30 @@
-"""torch's adapter: tensors, parameters, buffers and DTensors, to be saved or to be loaded.
+"""torch's adapter: tensors, parameters, buffers and sharded tensors, to be saved or to be loaded.
 
-1. `describe` and `aim` refuse by name what has no plain elements in memory (`_local`): sparse,
-   quantised, nested and fake tensors, wrappers that torch cannot look through, freed storage.
-2. A plain tensor is one box, the whole. A DTensor is the boxes of its local tensor
-   (`xckpt.torch.dtensor`). Either way there is one local tensor, and each box is a view of it.
-3. A source hands out those views. A target hands them out where NumPy can write them, and otherwise
-   host memory of the box's size that `commit` copies into the view.
+1. A plain tensor is one box, the whole, and its memory is the tensor's own.
+2. A sharded tensor goes to the module for its class (`_SPECIALISTS`). No class can have instances
+   before its module is imported, and none of these modules is imported for other tensors' sake.
+3. Either way a source is boxes and views of local memory (`xckpt.torch.sources`), and a target the
+   same, to be filled (`xckpt.torch.targets`).
+4. What has no plain elements in memory is refused by name (`xckpt.torch.plain`).
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import Final, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
-from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.buffers import format_dtype, from_numpy, reachable, writable_numpy
+from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
 from xckpt.torch.buffers import to_numpy as tensor_to_numpy
-from xckpt.torch.placements import Layout
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
+from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
+from xckpt.torch.sources import TensorSource
+from xckpt.torch.targets import Memory, TensorTarget, mark_changed
 
 __all__ = [
     "TensorSource",
@@ -43,94 +39,23 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSource:
-    """A tensor or DTensor to be saved."""
+class _Specialist(Protocol):
+    """A module for one class of sharded tensors."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    local: torch.Tensor
-    """This rank's elements, detached: a view of the caller's memory."""
-    layout: Layout
-    sharded: bool = False
-    sharding: Sharding | None = None
-    annotation: str = ""
+    def describe(self, leaf: torch.Tensor, name: str) -> TensorSource:
+        """The tensor as a source."""
+        ...
 
-    @property
-    def boxes(self) -> Boxes:
-        """The whole of a plain tensor; of a DTensor the boxes that this rank holds."""
-        return self.layout.boxes
-
-    def data(self, index: int) -> torch.Tensor:
-        """A view of the local tensor, on its own device."""
-        return self.local[self.layout.views[index]]
+    def aim(self, like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+        """A target like the tensor."""
+        ...
 
 
-@dataclass(slots=True)
-class TensorTarget:
-    """A tensor or DTensor to be loaded: new memory, or the caller's own."""
+_SPECIALISTS: Final = (("torch.distributed.tensor", "DTensor", "xckpt.torch.dtensor"),)
+"""Where a class of sharded tensors is defined, its name, and the module that knows it."""
 
-    shape: tuple[int, ...]
-    dtype: str
-    like: torch.Tensor
-    layout: Layout
-    in_place: bool
-    annotation: str = field(default="", init=False)
-    _filled: torch.Tensor | None = field(default=None, init=False)
-    _local: torch.Tensor | None = field(default=None, init=False)
-    _buffers: dict[int, torch.Tensor] = field(default_factory=dict, init=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
-
-    @property
-    def boxes(self) -> Boxes:
-        """The whole of a plain tensor; of a DTensor the boxes that this rank holds."""
-        return self.layout.boxes
-
-    def buffer(self, index: int) -> torch.Tensor:
-        """The tensor's own memory where NumPy can write it, else host memory of the box's sizes."""
-        with self._lock:
-            if index not in self._buffers:
-                view = self._view(index)
-                if not reachable(view):
-                    view = torch.empty(view.shape, dtype=view.dtype, device="cpu")
-                self._buffers[index] = view
-            return self._buffers[index]
-
-    def commit(self, index: int) -> None:
-        """Copy host memory to where it belongs; memory that was written itself stays.
-
-        A box without elements may be committed without its buffer ever having been asked for.
-        """
-        with self._lock:
-            filled = self._buffers.pop(index, None)
-            view = self._view(index)
-        if filled is not None and not reachable(view):
-            # Only in inference mode may a tensor made in it be written.
-            with torch.inference_mode(view.is_inference()):
-                view.copy_(filled)
-
-    def result(self) -> torch.Tensor:
-        """The caller's tensor, or a new one that requires gradients if the caller's does."""
-        with self._lock:
-            filled = self._allocate()
-        if not self.in_place:
-            return filled.requires_grad_(self.like.requires_grad)
-        if not filled.is_inference():
-            # NumPy wrote behind torch's back: a backward pass under way must not take the new
-            # values for the ones that it saved.
-            torch.autograd.graph.increment_version(filled)
-        return filled
-
-    def _view(self, index: int) -> torch.Tensor:
-        filled = self._allocate()
-        if self._local is None:
-            self._local = _local(filled, "")
-        return self._local[self.layout.views[index]]
-
-    def _allocate(self) -> torch.Tensor:
-        if self._filled is None:
-            self._filled = self.like if self.in_place else _empty_like(self.like)
-        return self._filled
+_PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+"""Classes that no specialist can claim: nearly all leaves of nearly all states."""
 
 
 def describe(leaf: object, name: str) -> TensorSource | None:
@@ -150,20 +75,13 @@ def describe(leaf: object, name: str) -> TensorSource | None:
     if not isinstance(leaf, torch.Tensor):
         _refuse_holders(leaf, name)
         return None
-    local = _local(leaf, name)
-    if local.is_meta:
-        raise UnsupportedLeafError(
-            f"{name}: a tensor on the meta device has no elements to save; give it memory and "
-            f"values first (nn.Module.to_empty and an initialisation), or leave it out"
-        )
-    _check_storage(local, name)
-    shape, dtype, held = tuple(leaf.shape), _dtype(local, name), _layout(leaf, name)
-    distributed = _as_dtensor(leaf)
-    if distributed is None:
-        return TensorSource(shape, dtype, local, held)
-    from xckpt.torch.dtensor import sharding
-
-    return TensorSource(shape, dtype, local, held, True, sharding(distributed))
+    specialist = _specialist(leaf)
+    if specialist is not None:
+        return specialist.describe(leaf, name)
+    local = plain(leaf, name)
+    check_readable(local, name)
+    shape = tuple(leaf.shape)
+    return TensorSource(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
 
 
 def aim(like: object, name: str, *, in_place: bool) -> TensorTarget | None:
@@ -190,10 +108,19 @@ def aim(like: object, name: str, *, in_place: bool) -> TensorTarget | None:
     if not isinstance(like, torch.Tensor):
         _refuse_holders(like, name)
         return None
-    local = _local(like, name)
+    specialist = _specialist(like)
+    if specialist is not None:
+        return specialist.aim(like, name, in_place=in_place)
+    local = plain(like, name)
     if in_place:
-        _check_writable(local, name)
-    return TensorTarget(tuple(like.shape), _dtype(local, name), like, _layout(like, name), in_place)
+        check_writable(local, name)
+    shape = tuple(like.shape)
+    return TensorTarget(
+        shape,
+        known_dtype(local.dtype, name),
+        Boxes.whole(shape),
+        lambda: _own(like, local) if in_place else _new(like),
+    )
 
 
 def to_numpy(data: object) -> NDArray[np.generic] | None:
@@ -236,56 +163,29 @@ def rebuild(node: object, children: list[object]) -> None:
     return
 
 
-def _as_dtensor(tensor: torch.Tensor) -> DTensor | None:
-    """The tensor if it is a DTensor; without their module, which takes long to import, none is."""
-    module = sys.modules.get("torch.distributed.tensor")
-    if module is None or not isinstance(tensor, module.DTensor):
+def _specialist(tensor: torch.Tensor) -> _Specialist | None:
+    if type(tensor) in _PLAIN:
         return None
-    return cast("DTensor", tensor)
+    for home, kind, ours in _SPECIALISTS:
+        module = sys.modules.get(home)
+        if module is not None and isinstance(tensor, getattr(module, kind)):
+            return cast(_Specialist, importlib.import_module(ours))
+    return None
 
 
-def _layout(tensor: torch.Tensor, name: str) -> Layout:
-    distributed = _as_dtensor(tensor)
-    if distributed is None:
-        return Layout.whole(tensor.shape)
-    from xckpt.torch.dtensor import layout
+def _own(like: torch.Tensor, local: torch.Tensor) -> Memory:
+    def finish() -> torch.Tensor:
+        mark_changed([like])
+        return like
 
-    return layout(distributed, name)
-
-
-def _local(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """The elements that this process holds, outside autograd and at rest.
-
-    Raises:
-        UnsupportedLeafError: they are not plain elements in memory.
-    """
-    if torch.nn.parameter.is_lazy(tensor):
-        raise UnsupportedLeafError(
-            f"{name}: a lazy parameter has no shape yet; run the module's first forward pass before"
-        )
-    distributed = _as_dtensor(tensor)
-    if distributed is not None:
-        from xckpt.torch.dtensor import local_tensor
-
-        tensor = local_tensor(distributed)
-    wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
-    local = tensor if wait is None else wait()
-    for unfit, advice in _FAULTS:
-        if unfit(local):
-            raise UnsupportedLeafError(f"{name}: {advice}")
-    return local.detach()
+    return Memory((local,), finish)
 
 
-def _empty_like(like: torch.Tensor) -> torch.Tensor:
-    """New memory like a tensor's, real even where ``like`` is on the meta device.
-
-    For a DTensor torch keeps all that the placements do not say (the order of the cuts).
-    """
-    if not like.is_meta:
-        return torch.empty_like(like, requires_grad=False)
-    distributed = _as_dtensor(like)
-    device = "cpu" if distributed is None else distributed.device_mesh.device_type
-    return torch.empty_like(like, device=device, requires_grad=False)
+def _new(like: torch.Tensor) -> Memory:
+    """New memory like a tensor's, real even where ``like`` is on the meta device."""
+    device = torch.device("cpu") if like.is_meta else like.device
+    made = torch.empty_like(like, device=device, requires_grad=False)
+    return Memory((plain(made, ""),), lambda: made.requires_grad_(like.requires_grad))
 
 
 def _refuse_holders(leaf: object, name: str) -> None:
@@ -293,75 +193,4 @@ def _refuse_holders(leaf: object, name: str) -> None:
     if isinstance(leaf, torch.nn.Module | torch.optim.Optimizer):
         raise UnsupportedLeafError(
             f"{name}: a {type(leaf).__name__} is no tensor; save and load its state_dict() instead"
-        )
-
-
-def _is_wrapper(tensor: torch.Tensor) -> bool:
-    plain = getattr(torch.Tensor, "__torch_dispatch__", None)
-    return getattr(type(tensor), "__torch_dispatch__", None) is not plain
-
-
-_FAULTS: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
-    (
-        lambda tensor: type(tensor).__name__ == "FakeTensor",
-        "a FakeTensor has no elements; use a tensor on the meta device where only the shape counts",
-    ),
-    (
-        lambda tensor: tensor.is_nested,
-        "a nested tensor has rows of several lengths; store its values() and offsets() instead, "
-        "or to_padded_tensor()",
-    ),
-    (
-        lambda tensor: tensor.is_quantized,
-        "a quantised tensor; store its int_repr(), q_scale() and q_zero_point() instead, "
-        "or dequantize() it",
-    ),
-    (
-        lambda tensor: tensor.layout is not torch.strided,
-        "a sparse or otherwise packed tensor; store its indices and values, or to_dense(), instead",
-    ),
-    (
-        _is_wrapper,
-        "a tensor subclass that defines its own operations, so that its memory need not hold "
-        "its elements; store the plain tensors inside it, or convert it to a DTensor",
-    ),
-)
-"""What makes a tensor unfit, and what to do about it; the first that holds is reported."""
-
-
-def _dtype(local: torch.Tensor, name: str) -> str:
-    dtype = format_dtype(local.dtype)
-    if dtype is None:
-        raise UnsupportedLeafError(
-            f"{name}: dtype {local.dtype} cannot be stored; convert it first "
-            f"(complex32 to complex64, packed types to uint8 by .view)"
-        )
-    return dtype
-
-
-def _check_storage(local: torch.Tensor, name: str) -> None:
-    """Refuse a tensor whose memory was taken away (FSDP frees unsharded parameters so)."""
-    if local.device.type not in ("cpu", "cuda") or local.numel() == 0:
-        return
-    steps = zip(local.shape, local.stride(), strict=True)
-    last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
-    if local.untyped_storage().nbytes() < (last + 1) * local.element_size():
-        raise UnsupportedLeafError(
-            f"{name}: the storage of this tensor of shape {tuple(local.shape)} was freed; save the "
-            f"sharded parameter instead, or gather it before the save"
-        )
-
-
-def _check_writable(local: torch.Tensor, name: str) -> None:
-    if local.is_meta:
-        raise UnsupportedLeafError(
-            f"{name}: a tensor on the meta device has no memory to load into; "
-            f"use xckpt.load, which returns a new tensor, or Module.to_empty first"
-        )
-    _check_storage(local, name)
-    steps = zip(local.shape, local.stride(), strict=True)
-    if any(size > 1 and stride == 0 for size, stride in steps):
-        raise UnsupportedLeafError(
-            f"{name}: several elements of this expanded tensor of shape {tuple(local.shape)} and "
-            f"strides {local.stride()} are one in memory; load into a clone() of it"
         )
