@@ -164,10 +164,10 @@ def load(
 
     Args:
         path: where it is; see `save`.
-        like: a tree with a target for each leaf: a torch Tensor or DTensor (``meta`` device too),
-            a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any Python value.
-            Only shape, dtype, device and sharding are read. None loads everything as NumPy arrays
-            in the saved containers.
+        like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
+            device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
+            Python value. Only shape, dtype, device and sharding are read. None loads everything as
+            NumPy arrays in the saved containers.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.

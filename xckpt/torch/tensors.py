@@ -51,7 +51,14 @@ class _Specialist(Protocol):
         ...
 
 
-_SPECIALISTS: Final = (("torch.distributed.tensor", "DTensor", "xckpt.torch.dtensor"),)
+_SPECIALISTS: Final = (
+    ("torch.distributed.tensor", "DTensor", "xckpt.torch.dtensor"),
+    (
+        "torch.distributed._shard.sharded_tensor",
+        "ShardedTensor",
+        "xckpt.torch.sharded_tensor",
+    ),
+)
 """Where a class of sharded tensors is defined, its name, and the module that knows it."""
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
