@@ -99,6 +99,11 @@ class ZarrStorageWriter:
         """How large chunks shall be, for a planner that was not told."""
         return GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
 
+    @property
+    def staged(self) -> Location | None:
+        """Where the save under way is staged; None but on the coordinator."""
+        return self._staging.location if self._staging is not None else None
+
     def set_up_storage_writer(self, is_coordinator: bool) -> None:
         """Reserve a place to write to, on the coordinator.
 

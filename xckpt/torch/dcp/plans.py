@@ -1,0 +1,215 @@
+"""DCP's plans and metadata <-> xckpt's.
+
+To save, on the coordinator (`described`), from the plans of all ranks:
+
+1. One row for each leaf: type, dtype and global shape, the same on every rank.
+2. All ranks' boxes of the leaf: disjoint, and together the whole. DCP's planners have chosen one
+   rank for each box; one that drops, doubles or misplaces an item is refused here.
+3. The grid of each leaf, so that every chunk lies inside one box.
+
+To load (`torch_metadata`): a stored tensor's chunks are its zarr arrays, so a planner asks for one
+part of an array at a time, whatever chunks that part touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata as dcp_metadata
+from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
+
+from xckpt.core.boxes import Boxes, interval
+from xckpt.core.dtypes import item_size
+from xckpt.core.grid import GridOptions
+from xckpt.core.layout import Layout, LeafShards, lay_out
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan import TensorWriteData, WriteItem, WriteItemType
+from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.torch.buffers import format_dtype, torch_dtype
+from xckpt.torch.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
+
+__all__ = ["check_items", "described", "torch_metadata", "write_item"]
+
+
+def check_items(items: Iterable[dcp.WriteItem]) -> None:
+    """Refuse what cannot be stored, before anything is planned.
+
+    Raises:
+        UnsupportedLeafError: tensors of a dtype or layout that the format lacks; all are listed.
+    """
+    problems: dict[str, str] = {}
+    for item in items:
+        if item.tensor_data is None:
+            continue
+        properties = item.tensor_data.properties
+        if properties.layout is not torch.strided:
+            problems[item.index.fqn] = (
+                f"{item.index.fqn}: a tensor with the layout {properties.layout}; store its "
+                f"indices and values, or to_dense(), instead"
+            )
+        elif format_dtype(properties.dtype) is None:
+            problems[item.index.fqn] = (
+                f"{item.index.fqn}: dtype {properties.dtype} cannot be stored; convert it first "
+                f"(complex32 to complex64, quantised tensors by int_repr() or dequantize())"
+            )
+    if problems:
+        count = len(problems)
+        raise UnsupportedLeafError.listing(f"{count} leaves cannot be saved", problems.values())
+
+
+def write_item(item: dcp.WriteItem, name: str) -> WriteItem:
+    """The same item, for the leaf ``name``."""
+    data = item.tensor_data
+    if data is None:
+        return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, kind="opaque")
+    offsets = tuple(data.chunk.offsets)
+    kind = WriteItemType.SHARD if item.type is TorchItemType.SHARD else WriteItemType.TENSOR
+    chunk = ChunkStorageMetadata(offsets, tuple(data.chunk.sizes))
+    properties = TensorProperties(format_dtype(data.properties.dtype) or "")
+    return WriteItem(
+        MetadataIndex(name, offsets),
+        kind,
+        TensorWriteData(chunk, properties, tuple(data.size)),
+    )
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """What all ranks' items say of one leaf."""
+
+    fqn: str
+    dtype: str
+    """Empty for bytes."""
+    shape: tuple[int, ...]
+    rank: int
+    """The first rank that has named it."""
+    offsets: list[tuple[int, ...]] = field(default_factory=list)
+    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+
+def described(plans: Sequence[dcp.SavePlan], options: GridOptions) -> tuple[Metadata, LeafNames]:
+    """What the checkpoint will say about itself, grids included, and how the leaves are named.
+
+    Args:
+        plans: one plan a rank, as the planner's global step has left them.
+        options: target sizes of chunks.
+
+    Raises:
+        PlanError: the items do not write every element exactly once, or ranks disagree on what a
+            leaf is; all such leaves are listed.
+    """
+    problems: list[str] = []
+    leaves = _collect(plans, problems)
+    known: dict[object, Layout | str] = {}
+    found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for fqn, leaf in leaves.items():
+        if not leaf.dtype:
+            found[fqn] = BytesStorageMetadata("opaque")
+            if len(leaf.ranks) > 1:
+                problems.append(f"{fqn}: to be written by ranks {leaf.ranks[:8]}, not by one")
+            continue
+        layout = _layout(leaf, options, known)
+        if isinstance(layout, str):
+            problems.append(f"{fqn}: {layout}")
+        else:
+            properties = TensorProperties(leaf.dtype)
+            found[fqn] = TensorStorageMetadata(properties, leaf.shape, layout.boxes, layout.grid)
+    if problems:
+        raise PlanError.listing("the planner's items do not make up whole tensors", problems)
+    mappings = [key_paths(plan.planner_data) for plan in plans]
+    # In the order of the state, which the items have lost where replicas were given away.
+    ordered = dict.fromkeys(fqn for mapping in mappings for fqn in mapping if fqn in leaves)
+    names = name_leaves([*ordered, *leaves], mappings)
+    metadata = Metadata({name: found[fqn] for fqn, name in names.names.items()}, names.containers)
+    return metadata, names
+
+
+def _collect(plans: Sequence[dcp.SavePlan], problems: list[str]) -> dict[str, _Leaf]:
+    """All ranks' boxes, leaf by leaf."""
+    leaves: dict[str, _Leaf] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            fqn, data = item.index.fqn, item.tensor_data
+            dtype, shape = "", ()
+            if data is not None:
+                dtype, shape = format_dtype(data.properties.dtype) or "", tuple(data.size)
+            leaf = leaves.get(fqn)
+            if leaf is None:
+                leaf = leaves[fqn] = _Leaf(fqn, dtype, shape, rank)
+            elif (leaf.dtype, leaf.shape) != (dtype, shape):
+                problems.append(
+                    f"{fqn}: {leaf.dtype or 'bytes'} of shape {leaf.shape} on rank {leaf.rank}, "
+                    f"but {dtype or 'bytes'} of shape {shape} on rank {rank}"
+                )
+                continue
+            leaf.ranks.append(rank)
+            if data is not None:
+                leaf.offsets.append(tuple(data.chunk.offsets))
+                leaf.sizes.append(tuple(data.chunk.sizes))
+    return leaves
+
+
+def _layout(leaf: _Leaf, options: GridOptions, known: dict[object, Layout | str]) -> Layout | str:
+    """The boxes and grid of a leaf, computed once for leaves that are alike; or what is wrong."""
+    key = (leaf.shape, leaf.dtype, tuple(leaf.offsets), tuple(leaf.sizes), tuple(leaf.ranks))
+    if key not in known:
+        rank = len(leaf.shape)
+        if any(len(box) != rank for box in (*leaf.offsets, *leaf.sizes)):
+            return f"an item's box has another number of dimensions than the shape {leaf.shape}"
+        boxes = Boxes.of(zip(leaf.offsets, leaf.sizes, strict=True), rank=rank)
+        shards = LeafShards(leaf.shape, item_size(leaf.dtype), boxes, np.array(leaf.ranks))
+        layout = lay_out(shards, options)
+        known[key] = layout if isinstance(layout, str) else _once(layout, leaf)
+    return known[key]
+
+
+def _once(layout: Layout, leaf: _Leaf) -> Layout | str:
+    """The layout, unless a box is to be written twice."""
+    boxes = [box for box in zip(leaf.offsets, leaf.sizes, strict=True) if prod(box[1])]
+    if len(boxes) == len(layout.boxes):
+        return layout
+    ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
+    for offsets, sizes, rank in zip(leaf.offsets, leaf.sizes, leaf.ranks, strict=True):
+        ranks.setdefault((offsets, sizes), []).append(rank)
+    box, holders = next((b, r) for b, r in ranks.items() if len(r) > 1 and prod(b[1]))
+    return f"{interval(*box)} is to be written by ranks {holders[:8]}, not by one"
+
+
+def torch_metadata(
+    metadata: Metadata, objects: Mapping[str, StoredObject]
+) -> dict[str, dcp_metadata.STORAGE_TYPES]:
+    """fqn -> what DCP's planners want to know of a stored object.
+
+    A tensor of a dtype that torch lacks is called bytes here: whoever asks for it is told.
+    """
+    found: dict[str, dcp_metadata.STORAGE_TYPES] = {}
+    for fqn, stored in objects.items():
+        leaf = metadata.state_dict_metadata[stored.leaf] if stored.leaf is not None else None
+        dtype = None
+        if isinstance(leaf, TensorStorageMetadata):
+            dtype = torch_dtype(leaf.properties.dtype)
+        if not isinstance(leaf, TensorStorageMetadata) or dtype is None:
+            found[fqn] = dcp_metadata.BytesStorageMetadata()
+            continue
+        found[fqn] = dcp_metadata.TensorStorageMetadata(
+            dcp_metadata.TensorProperties(dtype=dtype),
+            torch.Size(leaf.size),
+            [
+                dcp_metadata.ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+                for box in leaf.chunks
+            ],
+        )
+    return found

@@ -1,0 +1,401 @@
+"""`dcp.save` in xckpt's format: a DCP StorageWriter over the writer that `xckpt.save` uses.
+
+1. `prepare_local_plan`, on every rank: refuse by name what the format cannot hold.
+2. `prepare_global_plan`, on the coordinator: check that the items make up whole tensors, name the
+   leaves, choose the grids, stage the save, and send each rank its `Orders`. Where the planner
+   repeats an earlier save's plans, only the place of the staging is told (`xckpt.torch.dcp.place`).
+3. `write_data`, on every rank: write the items and report the digests of their chunks.
+4. `finish`, on the coordinator: commit, if every chunk was written exactly once.
+
+DCP tells a writer nothing of another rank's failure. So a failure in `write_data` carries a
+`FailureNote`: on its way to the coordinator it is pickled, and when it is unpickled there, after
+all ranks have stopped writing, the staging is removed. Any other failure leaves a staging that goes
+with the writer, or with its next save.
+
+A writer may serve several threads at a time, as `dcp.async_save` has them: DCP takes all steps of
+one save in one thread, so what belongs to a save is kept by thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+import weakref
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+import msgspec
+import torch.distributed as dist
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from xckpt.core.grid import GridOptions
+from xckpt.core.manifest import BytesEntry, Manifest, build, to_metadata
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.plan import SavePlan, WriteItem
+from xckpt.errors import PlanError, StorageError
+from xckpt.options import SaveOptions
+from xckpt.storage.location import Location
+from xckpt.storage.writer import ZarrStorageWriter
+from xckpt.storage.writing import WriteOrders, Written
+from xckpt.torch.dcp import place
+from xckpt.torch.dcp.keys import LeafNames
+from xckpt.torch.dcp.planner_data import pack
+from xckpt.torch.dcp.planners import SaveBridge
+from xckpt.torch.dcp.plans import check_items, described, write_item
+
+__all__ = ["XckptStorageWriter"]
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Orders(msgspec.Struct, array_like=True, frozen=True):
+    """What a rank's plan carries; it must stay true as long as DCP may repeat the plan."""
+
+    session: str
+    """The process that coordinates."""
+    names: dict[str, str]
+    """fqn -> leaf name."""
+    writes: WriteOrders
+    layout: bytes = b""
+    """For the coordinator: the manifest, without what only a finished save knows."""
+
+
+class _Save:
+    """A save under way, as one rank sees it."""
+
+    def __init__(self, writer: ZarrStorageWriter, rank: int) -> None:
+        self.writer = writer
+        self.rank = rank
+        self.ranks = 0
+        """How many ranks write; known to the coordinator alone."""
+        self.staged: Location | None = None
+        """Where the save is staged; known to the coordinator alone."""
+        self.metadata: Metadata | None = None
+        self.names: dict[str, str] = {}
+        self.let_go = weakref.finalize(self, _abort, writer)
+        """Removes the staging, if there is one; happens by itself with the last reference."""
+
+    def stage(self, ranks: int) -> Location:
+        """Reserve a place to write to, on the coordinator."""
+        self.writer.set_up_storage_writer(True)
+        location = self.writer.staged
+        assert location is not None
+        self.ranks, self.staged = ranks, location
+        _under_way[str(location)] = self
+        return location
+
+
+_under_way: weakref.WeakValueDictionary[str, _Save] = weakref.WeakValueDictionary()
+"""Place of the staging -> the save, of the saves that this process coordinates."""
+
+
+def _abort(writer: ZarrStorageWriter) -> None:
+    place.forget(writer.target)
+    writer.abort()
+
+
+class FailureNote:
+    """Says with a failure where its save is staged, and has the coordinator remove that."""
+
+    def __init__(self, staged: str) -> None:
+        self.staged = staged
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return _received, (self.staged,)
+
+
+def _received(staged: str) -> FailureNote:
+    """A `FailureNote` has come from another process."""
+    save = _under_way.get(staged)
+    if save is not None:
+        save.let_go()
+    return FailureNote(staged)
+
+
+class XckptStorageWriter(dcp.StorageWriter):
+    """Has `dcp.save` and `dcp.async_save` write xckpt's format.
+
+    Args:
+        path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
+        overwrite: replace a checkpoint that is at the path, as DCP's own writer does; the old one
+            stays readable until the new one is committed. False refuses.
+        options: sizes, threads, memory, progress.
+
+    A path that holds anything but a checkpoint of this format is refused either way.
+
+    Example:
+        >>> import torch, warnings
+        >>> warnings.simplefilter("ignore")  # DCP says that it works in one process
+        >>> state = {"model": {"weight": torch.ones(2, 3)}}
+        >>> _ = dcp.save(state, storage_writer=XckptStorageWriter("memory://dcp-writer"))
+        >>> import xckpt
+        >>> xckpt.open("memory://dcp-writer")["model/weight"].shape
+        (2, 3)
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = True,
+        options: SaveOptions | None = None,
+    ) -> None:
+        super().__init__()
+        Location.parse(path)
+        self.path = path
+        self.overwrite = overwrite
+        self.options = options or SaveOptions()
+        self.save_id = uuid.uuid4().hex
+        self._own = threading.local()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_own"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._own = threading.local()
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The path that this thread saves to."""
+        return getattr(self._own, "path", self.path)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin anew, at another path if one is given."""
+        if checkpoint_id:
+            Location.parse(checkpoint_id)
+            self.path = self._own.path = checkpoint_id
+        self.save_id = self._own.save_id = uuid.uuid4().hex
+
+    def storage_meta(self) -> StorageMeta:
+        """The path and a name for this save, for planners."""
+        save_id = getattr(self._own, "save_id", self.save_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=save_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path or URL that xckpt can write to."""
+        try:
+            Location.parse(checkpoint_id)
+        except (StorageError, TypeError):
+            return False
+        return True
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """Begin a save; what an earlier one in this thread has left is removed.
+
+        Raises:
+            ValueError: ``use_collectives=False`` with several ranks: one checkpoint has one
+                manifest, so its ranks have to agree.
+        """
+        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
+        if not kwargs.get("use_collectives", True) and not alone:
+            raise ValueError(
+                "XckptStorageWriter cannot save with use_collectives=False: all ranks write one "
+                "checkpoint; leave the argument out"
+            )
+        before = getattr(self._own, "save", None)
+        if before is not None:
+            before.let_go()
+        writer = ZarrStorageWriter(
+            self.checkpoint_id, overwrite=self.overwrite, options=self.options
+        )
+        self._own.save = _Save(writer, int(str(kwargs.get("rank") or 0)))
+
+    def prepare_local_plan(self, plan: dcp.SavePlan) -> dcp.SavePlan:
+        """The plan as it is.
+
+        Raises:
+            UnsupportedLeafError: tensors that the format cannot hold; all are listed.
+        """
+        check_items(plan.items)
+        return plan
+
+    def prepare_global_plan(self, plans: list[dcp.SavePlan]) -> list[dcp.SavePlan]:
+        """Lay out the checkpoint, stage the save, and give each rank its orders.
+
+        Raises:
+            PlanError: the items do not write every element exactly once; all faults are listed.
+            CheckpointExistsError: the path is taken.
+            StorageError: the storage refused.
+        """
+        save = self._save
+        try:
+            if plans and not any(_is_usable(plan) for plan in plans):
+                place.name(save.writer.target, save.stage(len(plans)))
+                return plans
+            return self._plan(save, _whole_plans(plans))
+        except BaseException:
+            save.let_go()
+            raise
+
+    def _plan(self, save: _Save, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
+        options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+        metadata, leaves = described(plans, options)
+        save.stage(len(plans))
+        # Only leaves in pieces have orders that differ from rank to rank.
+        in_pieces = {
+            fqn
+            for fqn, name in leaves.names.items()
+            if isinstance(leaf := metadata.state_dict_metadata[name], TensorStorageMetadata)
+            and leaf.grid is not None
+            and not leaf.grid.is_regular(leaf.size)
+        }
+        ours = [
+            SavePlan(
+                [
+                    write_item(item, leaves.names[item.index.fqn])
+                    for item in plan.items
+                    if item.index.fqn in in_pieces
+                ]
+            )
+            for plan in plans
+        ]
+        ordered, metadata = save.writer.prepare_global_plan(ours, metadata)
+        save.metadata, save.names = metadata, leaves.names
+        layout = _encode(build(metadata, _placeholders(metadata), codecs=save.writer.codecs))
+        known: dict[int, bytes] = {}
+        sent: list[dcp.SavePlan] = []
+        for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
+            writes = own.storage_data
+            assert isinstance(writes, WriteOrders)
+            orders = Orders(place.SESSION, leaves.names, writes)
+            if rank == save.rank:
+                data = _encode(msgspec.structs.replace(orders, layout=layout))
+            else:
+                data = known.get(id(writes)) or known.setdefault(id(writes), _encode(orders))
+            sent.append(replace(plan, storage_data=data))
+        return sent
+
+    def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's items; when this returns, they are durable.
+
+        Raises:
+            PlanError: an item does not fit its grid, or its data does not fit the item.
+            UnsupportedLeafError: a tensor whose elements cannot be read as they are.
+            StorageError: the storage refused.
+        """
+        save = self._save
+        staged = save.staged
+        try:
+            if not isinstance(plan.storage_data, bytes):
+                raise PlanError(
+                    "the plan came without its storage_data; a planner that changes a plan must "
+                    "keep that: dataclasses.replace(plan, items=...)"
+                )
+            orders = msgspec.msgpack.decode(plan.storage_data, type=Orders)
+            if staged is None:
+                staged = place.find(orders.session, save.writer.target)
+            staged = staged or orders.writes.location
+            result = _write(save, orders, staged, plan, planner)
+        except BaseException as error:
+            if save.ranks == 1:
+                save.let_go()
+            elif staged is not None:
+                with contextlib.suppress(AttributeError, TypeError):
+                    error.xckpt_note = FailureNote(str(staged))  # type: ignore[attr-defined]
+            raise
+        done: Future[list[WriteResult]] = Future()
+        done.set_result([result])
+        return done
+
+    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit what all ranks have written.
+
+        Raises:
+            PlanError: a chunk was written by nobody, or twice; or the planner's metadata holds
+                what cannot be stored.
+            StorageError: the storage refused.
+        """
+        save = self._save
+        try:
+            assert save.metadata is not None
+            names = LeafNames(save.names, dict(save.metadata.containers))
+            planner_data = pack(metadata.planner_data, names.paths, names.odd)
+            reports = [
+                msgspec.msgpack.decode(result.storage_data, type=Written)
+                for of_rank in results
+                for result in of_rank
+            ]
+            save.writer.finish(replace(save.metadata, planner_data=planner_data), reports)
+        finally:
+            save.let_go()
+        metadata.storage_meta = self.storage_meta()
+
+    @property
+    def _save(self) -> _Save:
+        return self._own.save
+
+
+def _write(
+    save: _Save,
+    orders: Orders,
+    staged: Location,
+    plan: dcp.SavePlan,
+    planner: dcp.SavePlanner,
+) -> WriteResult:
+    """Write a rank's items to where the save is staged."""
+    if save.staged is not None and save.metadata is None:
+        # The plan is an earlier save's, and so is the layout.
+        save.names = orders.names
+        layout = to_metadata(msgspec.msgpack.decode(orders.layout, type=Manifest))
+        _, save.metadata = save.writer.prepare_global_plan([], layout)
+    items: list[WriteItem] = []
+    sources: dict[tuple[str, object], dcp.WriteItem] = {}
+    for item in plan.items:
+        name = orders.names.get(item.index.fqn)
+        if name is None:
+            raise PlanError(f"{item.index.fqn}: in this rank's plan, but not in the global one")
+        ours = write_item(item, name)
+        if ours.tensor_data is None or prod(ours.tensor_data.chunk.sizes):
+            items.append(ours)
+            sources[name, ours.index.offset] = item
+    fields = {"driver": staged.driver, "path": staged.path, "bucket": staged.bucket}
+    writes = msgspec.structs.replace(orders.writes, **fields)
+    bridge = SaveBridge(planner, sources)
+    with bridge.raising():
+        written = save.writer.write_data(SavePlan(items, writes), bridge)
+    size = sum(item.tensor_storage_size() or 0 for item in items)
+    return WriteResult(MetadataIndex("xckpt"), size, _encode(written))
+
+
+def _is_usable(plan: dcp.SavePlan) -> bool:
+    """False for a plan that stands for the one of an earlier save."""
+    return getattr(plan, "usable", True)
+
+
+def _whole_plans(plans: Sequence[dcp.SavePlan]) -> Sequence[dcp.SavePlan]:
+    """All ranks' plans, where the planner sends only those that have changed.
+
+    A leaf's grid depends on all ranks' boxes, so that all ranks get new orders if one plan changes.
+    """
+    if all(_is_usable(plan) for plan in plans):
+        return plans
+    # The other ranks' plans are in DCP's own cache, which has no public name.
+    for cached in getattr(dcp.SavePlanner, "_cached_global_plan", {}).values():
+        if len(cached) == len(plans) and all(
+            new.items is old.items
+            for new, old in zip(plans, cached, strict=True)
+            if _is_usable(new)
+        ):
+            return cached
+    raise PlanError(
+        "the plans of some ranks have changed since an earlier save, and the planner sends only "
+        "those; save with enable_plan_caching=False"
+    )
+
+
+def _placeholders(metadata: Metadata) -> dict[str, BytesEntry]:
+    """An entry for each value, which nobody has encoded yet."""
+    return {
+        name: BytesEntry(name, "opaque", 0, 1)
+        for name, leaf in metadata.state_dict_metadata.items()
+        if isinstance(leaf, BytesStorageMetadata)
+    }
