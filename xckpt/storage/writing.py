@@ -158,6 +158,8 @@ class ChunkWrites:
         self.planner = planner
         self.progress = progress
         self.where = where
+        # What lies in memory is what was written, not a copy: it must not be the caller's.
+        self._lets_go = where.driver != "memory"
         self._root = open_store(orders.location)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
@@ -269,7 +271,7 @@ class ChunkWrites:
         TensorStore writes from the caller's memory only what is in C order, needs no codec but
         ``bytes``, and has no dimension of size 1.
         """
-        plain = not self.codecs and unit.array.shard is None
+        plain = not self.codecs and unit.array.shard is None and self._lets_go
         return not (plain and unit.data.flags.c_contiguous and 1 not in unit.data.shape)
 
     def _begin(self, unit: _Unit) -> _Begun:
@@ -278,7 +280,9 @@ class ChunkWrites:
         if data.dtype == np.bool_:
             data = _plain_bools(data)
         region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
-        written = unit.store[region].write(data, can_reference_source_data_indefinitely=True)
+        written = unit.store[region].write(
+            data, can_reference_source_data_indefinitely=self._lets_go
+        )
         with self._lock:
             self._under_way[id(written)] = written
         return _Begun(data, written)
