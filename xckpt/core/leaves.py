@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -22,7 +22,16 @@ from numpy.typing import NDArray
 from xckpt.core.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
-__all__ = ["Adapter", "SourceLeaf", "TargetLeaf", "adapters", "aim", "describe", "register_adapter"]
+__all__ = [
+    "Adapter",
+    "SourceLeaf",
+    "TargetLeaf",
+    "TransferringLeaf",
+    "adapters",
+    "aim",
+    "describe",
+    "register_adapter",
+]
 
 
 @runtime_checkable
@@ -68,6 +77,19 @@ class SourceLeaf(Protocol):
         Lazy, idempotent and thread-safe; a view of the caller's memory where that is possible.
         `Adapter.to_numpy` of the same adapter reads it.
         """
+        ...
+
+
+@runtime_checkable
+class TransferringLeaf(SourceLeaf, Protocol):
+    """A source whose data costs a transfer that it would like to make only once.
+
+    `DefaultSavePlanner.finish_plan` tells it what will be asked; a planner that tells nothing, or
+    that asks more often, gets the same data at the cost of another transfer.
+    """
+
+    def expect(self, uses: Sequence[int]) -> None:
+        """How often `data` will be called for each of `boxes`, from now on."""
         ...
 
 

@@ -34,7 +34,7 @@ from xckpt.core.metadata import (
 from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.tree import assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_value, value_kind
-from xckpt.errors import TreeMismatchError, UnsupportedLeafError, XckptError
+from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 __all__ = ["DefaultLoadPlanner", "LoadPlanner", "compare", "local_reads"]
 
@@ -244,16 +244,26 @@ class DefaultLoadPlanner(LoadPlanner):
         return sliceable[region]
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
-        """Count the item's elements; publish the box with the last of them."""
+        """Count the item's elements; publish the box with the last of them.
+
+        Raises:
+            PlanError: the box had all its elements before.
+        """
         wanted = self._wanted[read_item.dest_index.fqn]
         number = read_item.dest_index.index
         assert wanted.target is not None and number is not None
         with self._lock:
             progress = wanted.boxes[number]
             progress.missing -= prod(read_item.lengths)
-            done = progress.missing == 0
-        if done:
+            missing = progress.missing
+        if missing == 0:
             wanted.target.commit(number)
+        elif missing < 0:
+            where = interval(read_item.dest_offsets, read_item.lengths)
+            raise PlanError(
+                f"{read_item.dest_index.fqn}: {where} of box {number} was committed, but the box "
+                f"has got {-missing} elements too many; each read item must be committed once"
+            )
 
     def result(self) -> object:
         """The loaded tree; in place, the values are put into the caller's containers as well."""

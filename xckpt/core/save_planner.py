@@ -25,8 +25,8 @@ from xckpt.core import leaves as frameworks
 from xckpt.core.boxes import Boxes, interval
 from xckpt.core.global_plan import global_plan
 from xckpt.core.grid import GridOptions
-from xckpt.core.leaves import SourceLeaf
-from xckpt.core.metadata import Metadata
+from xckpt.core.leaves import SourceLeaf, TransferringLeaf
+from xckpt.core.metadata import ChunkStorageMetadata, Metadata
 from xckpt.core.plan import Block, LeafTable, SavePlan, WriteItem, WriteItems
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
@@ -181,7 +181,12 @@ class DefaultSavePlanner(SavePlanner):
         return global_plan(all_plans, self.grid or self._storage_grid)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        """The coordinator's plan as it is."""
+        """The coordinator's plan as it is; leaves that transfer their data learn of it."""
+        transferring = {
+            name: leaf for name, leaf in self._leaves.items() if hasattr(leaf, "expect")
+        }
+        if transferring:
+            _announce(transferring, new_plan)
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> object:
@@ -203,20 +208,48 @@ class DefaultSavePlanner(SavePlanner):
         return encode_value(leaf.value).encode("utf-8", "surrogatepass")
 
 
+def _announce(leaves: Mapping[str, object], plan: SavePlan) -> None:
+    """Tell leaves how often each of their boxes will be asked for."""
+    uses: dict[str, list[int]] = {}
+    for item in plan.items:
+        leaf = leaves.get(item.index.fqn)
+        if isinstance(leaf, TransferringLeaf) and item.tensor_data is not None:
+            held = _holder(leaf, item.tensor_data.chunk)
+            counts = uses.setdefault(item.index.fqn, [0] * len(leaf.boxes))
+            if held is not None:
+                counts[held[0]] += 1
+    for name, leaf in leaves.items():
+        assert isinstance(leaf, TransferringLeaf)
+        leaf.expect(uses.get(name, [0] * len(leaf.boxes)))
+
+
+def _holder(
+    leaf: SourceLeaf, chunk: ChunkStorageMetadata
+) -> tuple[int, tuple[slice, ...] | None] | None:
+    """The number of the box that holds a chunk, and where in it; None for where is all of it."""
+    for index, box in enumerate(leaf.boxes):
+        if box == chunk:
+            return index, None
+        start = tuple(a - b for a, b in zip(chunk.offsets, box.offsets, strict=True))
+        stop = tuple(a + n for a, n in zip(start, chunk.sizes, strict=True))
+        if all(a >= 0 for a in start) and all(b <= n for b, n in zip(stop, box.sizes, strict=True)):
+            return index, tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
+    return None
+
+
 def _view(leaf: SourceLeaf, item: WriteItem) -> object:
     assert item.tensor_data is not None
     chunk = item.tensor_data.chunk
-    for index, box in enumerate(leaf.boxes):
-        start = tuple(a - b for a, b in zip(chunk.offsets, box.offsets, strict=True))
-        stop = tuple(a + n for a, n in zip(start, chunk.sizes, strict=True))
-        if box == chunk:
-            return leaf.data(index)
-        if all(a >= 0 for a in start) and all(b <= n for b, n in zip(stop, box.sizes, strict=True)):
-            # Every framework's shard slices like NumPy's.
-            shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
-            return shard[tuple(slice(a, b) for a, b in zip(start, stop, strict=True))]
-    where = interval(chunk.offsets, chunk.sizes)
-    raise PlanError(f"{item.index.fqn}: {where} is to be written by this rank, but not held by it")
+    held = _holder(leaf, chunk)
+    if held is None:
+        where = interval(chunk.offsets, chunk.sizes)
+        raise PlanError(
+            f"{item.index.fqn}: {where} is to be written by this rank, but not held by it"
+        )
+    index, region = held
+    # Every framework's shard slices like NumPy's.
+    shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
+    return shard if region is None else shard[region]
 
 
 def local_plan(
