@@ -268,11 +268,12 @@ class ChunkWrites:
     def _is_copied(self, unit: _Unit) -> bool:
         """Whether a unit is copied before it is written: by us, or by TensorStore.
 
-        TensorStore writes from the caller's memory only what is in C order, needs no codec but
-        ``bytes``, and has no dimension of size 1.
+        TensorStore writes from the caller's memory only what is aligned and in C order, needs no
+        codec but ``bytes``, and has no dimension of size 1.
         """
         plain = not self.codecs and unit.array.shard is None and self._lets_go
-        return not (plain and unit.data.flags.c_contiguous and 1 not in unit.data.shape)
+        in_order = unit.data.flags.c_contiguous and unit.data.flags.aligned
+        return not (plain and in_order and 1 not in unit.data.shape)
 
     def _begin(self, unit: _Unit) -> _Begun:
         """Start a unit's write, from the caller's memory if that is in C order."""
