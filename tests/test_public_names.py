@@ -22,6 +22,7 @@ ERRORS = {
     "RanksFailedError",
     "StorageError",
     "TreeMismatchError",
+    "UnsafePickleError",
     "UnsupportedLeafError",
     "VersionError",
     "XckptError",

@@ -6,7 +6,8 @@
     ├── NotACheckpointError      (also a FileNotFoundError)  nothing is committed at the path
     ├── CheckpointExistsError    (also a FileExistsError)    the path is taken already
     ├── ManifestError            (also a ValueError)         the manifest cannot be trusted
-    │   └── VersionError                                     it was written by a newer xckpt
+    │   ├── VersionError                                     it was written by a newer xckpt
+    │   └── UnsafePickleError                                a pickle names what is foreign to it
     ├── CorruptCheckpointError   (also a ValueError)         data are not what was saved
     ├── TreeMismatchError        (also a ValueError)         the target does not fit
     ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
@@ -33,6 +34,7 @@ __all__ = [
     "RanksFailedError",
     "StorageError",
     "TreeMismatchError",
+    "UnsafePickleError",
     "UnsupportedLeafError",
     "VersionError",
     "XckptError",
@@ -89,6 +91,10 @@ class ManifestError(XckptError, ValueError):
 
 class VersionError(ManifestError):
     """The checkpoint was written by a newer version of the format."""
+
+
+class UnsafePickleError(ManifestError):
+    """A pickle in another library's checkpoint names what has no place there; nothing was run."""
 
 
 class CorruptCheckpointError(XckptError, ValueError):

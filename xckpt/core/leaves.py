@@ -7,13 +7,16 @@ A planner never touches a framework. It asks `describe` for a `SourceLeaf` (to s
 2. A leaf is offered to the adapters whose framework is imported already: an object of a framework
    that was never imported cannot exist. NumPy comes last.
 3. The first adapter that returns something owns the leaf; None means "not mine".
+
+An array that is still in a file belongs to no framework: it is a `LazySource` and needs no adapter.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +27,7 @@ from xckpt.core.metadata import Sharding
 
 __all__ = [
     "Adapter",
+    "LazySource",
     "SourceLeaf",
     "TargetLeaf",
     "TransferringLeaf",
@@ -78,6 +82,31 @@ class SourceLeaf(Protocol):
         `Adapter.to_numpy` of the same adapter reads it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LazySource:
+    """A tensor to be saved that is in no framework's memory: it is read when it is written.
+
+    Example:
+        >>> leaf = LazySource((4,), "int8", Boxes.whole((4,)), lambda box: np.zeros(4, np.int8))
+        >>> describe(leaf, "w") is leaf
+        True
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: Boxes
+    """The boxes that this process is to read."""
+    read: Callable[[int], NDArray[np.generic]]
+    """Box ``index`` of `boxes` as a NumPy array; lazy, idempotent and thread-safe."""
+    sharded: bool = True
+    sharding: Sharding | None = None
+    annotation: str = ""
+
+    def data(self, index: int) -> NDArray[np.generic]:
+        """What `read` returns."""
+        return self.read(index)
 
 
 @runtime_checkable
@@ -209,6 +238,8 @@ def describe(leaf: object, name: str) -> SourceLeaf | None:
     Raises:
         UnsupportedLeafError: an adapter owns it, but it cannot be saved.
     """
+    if isinstance(leaf, LazySource):
+        return leaf
     for adapter in adapters():
         source = adapter.describe(leaf, name)
         if source is not None:

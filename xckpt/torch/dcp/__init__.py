@@ -5,11 +5,16 @@
 
     dcp.save(state, storage_writer=XckptStorageWriter("s3://bucket/run/step-1000"))
     dcp.load(state, storage_reader=XckptStorageReader("s3://bucket/run/step-1000"))
+
+`import_checkpoint` and `export_checkpoint` turn the folders that DCP has written into checkpoints,
+and back.
 """
 
 from __future__ import annotations
 
+from xckpt.torch.dcp.exports import export_checkpoint
+from xckpt.torch.dcp.imports import import_checkpoint
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
 
-__all__ = ["XckptStorageReader", "XckptStorageWriter"]
+__all__ = ["XckptStorageReader", "XckptStorageWriter", "export_checkpoint", "import_checkpoint"]

@@ -1,0 +1,424 @@
+"""What `torch.save` wrote, as arrays that map the file and as plain Python values.
+
+An archive is a ZIP file that stores everything uncompressed: ``data.pkl``, a pickle in which each
+tensor refers to a storage by number, and the bytes of storage n under ``data/n``.
+
+1. `Archive.open` finds the entries of one archive, which may lie anywhere in a larger file.
+2. ``data.pkl`` is described, not unpickled (`xckpt.torch.dcp.unpickling`): the names in `NAMES` are
+   all that may occur.
+3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
+   it; nothing is read before somebody looks.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BufferedReader, RawIOBase
+from math import prod
+from pathlib import Path
+from typing import Final, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
+from xckpt.torch.dcp.pickled_metadata import DTYPE_NAMES, Where
+from xckpt.torch.dcp.unpickling import Maker, Symbol, load
+
+__all__ = ["Archive", "MappedTensor"]
+
+MAX_PICKLE_BYTES: Final = 1 << 28
+"""Longest ``data.pkl`` that is read."""
+
+_STORAGES: Final = {
+    "FloatStorage": "float32",
+    "DoubleStorage": "float64",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+"""torch's storage classes -> the format's dtypes."""
+_LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor in a file: where its elements are."""
+
+    path: Path
+    dtype: str
+    """The format's name of the element type."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Elements between neighbours, per dimension."""
+    position: int
+    """Byte of the file at which its first element is."""
+    extent: int
+    """Bytes from there to the end of its last element."""
+    conjugated: bool = False
+    negated: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * item_size(self.dtype)
+
+    def array(self) -> NDArray[np.generic]:
+        """The elements: a read-only view of the mapped file, or a copy of what torch has only
+        noted down as conjugated or negated.
+        """
+        dtype = numpy_dtype(self.dtype)
+        if not prod(self.shape):
+            return np.empty(self.shape, dtype)
+        mapped = np.memmap(self.path, np.uint8, "r", self.position, (self.extent,))
+        strides = tuple(step * dtype.itemsize for step in self.strides)
+        array: NDArray[np.generic] = np.ndarray(self.shape, dtype, mapped, 0, strides)
+        if self.conjugated:
+            array = np.conj(array)
+        return np.negative(array) if self.negated else array  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, slots=True)
+class _Storage:
+    """What a pickle says of a storage."""
+
+    dtype: str | None
+    """None for bytes without a type."""
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What a pickle says of a tensor."""
+
+    storage: _Storage
+    dtype: str
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    conjugated: bool
+    negated: bool
+
+
+class _Slice(RawIOBase):
+    """A range of a file, as a file."""
+
+    def __init__(self, file: BufferedReader, start: int, length: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        base = (0, self._at, self._length)[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self._length - self._at)
+        size = left if size < 0 else min(size, left)
+        if size > MAX_PICKLE_BYTES:
+            raise ValueError(f"a directory or pickle of {size:,} bytes")
+        self._file.seek(self._start + self._at)
+        data = self._file.read(size)
+        self._at += len(data)
+        return data
+
+
+class Archive:
+    """One archive, as `torch.save` writes it."""
+
+    def __init__(
+        self, path: Path, pickled: bytes, records: Mapping[str, tuple[int, int]], little: bool
+    ) -> None:
+        self._path = path
+        self._pickled = pickled
+        self._records = records
+        self._little = little
+
+    @classmethod
+    def open(cls, folder: Path, where: Where) -> Archive:
+        """Find the entries of an archive.
+
+        Raises:
+            CorruptCheckpointError: the file is missing or too short, or holds no such archive.
+        """
+        path = folder / where.file
+        problem = _file_problem(path, where)
+        if problem:
+            raise CorruptCheckpointError(f"{path} {problem}")
+        with path.open("rb") as file:
+            view = _Slice(file, where.offset, where.length)
+            try:
+                entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
+            except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+                raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
+            root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
+            if root is None:
+                raise _corrupt(path, where, "an archive without data.pkl")
+            records = {
+                entry.filename.removeprefix(root): _range(view, entry, path, where)
+                for entry in entries
+            }
+            start, length = records["data.pkl"]
+            if length > MAX_PICKLE_BYTES:
+                raise _corrupt(path, where, f"an archive with {length:,} bytes of data.pkl")
+            view.seek(start)
+            pickled = view.read(length)
+            order = b"little"
+            if "byteorder" in records:
+                view.seek(records["byteorder"][0])
+                order = view.read(min(16, records["byteorder"][1]))
+        absolute = {name: (where.offset + at, size) for name, (at, size) in records.items()}
+        return cls(path, pickled, absolute, order == b"little")
+
+    def value(self) -> object:
+        """What was saved: plain values, with a `MappedTensor` for each tensor.
+
+        Raises:
+            UnsafePickleError: it holds an instance of a class, or a function.
+            CorruptCheckpointError: a tensor lies outside the archive.
+            ManifestError: the pickle is damaged.
+            UnsupportedLeafError: what it holds is no plain value.
+        """
+        return _Values(self).convert(load(self._pickled, NAMES, _storage))
+
+    def tensor(self, view: _View) -> MappedTensor:
+        """The tensor that a pickle describes.
+
+        Raises:
+            CorruptCheckpointError: it lies outside its storage, or that outside the archive.
+        """
+        name = f"data/{view.storage.key}"
+        found = self._records.get(name)
+        if found is None:
+            raise CorruptCheckpointError(f"{self._path}: the archive has no {name}")
+        if not self._little and item_size(view.dtype) > 1:
+            raise UnsupportedLeafError("written on a machine with big-endian numbers")
+        item = item_size(view.dtype)
+        start, length = found
+        steps = zip(view.shape, view.strides, strict=True)
+        last = sum((size - 1) * step for size, step in steps) if prod(view.shape) else -1
+        if (view.offset + last + 1) * item > length:
+            raise CorruptCheckpointError(
+                f"{self._path}: a tensor of shape {view.shape} and strides {view.strides} reaches "
+                f"beyond the {length:,} bytes of its storage"
+            )
+        return MappedTensor(
+            self._path,
+            view.dtype,
+            view.shape,
+            view.strides,
+            start + view.offset * item,
+            (last + 1) * item,
+            view.conjugated,
+            view.negated,
+        )
+
+
+def _file_problem(path: Path, where: Where) -> str:
+    try:
+        if not path.is_file():
+            return "is no plain file" if path.exists() else "is missing"
+        size = path.stat().st_size
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    if where.offset + where.length > size:
+        return (
+            f"is truncated: it has {size:,} bytes, but an entry lies at "
+            f"[{where.offset:,}, {where.offset + where.length:,})"
+        )
+    return ""
+
+
+def _corrupt(path: Path, where: Where, what: str) -> CorruptCheckpointError:
+    there = f"[{where.offset:,}, {where.offset + where.length:,})"
+    return CorruptCheckpointError(f"{path}: at bytes {there} is {what}")
+
+
+def _range(view: _Slice, entry: zipfile.ZipInfo, path: Path, where: Where) -> tuple[int, int]:
+    """Where an entry's bytes are in the archive."""
+    if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
+        raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is compressed")
+    view.seek(entry.header_offset)
+    header = view.read(_LOCAL_HEADER.size)
+    if len(header) != _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
+        raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is damaged")
+    _, name, extra = _LOCAL_HEADER.unpack(header)
+    start = entry.header_offset + _LOCAL_HEADER.size + name + extra
+    if start + entry.file_size > where.length:
+        raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is cut off")
+    return start, entry.file_size
+
+
+# What a pickle's names make. Wrong arguments are a TypeError or ValueError.
+
+
+def _storage(kind: object, storage: object, key: object, place: object, elements: object) -> object:
+    if kind != "storage" or not isinstance(storage, Symbol) or not isinstance(key, str):
+        raise TypeError
+    name = storage.name.rpartition(".")[2]
+    return _Storage(None if name == "UntypedStorage" else _STORAGES.get(name, name), key)
+
+
+def _tensor_v2(
+    storage: object,
+    offset: object,
+    shape: object,
+    strides: object,
+    requires_grad: object,
+    hooks: object,
+    metadata: object = None,
+) -> object:
+    return _view(storage, None, offset, shape, strides, metadata)
+
+
+def _tensor_v3(
+    storage: object,
+    offset: object,
+    shape: object,
+    strides: object,
+    requires_grad: object,
+    hooks: object,
+    dtype: object,
+    metadata: object = None,
+) -> object:
+    return _view(storage, dtype, offset, shape, strides, metadata)
+
+
+def _view(
+    storage: object,
+    dtype: object,
+    offset: object,
+    shape: object,
+    strides: object,
+    metadata: object,
+) -> object:
+    if not isinstance(storage, _Storage) or type(offset) is not int or offset < 0:
+        raise TypeError
+    if not _are_counts(shape) or not _are_counts(strides) or len(shape) != len(strides):
+        raise ValueError
+    noted = metadata or {}
+    if not isinstance(noted, dict) or not set(noted) <= {"conj", "neg"}:
+        raise TypeError
+    name = storage.dtype if dtype is None else _dtype(dtype)
+    if name is None:
+        raise TypeError
+    return _View(
+        storage, name, offset, shape, strides, bool(noted.get("conj")), bool(noted.get("neg"))
+    )
+
+
+def _dtype(symbol: object) -> str:
+    if not isinstance(symbol, Symbol):
+        raise TypeError
+    return symbol.name.removeprefix("torch.")
+
+
+def _are_counts(values: object) -> TypeGuard[tuple[int, ...]]:
+    return isinstance(values, tuple) and all(type(n) is int and 0 <= n < 1 << 62 for n in values)
+
+
+def _parameter(data: object, requires_grad: object, hooks: object, state: object = None) -> object:
+    if not isinstance(data, _View) or state:
+        raise TypeError
+    return data
+
+
+def _encoded(text: object, encoding: object) -> object:
+    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
+        raise TypeError
+    return text.encode("latin-1")
+
+
+def _complex(real: object, imaginary: object) -> object:
+    if not isinstance(real, float) or not isinstance(imaginary, float):
+        raise TypeError
+    return complex(real, imaginary)
+
+
+def _no_bytes() -> object:
+    return b""
+
+
+def _size(dimensions: object = ()) -> object:
+    if not _are_counts(dimensions):
+        raise TypeError
+    return dimensions
+
+
+def _ordered(pairs: object = ()) -> object:
+    if pairs not in ((), []):
+        raise TypeError
+    return {}
+
+
+NAMES: Final[Mapping[str, Maker | None]] = {
+    **{f"torch.{name}": None for name in (*_STORAGES, *DTYPE_NAMES)},
+    **{f"torch.{name}Storage": None for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2")},
+    "torch.storage.UntypedStorage": None,
+    "torch._utils._rebuild_tensor_v2": _tensor_v2,
+    "torch._utils._rebuild_tensor_v3": _tensor_v3,
+    "torch._utils._rebuild_parameter": _parameter,
+    "torch._utils._rebuild_parameter_with_state": _parameter,
+    "torch.Size": _size,
+    "collections.OrderedDict": _ordered,
+    "_codecs.encode": _encoded,
+    "__builtin__.complex": _complex,
+    "builtins.complex": _complex,
+    "__builtin__.bytes": _no_bytes,
+    "builtins.bytes": _no_bytes,
+}
+"""What may occur in a ``data.pkl`` -> what a call of it gives."""
+
+
+MOST_PARTS: Final = 10_000_000
+"""Most parts of a value: a pickle of some bytes can refer to one list a million times."""
+DEEPEST: Final = 64
+"""Most containers around a value."""
+
+
+class _Values:
+    """Turns what a pickle describes into plain values."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+        self._left = MOST_PARTS
+
+    def convert(self, value: object, depth: int = 0) -> object:
+        self._left -= 1
+        if depth > DEEPEST or self._left < 0:
+            raise UnsupportedLeafError(
+                f"more than {DEEPEST} containers deep" if depth > DEEPEST else "too many parts"
+            )
+        if isinstance(value, _View):
+            if value.dtype not in DTYPES:
+                raise UnsupportedLeafError(f"a tensor of dtype {value.dtype}")
+            return self._archive.tensor(value)
+        if isinstance(value, dict):
+            return {key: self.convert(part, depth + 1) for key, part in value.items()}
+        if isinstance(value, list):
+            return [self.convert(part, depth + 1) for part in value]
+        if isinstance(value, tuple):
+            return tuple(self.convert(part, depth + 1) for part in value)
+        if isinstance(value, str | bool | int | float | complex | bytes | None):
+            return value
+        told = value.name if isinstance(value, Symbol) else type(value).__name__.strip("_").lower()
+        raise UnsupportedLeafError(f"a {told} is no plain value")
