@@ -361,7 +361,7 @@ def test_a_planner_that_forgets_chunks_is_found_out():
             return replace(new_plan, items=kept)
 
     expect_failures(
-        save_with(lambda group: Forgetful()), {0}, "w: of 2 chunks 2 were written by no rank"
+        save_with(lambda group: Forgetful()), {0}, "w: [0, 6) x [0, 4) was written by no rank"
     )
 
 
@@ -377,7 +377,9 @@ def test_a_planner_that_writes_twice_is_found_out():
                 for plan, other in zip(plans, others, strict=True)
             ], metadata
 
-    expect_failures(save_with(lambda group: Twice()), {0}, "plain: of 1 chunks 0 were written")
+    expect_failures(
+        save_with(lambda group: Twice()), {0}, "plain: [0, 6) x [0, 4) was written by ranks 0 and 1"
+    )
 
 
 def test_a_planner_that_plans_for_too_few_ranks_leaves_nobody_waiting():

@@ -3,7 +3,8 @@
 A save (`save_state_dict`):
 
 1. Every rank: set up planner and storage, make a local plan. Gather.
-2. The coordinator: make the global plan; the storage says where each rank writes. Scatter.
+2. The coordinator: make the global plan and check it against its metadata
+   (`xckpt.core.save_checks`); the storage says where each rank writes. Scatter.
 3. Every rank: finish the plan and write. Gather.
 4. The coordinator: check what was written and commit. Broadcast the metadata.
 
@@ -12,7 +13,8 @@ A load (`load_state_dict`):
 1. The coordinator reads the manifest. Broadcast: all ranks see the same checkpoint.
 2. Every rank makes a local plan. Gather.
 3. The coordinator looks for leaves that are missing or that nobody wants. Scatter.
-4. Every rank reads and verifies. Gather, so that all succeed or all fail.
+4. Every rank checks that its plan fills every target (`xckpt.core.load_checks`), reads and
+   verifies. Gather, so that all succeed or all fail.
 
 A failure in any step reaches every rank as one error (`xckpt.group`), and nothing is committed.
 """
@@ -25,6 +27,7 @@ from dataclasses import replace
 import msgspec
 
 from xckpt.core.json_values import check_json
+from xckpt.core.load_checks import source_problems
 from xckpt.core.load_planner import LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan import (
@@ -33,8 +36,10 @@ from xckpt.core.plan import (
     decode_load_plan,
     encode_load_plan,
 )
+from xckpt.core.save_checks import check_finished, check_shares
 from xckpt.core.save_planner import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.errors import PlanError
 from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
 
 __all__ = ["load_state_dict", "save_state_dict"]
@@ -101,6 +106,7 @@ def _save(
     def plan_globally(plans: list[bytes]) -> Sequence[bytes]:
         local_plans = [codec.decode(plan) for plan in plans]
         global_plans, metadata = planner.create_global_plan(local_plans)
+        check_shares(global_plans, metadata)
         metadata = replace(metadata, user=user)
         global_plans, metadata = writer.prepare_global_plan(global_plans, metadata)
         decided.append(metadata)
@@ -109,7 +115,9 @@ def _save(
     share = codec.decode(reduce_scatter(group, PLAN_SAVE, plan_locally, plan_globally))
 
     def write() -> bytes:
-        return _encode(writer.write_data(planner.finish_plan(share), planner))
+        plan = planner.finish_plan(share)
+        check_finished(share, plan)
+        return _encode(writer.write_data(plan, planner))
 
     def commit(results: list[bytes]) -> bytes:
         return writer.finish(decided[0], [_decode(result) for result in results])
@@ -147,7 +155,9 @@ def load_state_dict(
         metadata = storage_reader.set_up_storage_reader(manifest, group.size)
         found.append(metadata)
         planner.set_up_planner(state_dict, metadata, is_coordinator)
-        return encode_load_plan(storage_reader.prepare_local_plan(planner.create_local_plan()))
+        plan = planner.create_local_plan()
+        _check_sources(plan, metadata)
+        return encode_load_plan(storage_reader.prepare_local_plan(plan))
 
     def plan_globally(plans: list[bytes]) -> Sequence[bytes]:
         local_plans: list[LoadPlan] = [decode_load_plan(plan) for plan in plans]
@@ -162,7 +172,10 @@ def load_state_dict(
 
     def read() -> bytes:
         try:
-            storage_reader.read_data(planner.finish_plan(share), planner)
+            plan = planner.finish_plan(share)
+            _check_sources(plan, found[0])
+            planner.check_plan(plan)
+            storage_reader.read_data(plan, planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             storage_reader.close()
@@ -170,3 +183,9 @@ def load_state_dict(
 
     all_reduce(group, READ, read, lambda _: b"")
     return found[0]
+
+
+def _check_sources(plan: LoadPlan, metadata: Metadata) -> None:
+    problems = source_problems(plan.items, metadata)
+    if problems:
+        raise PlanError.listing("the plan reads what the checkpoint does not have", problems)

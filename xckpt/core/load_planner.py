@@ -4,7 +4,7 @@
 2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
    with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
-4. ``finish_plan``: nothing by default.
+4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
    box is published when its last element has landed.
 """
@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core import leaves as frameworks
-from xckpt.core.boxes import Boxes, intersect, interval
+from xckpt.core.boxes import intersect, interval
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaves import TargetLeaf
+from xckpt.core.load_checks import stored_boxes, target_problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -71,6 +72,13 @@ class LoadPlanner(abc.ABC):
     @abc.abstractmethod
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """Accept the coordinator's plan for this rank."""
+
+    def check_plan(self, plan: LoadPlan) -> None:  # noqa: B027  # no duty of a planner
+        """Refuse a finished plan that leaves something unfilled; called before anything is read.
+
+        Raises:
+            PlanError: lists what would be filled never or twice.
+        """
 
     @abc.abstractmethod
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -217,6 +225,26 @@ class DefaultLoadPlanner(LoadPlanner):
         """The coordinator's plan as it is."""
         self._commit_empty()
         return central_plan
+
+    def check_plan(self, plan: LoadPlan) -> None:
+        """Refuse a plan that does not fill each target and value exactly once.
+
+        To skip a leaf, leave it out of the state dict in `set_up_planner`.
+
+        Raises:
+            PlanError: lists every range that would be filled never or twice.
+        """
+        stored = self.metadata.state_dict_metadata
+        wanted = {
+            name: None if leaf.target is None else leaf.target.boxes
+            for name, leaf in self._wanted.items()
+            if name in stored
+        }
+        problems = target_problems(plan.items, wanted)
+        if problems:
+            raise PlanError.listing(
+                "the plan of this rank does not fill every target exactly once", problems
+            )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Decode a Python value, or keep opaque bytes as they are."""
@@ -369,9 +397,7 @@ def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) ->
     Raises:
         XckptError: a wanted box is not wholly stored (a damaged manifest).
     """
-    boxes = stored.chunks if stored.grid is None else stored.grid.arrays
-    if not isinstance(boxes, Boxes):
-        boxes = Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
+    boxes = stored_boxes(stored)
     wanted_boxes = target.boxes
     if len(wanted_boxes) == len(boxes) == 1 and wanted_boxes == boxes:
         # Most leaves of most loads: the whole of what is one array.

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata, MetadataIndex, Sharding, TensorProperties
+from xckpt.errors import PlanError
 
 __all__ = [
     "Block",
@@ -165,20 +166,31 @@ class WriteItems(Sequence[WriteItem]):
 
     @classmethod
     def of(cls, items: Iterable[WriteItem]) -> WriteItems:
-        """Columns from items; themselves if they are columns already."""
+        """Columns from items; themselves if they are columns already.
+
+        Raises:
+            PlanError: items of one leaf disagree on what the leaf is; all such leaves are listed.
+        """
         if isinstance(items, WriteItems):
             return items
         numbers: dict[str, int] = {}
         rows: list[WriteItem] = []
         boxes: dict[int, tuple[list[int], list[tuple[tuple[int, ...], tuple[int, ...]]]]] = {}
+        problems: dict[str, str] = {}
         for item in items:
             number = numbers.setdefault(item.index.fqn, len(numbers))
             if number == len(rows):
                 rows.append(item)
+            problem = _item_problem(item, rows[number])
+            if problem:
+                problems[item.index.fqn] = f"{item.index.fqn}: {problem}"
+                continue
             chunk = item.tensor_data.chunk if item.tensor_data else ChunkStorageMetadata((), ())
             leaf, pairs = boxes.setdefault(len(chunk.offsets), ([], []))
             leaf.append(number)
             pairs.append((chunk.offsets, chunk.sizes))
+        if problems:
+            raise PlanError.listing("the items of a plan contradict each other", problems.values())
         blocks = [
             Block(np.array(leaf, np.int32), Boxes.of(pairs)) for leaf, pairs in boxes.values()
         ]
@@ -209,6 +221,13 @@ class WriteItems(Sequence[WriteItem]):
         of = [(block, position) for block in self.blocks for position in range(len(block.leaf))]
         return [of[place] for place in np.argsort(np.concatenate(leaves), kind="stable").tolist()]
 
+    def __add__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
+        """A list with more items, as of a list of items."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
+        return [*other, *self]
+
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
@@ -226,6 +245,24 @@ class WriteItems(Sequence[WriteItem]):
         )
         kind = WriteItemType.SHARD if table.sharded[leaf] else WriteItemType.TENSOR
         return WriteItem(MetadataIndex(table.names[leaf], chunk.offsets), kind, data)
+
+
+def _item_problem(item: WriteItem, first: WriteItem) -> str:
+    """Why an item cannot stand beside the first of its leaf in a table; empty if it can."""
+    data, other = item.tensor_data, first.tensor_data
+    if data is None or other is None:
+        if data is not other:
+            return "one item is of a tensor, another of a Python value"
+        return "" if item.kind == first.kind else f"kind {first.kind} and kind {item.kind}"
+    if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
+        return f"a box of {len(data.chunk.sizes)} dimensions in a tensor of shape {data.size}"
+    if data.properties != other.properties:
+        return f"dtype {other.properties.dtype} and dtype {data.properties.dtype}"
+    if data.size != other.size:
+        return f"shape {other.size} and shape {data.size}"
+    if data.annotation != other.annotation:
+        return f"annotation {other.annotation!r} and annotation {data.annotation!r}"
+    return ""
 
 
 def _table_of(rows: Sequence[WriteItem]) -> LeafTable:
@@ -397,6 +434,12 @@ class _EncodedItems(Sequence[ReadItem]):
     def __getitem__(self, index: slice) -> list[ReadItem]: ...
     def __getitem__(self, index: int | slice) -> ReadItem | list[ReadItem]:
         return self._decoded()[index]
+
+    def __add__(self, other: Iterable[ReadItem]) -> list[ReadItem]:
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[ReadItem]) -> list[ReadItem]:
+        return [*other, *self]
 
 
 def encode_load_plan(plan: LoadPlan) -> bytes:

@@ -193,12 +193,20 @@ class DefaultSavePlanner(SavePlanner):
         """The view of the local shard that holds the item's box, or the value's bytes.
 
         Raises:
-            PlanError: no local shard holds the box.
+            PlanError: this rank has no such leaf, or no local shard holds the box.
         """
-        leaf = self._leaves[write_item.index.fqn]
+        name = write_item.index.fqn
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            raise PlanError(
+                f"{name}: to be written by this rank, which has no leaf of this name; a planner "
+                f"that renames or moves items must resolve them too"
+            )
+        if isinstance(leaf, _PlainValue) != (write_item.tensor_data is None):
+            what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
+            raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
         if isinstance(leaf, _PlainValue):
             return io.BytesIO(self._bytes(leaf))
-        assert write_item.tensor_data is not None
         return _view(leaf, write_item)
 
     def _bytes(self, leaf: _PlainValue) -> bytes:

@@ -48,6 +48,7 @@ from xckpt.storage.commit import DIGESTS, Staging, begin, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
+from xckpt.storage.reports import merge_values, miswritten
 from xckpt.storage.writing import ArrayOrder, ChunkWrites, WriteOrders, Written
 
 __all__ = ["ZarrStorageWriter"]
@@ -221,12 +222,12 @@ class ZarrStorageWriter:
             The manifest's bytes.
 
         Raises:
-            PlanError: a chunk was written by nobody, or twice.
+            PlanError: a chunk or a value was written by nobody, or twice.
             StorageError: the storage refused.
         """
         assert self._staging is not None
         written = [msgspec.convert(result, Written) for result in results]
-        values = {name: entry for report in written for name, entry in report.values.items()}
+        values = merge_values(metadata, written)
         manifest = build(metadata, values, root=self._staging.root, codecs=self.codecs)
         digests = _assemble(manifest, written)
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
@@ -338,12 +339,6 @@ def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
     if not (times == 1).all():
         raise PlanError.listing(
             "the planner's items do not write every chunk exactly once",
-            [
-                f"{array.leaf}: of {array.count} chunks {np.sum(here == 0)} were written by no "
-                f"rank and {np.sum(here > 1)} more than once"
-                for array in first.values()
-                for here in [times[array.first : array.first + array.count]]
-                if not (here == 1).all()
-            ],
+            miswritten(manifest, written),
         )
     return digests.tobytes()

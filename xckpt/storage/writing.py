@@ -219,7 +219,13 @@ class ChunkWrites:
             pool.submit(partial(self._complete, unit, begun, prepared.reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
-        """Note a value; its content, unless the entry spells it out, becomes an array of bytes."""
+        """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
+
+        Raises:
+            PlanError: the value was written already.
+        """
+        if entry.name in self._values:
+            raise PlanError(f"{entry.name}: two items of this rank's plan write this value")
         self._values[entry.name] = entry
         if isinstance(entry, BytesEntry) and entry.size:
             order = ArrayOrder(0, (0,), (entry.size,), (entry.chunk,), None, False)
