@@ -21,6 +21,11 @@ class Progress:
     """Bytes to write or read."""
 
 
+def processors() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def default_threads() -> int:
     """Threads that hash and wait for storage: twice the processors that this process may use.
 
@@ -28,7 +33,7 @@ def default_threads() -> int:
         >>> default_threads() >= 4
         True
     """
-    return min(32, max(4, 2 * len(os.sched_getaffinity(0))))
+    return min(32, max(4, 2 * processors()))
 
 
 MOST_CHUNK_BYTES = 1 << 29
@@ -58,7 +63,7 @@ class SaveOptions:
     crc32c: bool = False
     """Also put a checksum into each chunk, for readers that know no manifest; costs speed."""
     threads: int | None = None
-    """Threads that hash and write; None for `default_threads`."""
+    """Threads that hash and write; 1 for the caller's own, None for what suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes in flight at a time; a single shard above it goes alone."""
     compare_replicas: bool = False
@@ -85,7 +90,7 @@ class LoadOptions:
     """
 
     threads: int | None = None
-    """Threads that read and verify; None for `default_threads`."""
+    """Threads that read and verify; 1 for the caller's own, None for what suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes of scratch memory at a time; a single chunk above it goes alone."""
     memory_map: bool = True

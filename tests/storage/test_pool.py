@@ -76,15 +76,27 @@ def test_waiting_for_room_ends_with_a_failure() -> None:
 
 def test_a_failure_of_the_caller_wins() -> None:
     ran: list[int] = []
+    first = threading.Event()
 
     def work() -> None:
-        with Pool(threads=2, budget=10) as pool:
+        with Pool(threads=1, budget=10) as pool:
+            pool.submit(partial(first.wait, 60))
             pool.submit(partial(ran.append, 1))
+            threading.Timer(0.05, first.set).start()
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         work()
     assert ran == []
+
+
+def test_few_processors_are_left_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    for processors, alone in ((1, True), (4, True), (5, False), (64, False)):
+        monkeypatch.setattr("xckpt.storage.pool.processors", lambda number=processors: number)
+        with Pool(threads=None, budget=1) as chosen, Pool(threads=1, budget=1) as one:
+            assert (chosen.alone, one.alone) == (alone, True)
+        with Pool(threads=2, budget=1) as two:
+            assert not two.alone
 
 
 def test_a_failure_from_elsewhere_is_raised() -> None:

@@ -18,6 +18,7 @@ on its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -85,7 +86,7 @@ class Boxes(Sequence[ChunkStorageMetadata]):
             >>> list(Boxes.whole((3, 5)))
             [ChunkStorageMetadata(offsets=(0, 0), sizes=(3, 5))]
         """
-        return cls.of([((0,) * len(shape), tuple(shape))])
+        return _whole(tuple(shape))
 
     @property
     def rank(self) -> int:
@@ -137,6 +138,14 @@ class Boxes(Sequence[ChunkStorageMetadata]):
         shown = [interval(o, s) for o, s in zip(self.offsets[:4], self.sizes[:4], strict=True)]
         more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
         return f"Boxes({', '.join(shown)}{more})"
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Boxes:
+    """The box of a shape, made once: most tensors of a state have the shape of another."""
+    boxes = Boxes.of([((0,) * len(shape), shape)])
+    boxes.offsets.flags.writeable = boxes.sizes.flags.writeable = False
+    return boxes
 
 
 def interval(offsets: Iterable[int], sizes: Iterable[int]) -> str:

@@ -8,7 +8,6 @@ in order, chunks in C order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -97,8 +96,7 @@ class Manifest(_Strict, frozen=True):
     """What planners merged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ZarrArray:
+class ZarrArray(msgspec.Struct, frozen=True, gc=False):
     """One zarr array of a checkpoint."""
 
     leaf: str
@@ -122,6 +120,17 @@ class ZarrArray:
     def count(self) -> int:
         """Number of chunks."""
         return count_cells(self.shape, self.chunk)
+
+    def key(self, offsets: Shape) -> str:
+        """The key of the object that holds the chunk at ``offsets``.
+
+        Example:
+            >>> ZarrArray("w", 0, "w", "int8", (0, 0), (4, 8), (2, 8), None, 0).key((2, 0))
+            'w/c/1/0'
+        """
+        unit = self.shard or self.chunk
+        numbers = [str(o // n) for o, n in zip(offsets, unit, strict=True)]
+        return "/".join([self.path, "c", *numbers])
 
 
 def arrays(manifest: Manifest) -> Iterator[ZarrArray]:

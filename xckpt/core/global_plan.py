@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,12 +154,7 @@ def _collect(
         for block in items.blocks:
             leaf = block.leaf if mapped is None else mapped[block.leaf]
             gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
-    shards = [
-        LeafShards(
-            shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), np.zeros(0, np.int64)
-        )
-        for number, shape in enumerate(table.shapes)
-    ]
+    shards: dict[int, LeafShards] = {}
     for parts in gathered.values():
         leaf = np.concatenate([part[0] for part in parts])
         order = np.argsort(leaf, kind="stable")
@@ -178,7 +174,12 @@ def _collect(
                 Boxes(offsets[a:b], sizes[a:b]),
                 ranks[a:b],
             )
-    return shards
+    nobody = np.zeros(0, np.int64)
+    return [
+        shards.get(number)
+        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), nobody)
+        for number, shape in enumerate(table.shapes)
+    ]
 
 
 def _bytes_of(table: LeafTable, number: int) -> int:
@@ -209,7 +210,7 @@ def _share_all(
     """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
     loads = np.zeros(size, np.int64)
     weight = [
-        layout.contested * (1 + int(np.sum(layout.boxes.elements)) * leaf.item_bytes)
+        1 + prod(leaf.shape) * leaf.item_bytes if layout.contested else 0
         for leaf, layout in zip(shards, layouts, strict=True)
     ]
     order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))

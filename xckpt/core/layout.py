@@ -73,10 +73,8 @@ class Layout:
     parts: tuple[Parts, ...]
     """All boxes' parts, grouped by size and number of holders."""
 
-    @property
-    def contested(self) -> bool:
-        """Whether somebody has to be chosen: more holders than parts, or parts of unequal size."""
-        return not all(_is_settled(part) for part in self.parts)
+    contested: bool
+    """Whether somebody has to be chosen: more holders than parts, or parts of unequal size."""
 
 
 def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
@@ -104,7 +102,8 @@ def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
             return f"{where} on {holders[0]} lies outside the shape {shards.shape}"
         return f"{where} is held twice: by different boxes on {holders[0]} and on {holders[1]}"
     if len(boxes) == 0:
-        return Layout(boxes, choose_grid(shards.shape, shards.item_bytes, boxes, options), ())
+        grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
+        return Layout(boxes, grid, (), contested=False)
     groups = _by_holder_count(inverse, ranks, len(boxes))
     grid = choose_grid(
         shards.shape, shards.item_bytes, boxes, _shared_options(shards, boxes, groups, options)
@@ -114,7 +113,7 @@ def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
         for chosen, holders in groups
         for part in _cut(boxes, grid, chosen, holders, shards.item_bytes)
     )
-    return Layout(boxes, grid, parts)
+    return Layout(boxes, grid, parts, not all(_is_settled(part) for part in parts))
 
 
 def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:

@@ -11,7 +11,8 @@ the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -26,7 +27,6 @@ from xckpt.core.entries import (
     ValueEntry,
     ZarrArray,
     arrays,
-    leaf_arrays,
 )
 from xckpt.core.grid import Grid
 from xckpt.core.json_values import check_json
@@ -59,6 +59,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 1 << 30
 """Longest manifest, bytes."""
 
+Shape = tuple[int, ...]
 Digest = Callable[[bytes], bytes]
 Document = TypeVar("Document")
 
@@ -93,13 +94,14 @@ def build(
     check_json(metadata.user, "metadata")
     check_json(metadata.planner_data, "planner_data")
     leaves: list[TensorEntry | ValueEntry | BytesEntry] = []
+    grids: dict[int, _GridFields] = {}
     for name, described in metadata.state_dict_metadata.items():
         if isinstance(described, BytesStorageMetadata):
             if name not in values:
                 raise ManifestError(f"{name}: no rank has written this value")
             leaves.append(values[name])
         else:
-            leaves.append(_tensor_entry(name, described))
+            leaves.append(_tensor_entry(name, described, grids))
     return Manifest(
         tuple(leaves),
         digests,
@@ -111,33 +113,34 @@ def build(
     )
 
 
-def _tensor_entry(name: str, tensor: TensorStorageMetadata) -> TensorEntry:
+_GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]
+"""``chunk``, ``shard`` and ``pieces`` of an entry."""
+
+
+def _tensor_entry(
+    name: str, tensor: TensorStorageMetadata, grids: dict[int, _GridFields]
+) -> TensorEntry:
+    """A tensor's entry; ``grids`` keeps what follows from a grid, which many tensors share."""
     grid = tensor.grid
     assert grid is not None
+    if id(grid) not in grids:
+        grids[id(grid)] = _grid_fields(grid, tensor.size)
+    dtype = tensor.properties.dtype
+    return TensorEntry(
+        name, dtype, tensor.size, *grids[id(grid)], tensor.sharding, tensor.annotation
+    )
+
+
+def _grid_fields(grid: Grid, shape: Shape) -> _GridFields:
     shards = None if grid.shards is None else [tuple(shape) for shape in grid.shards.tolist()]
     chunks = [tuple(shape) for shape in grid.chunks.tolist()]
-    if grid.is_regular(tensor.size):
-        return TensorEntry(
-            name,
-            tensor.properties.dtype,
-            tensor.size,
-            chunk=chunks[0],
-            shard=shards[0] if shards else None,
-            sharding=tensor.sharding,
-            annotation=tensor.annotation,
-        )
+    if grid.is_regular(shape):
+        return chunks[0], shards[0] if shards else None, None
     pieces = tuple(
         PieceEntry(box.offsets, box.sizes, chunk, shards[number] if shards else None)
         for number, (box, chunk) in enumerate(zip(grid.arrays, chunks, strict=True))
     )
-    return TensorEntry(
-        name,
-        tensor.properties.dtype,
-        tensor.size,
-        pieces=pieces,
-        sharding=tensor.sharding,
-        annotation=tensor.annotation,
-    )
+    return None, None, pieces
 
 
 def to_metadata(manifest: Manifest) -> Metadata:
@@ -147,24 +150,39 @@ def to_metadata(manifest: Manifest) -> Metadata:
         if not isinstance(leaf, TensorEntry):
             described[leaf.name] = BytesStorageMetadata(leaf.type)
             continue
-        placed = list(leaf_arrays(leaf, 0))
-        rank = len(leaf.shape)
-        boxes = Boxes.of([(array.offset, array.shape) for array in placed], rank=rank)
-        shape = (len(placed), rank)
-        chunks = np.array([array.chunk for array in placed], np.int64).reshape(shape)
-        shards = None
-        if any(array.shard for array in placed):
-            outer = [array.shard or array.chunk for array in placed]
-            shards = np.array(outer, np.int64).reshape(shape)
+        pieces = leaf.pieces
+        if pieces is None:
+            assert leaf.chunk is not None
+            grid = _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
+        else:
+            rank = len(leaf.shape)
+            boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
+            grid = _grid(
+                boxes, [piece.chunk for piece in pieces], [piece.shard for piece in pieces]
+            )
         described[leaf.name] = TensorStorageMetadata(
             TensorProperties(leaf.dtype),
             leaf.shape,
-            boxes,
-            Grid(boxes, chunks, shards),
+            grid.arrays,
+            grid,
             leaf.sharding,
             leaf.annotation,
         )
     return Metadata(described, manifest.containers, manifest.user, planner_data=manifest.planner)
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular_grid(shape: Shape, chunk: Shape, shard: Shape | None) -> Grid:
+    """The grid of a regular leaf, made once for all that are alike."""
+    return _grid(Boxes.whole(shape), [chunk], [shard])
+
+
+def _grid(boxes: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape | None]) -> Grid:
+    inner = np.array(chunks, np.int64).reshape(len(boxes), boxes.rank)
+    if not any(shards):
+        return Grid(boxes, inner)
+    outer = [shard or chunk for shard, chunk in zip(shards, chunks, strict=True)]
+    return Grid(boxes, inner, np.array(outer, np.int64).reshape(inner.shape))
 
 
 def encode(manifest: Manifest, digest: Digest) -> bytes:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from math import prod
@@ -67,11 +68,9 @@ def _name_problems(manifest: Manifest) -> list[str]:
             found.append(f"{leaf.name[:80]}: two leaves have this name")
         names.add(leaf.name)
     for name in (*names, *manifest.containers):
-        keys = split_name(name)
-        if join_keys(keys) != name:
-            found.append(f"{name[:80]!r} is no name as the format writes them")
-        elif len(keys) > DEEPEST:
-            found.append(f"{name[:80]}: more than {DEEPEST} containers deep")
+        fault = _name_fault(name)
+        if fault:
+            found.append(fault)
     if not found:
         try:
             unflatten(dict.fromkeys(names), manifest.containers)
@@ -80,9 +79,20 @@ def _name_problems(manifest: Manifest) -> list[str]:
     return found
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _name_fault(name: str) -> str:
+    keys = split_name(name)
+    if join_keys(keys) != name:
+        return f"{name[:80]!r} is no name as the format writes them"
+    return f"{name[:80]}: more than {DEEPEST} containers deep" if len(keys) > DEEPEST else ""
+
+
 def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]:
     if isinstance(leaf, TensorEntry):
-        yield from _tensor_problems(leaf)
+        if leaf.pieces is None:
+            yield from _regular_problems(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard)
+        else:
+            yield from _tensor_problems(leaf)
     elif isinstance(leaf, BytesEntry):
         if not (0 <= leaf.size <= MAX_TENSOR_BYTES and 1 <= leaf.chunk <= MAX_CHUNK_BYTES):
             yield f"{leaf.size} bytes in chunks of {leaf.chunk}"
@@ -93,6 +103,14 @@ def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]
             decode_value(leaf.type, leaf.value)
         except ManifestError as error:
             yield str(error)
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular_problems(
+    dtype: str, shape: Shape, chunk: Shape | None, shard: Shape | None
+) -> tuple[str, ...]:
+    """`_tensor_problems` of a leaf that is one array, found once for all that are alike."""
+    return tuple(_tensor_problems(TensorEntry("", dtype, shape, chunk, shard)))
 
 
 def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:

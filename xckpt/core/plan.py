@@ -200,8 +200,13 @@ class WriteItems(Sequence[WriteItem]):
         return sum(len(block.boxes) for block in self.blocks)
 
     def __iter__(self) -> Iterator[WriteItem]:
-        for block, position in self._places():
-            yield self._item(int(block.leaf[position]), block.boxes[position])
+        made = [
+            self._item(leaf, chunk)
+            for block in self.blocks
+            for leaf, chunk in zip(block.leaf.tolist(), block.boxes, strict=True)
+        ]
+        for place in self._order():
+            yield made[place]
 
     @overload
     def __getitem__(self, index: int) -> WriteItem: ...
@@ -210,16 +215,17 @@ class WriteItems(Sequence[WriteItem]):
     def __getitem__(self, index: int | slice) -> WriteItem | list[WriteItem]:
         if isinstance(index, slice):
             return list(self)[index]
-        block, position = self._places()[index]
-        return self._item(int(block.leaf[position]), block.boxes[position])
+        place = self._order()[index]
+        for block in self.blocks:
+            if place < len(block.leaf):
+                return self._item(int(block.leaf[place]), block.boxes[place])
+            place -= len(block.leaf)
+        raise AssertionError("unreachable")
 
-    def _places(self) -> list[tuple[Block, int]]:
-        """Where each item is; in the order of the leaves, whatever their number of dimensions."""
+    def _order(self) -> list[int]:
+        """Places in the blocks one after the other, by leaf, whatever its number of dimensions."""
         leaves = [block.leaf for block in self.blocks]
-        if not leaves:
-            return []
-        of = [(block, position) for block in self.blocks for position in range(len(block.leaf))]
-        return [of[place] for place in np.argsort(np.concatenate(leaves), kind="stable").tolist()]
+        return np.argsort(np.concatenate(leaves), kind="stable").tolist() if leaves else []
 
     def __add__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
         """A list with more items, as of a list of items."""

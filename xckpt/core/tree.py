@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import keyword
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from xckpt.core import leaves as frameworks
@@ -135,39 +135,37 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         if len(leaves) > 1 or containers:
             raise ManifestError("the root is a leaf, but there are others")
         return leaves[""]
-    root: dict[str | int, object] = {}
+    root = _Container()
     for name, leaf in leaves.items():
         *above, last = split_name(name)
-        parent = _descend(root, tuple(above))
+        parent = _descend(root, above)
         if last in parent:
             raise ManifestError(f"{name}: a leaf and a container have this name")
-        parent[last] = _Leaf(leaf)
+        parent[last] = leaf
     for name in containers:
         _descend(root, split_name(name))
     return _close(root, (), containers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Leaf:
-    """Tells a dict that is a leaf's value from a dict of the tree."""
-
-    value: object
+class _Container(dict[str | int, object]):
+    """A container of the tree; a dict that is no `_Container` is a leaf's value."""
 
 
-def _descend(root: dict[str | int, object], keys: KeyPath) -> dict[str | int, object]:
+def _descend(root: _Container, keys: Sequence[str | int]) -> _Container:
     node = root
     for key in keys:
-        child = node.setdefault(key, {})
-        if not isinstance(child, dict):
+        child = node.get(key)
+        if child is None and key not in node:
+            child = node[key] = _Container()
+        if not isinstance(child, _Container):
             raise ManifestError(f"{join_keys(keys)}: a leaf and a container have this name")
         node = child
     return node
 
 
 def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object:
-    if isinstance(node, _Leaf):
-        return node.value
-    assert isinstance(node, dict)
+    if not isinstance(node, _Container):
+        return node
     name = join_keys(keys)
     kind, _, detail = containers.get(name, "dict").partition(":")
     children = {key: _close(child, (*keys, key), containers) for key, child in node.items()}

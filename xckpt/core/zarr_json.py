@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import posixpath
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -26,36 +25,38 @@ from xckpt.core.metadata import JSONValue
 
 __all__ = ["array_document", "array_metadata", "documents"]
 
+Shape = tuple[int, ...]
+
 LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 
 
-def array_metadata(array: ZarrArray, codecs: Iterable[str]) -> dict[str, Any]:
+def array_metadata(
+    dtype: str, shape: Shape, chunk: Shape, shard: Shape | None, codecs: Iterable[str]
+) -> dict[str, Any]:
     """The zarr v3 metadata of an array, as JSON values.
 
     Example:
-        >>> array = ZarrArray("w", 0, "w", "int8", (0,), (4,), (2,), None, 0)
-        >>> array_metadata(array, ())["chunk_grid"]
+        >>> array_metadata("int8", (4,), (2,), None, ())["chunk_grid"]
         {'name': 'regular', 'configuration': {'chunk_shape': [2]}}
     """
     chain = [LITTLE_ENDIAN, *({"name": codec} for codec in codecs)]
-    if array.shard is not None:
+    if shard is not None:
         index = [LITTLE_ENDIAN, {"name": "crc32c"}]
-        inner = {"chunk_shape": list(array.chunk), "codecs": chain, "index_codecs": index}
+        inner = {"chunk_shape": list(chunk), "codecs": chain, "index_codecs": index}
         chain = [{"name": "sharding_indexed", "configuration": {**inner, "index_location": "end"}}]
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": list(array.shape),
-        "data_type": array.dtype,
+        "shape": list(shape),
+        "data_type": dtype,
         "chunk_grid": {
             "name": "regular",
-            "configuration": {"chunk_shape": list(array.shard or array.chunk)},
+            "configuration": {"chunk_shape": list(shard or chunk)},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": _zero(array.dtype),
+        "fill_value": _zero(dtype),
         "codecs": chain,
-        # Pieces tell zarr users where they belong; xckpt itself reads the manifest.
-        "attributes": {} if array.piece_of is None else {"offset": list(array.offset)},
+        "attributes": {},
         "storage_transformers": [],
     }
 
@@ -67,14 +68,25 @@ def array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
 
 def _contents(array: ZarrArray, codecs: tuple[str, ...]) -> tuple[bytes, msgspec.Raw]:
     """An array's zarr.json, and the same for consolidated metadata."""
-    offset = array.offset if array.piece_of is not None else ()
-    return _contents_of(replace(array, leaf="", number=0, path="", offset=offset, first=0), codecs)
+    offset = None if array.piece_of is None else array.offset
+    return _contents_of(array.dtype, array.shape, array.chunk, array.shard, offset, codecs)
 
 
 @functools.lru_cache(maxsize=1024)
-def _contents_of(array: ZarrArray, codecs: tuple[str, ...]) -> tuple[bytes, msgspec.Raw]:
+def _contents_of(
+    dtype: str,
+    shape: Shape,
+    chunk: Shape,
+    shard: Shape | None,
+    offset: Shape | None,
+    codecs: tuple[str, ...],
+) -> tuple[bytes, msgspec.Raw]:
     """`_contents`, found once for all arrays that are alike."""
-    encoded = msgspec.json.encode(array_metadata(array, codecs))
+    metadata = array_metadata(dtype, shape, chunk, shard, codecs)
+    if offset is not None:
+        # Pieces tell zarr users where they belong; xckpt itself reads the manifest.
+        metadata["attributes"] = {"offset": list(offset)}
+    encoded = msgspec.json.encode(metadata)
     return msgspec.json.format(encoded, indent=2), msgspec.Raw(encoded)
 
 

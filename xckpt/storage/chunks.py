@@ -34,6 +34,9 @@ ArrayKey = tuple[str, int]
 """(leaf name, number of the array among the leaf's)."""
 
 
+SMALL_BYTES = 1 << 18
+"""Chunks up to this size (bytes) are read as values: opening an array would cost more."""
+
 FEW_DIGEST_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
 
@@ -46,7 +49,8 @@ class PendingRead:
     number: int
     cell: tuple[Shape, Shape]
     into: NDArray[np.generic]
-    future: ts.WriteFutures
+    future: ts.WriteFutures | ts.Future[ts.KvStore.ReadResult]
+    """The second where the object's value is the chunk, and is copied by `ChunkSource.finish`."""
 
 
 @dataclass(slots=True)
@@ -62,6 +66,7 @@ class ChunkSource:
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _arrays: dict[ArrayKey, ZarrArray] = field(default_factory=dict)
+    _chunks: ts.KvStore | None = None
     _opened: dict[ArrayKey, ts.TensorStore] = field(default_factory=dict)
     _digests: dict[ArrayKey, bytes] = field(default_factory=dict)
     _all_digests: bytes = b""
@@ -125,7 +130,7 @@ class ChunkSource:
         Raises:
             CorruptCheckpointError: some zarr.json or the digest file was altered; all are listed.
         """
-        new = [key for key in dict.fromkeys(keys) if key not in self._opened]
+        new = [key for key in dict.fromkeys(keys) if key not in self._digests]
         if not new:
             return
         store = open_store(self.root)
@@ -136,9 +141,6 @@ class ChunkSource:
         if problems:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
         self._digests.update(zip(new, self._fetch_digests(store, chosen), strict=True))
-        chunks = open_store(self.root, mapped=self.mapped)
-        for key, array in zip(new, chosen, strict=True):
-            self._opened[key] = open_array(chunks, array, self.manifest.codecs)
 
     def _fetch_digests(self, store: ts.KvStore, chosen: Sequence[ZarrArray]) -> list[bytes]:
         """The digests of some arrays: all digests at once if they are few, else by range."""
@@ -240,12 +242,26 @@ class ChunkSource:
             CorruptCheckpointError: what is there can be no chunk.
         """
         array = self._arrays[key]
-        problem = file_problem(self.root, _file_of(array, cell[0]), _most_bytes(array))
+        problem = file_problem(self.root, array.key(cell[0]), _most_bytes(array))
         if problem:
             raise self._chunk_error(array, cell, f"the file is {problem}")
+        plain = not self.manifest.codecs and array.shard is None and cell[1] == array.chunk
+        if plain and into.nbytes <= SMALL_BYTES:
+            return PendingRead(key, number, cell, into, self._store.read(array.key(cell[0])))
         region = tuple(slice(o, o + n) for o, n in zip(*cell, strict=True))
         destination = ts.array(into, copy=False, write=True)
-        return PendingRead(key, number, cell, into, destination.write(self._opened[key][region]))
+        return PendingRead(key, number, cell, into, destination.write(self._open(key)[region]))
+
+    @property
+    def _store(self) -> ts.KvStore:
+        if self._chunks is None:
+            self._chunks = open_store(self.root, mapped=self.mapped)
+        return self._chunks
+
+    def _open(self, key: ArrayKey) -> ts.TensorStore:
+        if key not in self._opened:
+            self._opened[key] = open_array(self._store, self._arrays[key], self.manifest.codecs)
+        return self._opened[key]
 
     def finish(self, pending: PendingRead) -> None:
         """Wait for a read and verify it.
@@ -256,13 +272,16 @@ class ChunkSource:
         """
         array = self._arrays[pending.key]
         try:
-            pending.future.result()
+            found = pending.future.result()
         except ValueError as error:
             reason = _damage(str(error))
             if reason:
                 raise self._chunk_error(array, pending.cell, reason) from error
             with storage_errors(self._place(array, pending.cell)):
                 raise
+        if found is not None and not _take(found, pending.into):
+            reason = f"the chunk is {'missing' if found.state == 'missing' else 'truncated'}"
+            raise self._chunk_error(array, pending.cell, reason)
         start = pending.number * DIGEST_BYTES
         if digest_array(pending.into) != self._digests[pending.key][start : start + DIGEST_BYTES]:
             reason = "its digest differs from the one saved"
@@ -285,11 +304,12 @@ class ChunkSource:
         )
 
 
-def _file_of(array: ZarrArray, offsets: Shape) -> str:
-    """The key of the object that holds the chunk at ``offsets``."""
-    unit = array.shard or array.chunk
-    numbers = [str(o // n) for o, n in zip(offsets, unit, strict=True)]
-    return "/".join([array.path, "c", *numbers])
+def _take(found: ts.KvStore.ReadResult, into: NDArray[np.generic]) -> bool:
+    """Copy an object's value into a chunk's memory; False if there is none of its size."""
+    if found.state != "value" or len(found.value) != into.nbytes:
+        return False
+    into.reshape(-1).view(np.uint8)[:] = np.frombuffer(found.value, np.uint8)
+    return True
 
 
 def _most_bytes(array: ZarrArray) -> int:

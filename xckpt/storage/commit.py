@@ -323,12 +323,17 @@ def _remove_tree(folder: Path) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """fsync a folder and all below it; their files are synced as they are written."""
-    for each, _, _ in os.walk(folder, topdown=False):
-        _sync_folder(Path(each))
+    """fsync a folder and those below it that hold folders.
+
+    TensorStore syncs each file that it writes, and then the folder that the file is in; it makes
+    the folders themselves without syncing those above.
+    """
+    for each, folders, _ in os.walk(folder, topdown=False):
+        if folders:
+            _sync_folder(each)
 
 
-def _sync_folder(folder: Path) -> None:
+def _sync_folder(folder: str | Path) -> None:
     """fsync a folder, so that the names in it survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -2,10 +2,10 @@
 
 1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
    nothing else is in flight and then goes alone.
-2. `Pool.submit` has a task run in a thread. The threads begin with `Pool.start`, or when `reserve`
-   has to wait: until then the caller's own Python runs undisturbed, while TensorStore's threads
-   work on what it has begun. After the first failure nothing new is started.
+2. `Pool.submit` has a task run in a thread. After the first failure nothing new is started.
 3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
+4. On few processors the caller had better work alone (`Pool.alone`): TensorStore's own threads keep
+   them busy, and Python threads would only fight over the interpreter.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from xckpt.options import Progress, default_threads
+from xckpt.options import Progress, default_threads, processors
 
 __all__ = ["Pool", "ProgressCounter"]
+
+FEW_PROCESSORS = 4
+"""Up to this many, TensorStore's threads leave none to spare."""
 
 
 class Pool:
@@ -37,8 +40,9 @@ class Pool:
         self._used = 0
         self._freed = threading.Condition()
         self._failure: BaseException | None = None
+        self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
+        """Whether the caller should digest and wait itself, where that is all there is to do."""
         self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")
-        self._waiting: list[Callable[[], object]] | None = []
 
     @property
     def failed(self) -> bool:
@@ -47,8 +51,6 @@ class Pool:
 
     def reserve(self, size: int) -> None:
         """Wait until ``size`` bytes fit the budget, and take them."""
-        if not self.has_room(size):
-            self.start()
         size = min(size, self.budget)
         with self._freed:
             self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
@@ -74,16 +76,7 @@ class Pool:
 
     def submit(self, task: Callable[[], object]) -> None:
         """Have a task run in a thread, unless one has failed already."""
-        if self._waiting is None:
-            self._executor.submit(self._run, task)
-        else:
-            self._waiting.append(task)
-
-    def start(self) -> None:
-        """Let the threads begin; from now on tasks run as they are submitted."""
-        tasks, self._waiting = self._waiting or [], None
-        for task in tasks:
-            self._executor.submit(self._run, task)
+        self._executor.submit(self._run, task)
 
     def _run(self, task: Callable[[], object]) -> None:
         if self.failed:
@@ -104,7 +97,6 @@ class Pool:
     ) -> None:
         if error is not None and self._failure is None:
             self._failure = error
-        self.start()
         self._executor.shutdown(wait=True)
         if error is None and self._failure is not None:
             raise self._failure

@@ -5,8 +5,9 @@
    read into scratch memory and copied to everyone who wants a part.
 3. With an `Exchange`, chunks that other ranks of the host want too are read into shared memory by
    one rank and delivered by each.
-4. All reads are begun in one thread; others wait for them and verify, deliver and commit. An item
-   is committed when its last element has landed.
+4. All reads are begun in one thread. It waits for them too, verifies, delivers and commits, or has
+   others do so where there are processors for it (`Pool.alone`). An item is committed when its last
+   element has landed.
 """
 
 from __future__ import annotations
@@ -25,23 +26,18 @@ from xckpt.core import leaves as frameworks
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.grid import cells
 from xckpt.core.load_planner import LoadPlanner
+from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.plan import ReadItem
 from xckpt.core.sharing import Publication, SharedReads
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunks import ArrayKey, ChunkSource, PendingRead
+from xckpt.storage.chunks import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead
 from xckpt.storage.exchange import Exchange
 from xckpt.storage.pool import Pool, ProgressCounter
 
 __all__ = ["ChunkReads", "ChunkWishes", "WantedChunk"]
 
 Shape = tuple[int, ...]
-
-SMALL_BYTES = 1 << 18
-"""Chunks up to this size (bytes) are read without a thread of their own."""
-
-MOST_STARTED = 256
-"""Small reads in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +47,9 @@ class Wish:
     item: int
     """Number of the item."""
     source: tuple[slice, ...]
-    """Where the part is in the chunk."""
+    """Where the part is in the chunk; empty for all of it."""
     destination: tuple[slice, ...]
-    """Where it goes in the item's destination."""
+    """Where it goes in the item's destination; empty for all of it."""
     elements: int
 
 
@@ -94,16 +90,7 @@ class ChunkWishes:
         numbers, boxes = cells(low, high, array.shape, array.chunk)
         dtype = numpy_dtype(array.dtype)
         for number, cell in zip(numbers.tolist(), boxes, strict=True):
-            parts = [
-                (max(a, o), min(b, o + n), o, a)
-                for a, b, o, n in zip(low, high, cell.offsets, cell.sizes, strict=True)
-            ]
-            wish = Wish(
-                item_number,
-                tuple(slice(start - o, stop - o) for start, stop, o, _ in parts),
-                tuple(slice(start - a, stop - a) for start, stop, _, a in parts),
-                prod(stop - start for start, stop, _, _ in parts),
-            )
+            wish = _wish(item_number, low, high, cell)
             chunk = self.chunks.get(array.first + number)
             if chunk is None:
                 chunk = WantedChunk(key, number, cell.offsets, cell.sizes, dtype, [])
@@ -116,6 +103,24 @@ class ChunkWishes:
         return list(dict.fromkeys(chunk.array for chunk in self.chunks.values()))
 
 
+def _wish(item: int, low: Shape, high: Shape, cell: ChunkStorageMetadata) -> Wish:
+    """What an item that wants ``[low, high)`` of an array wants of one of its chunks."""
+    if low == cell.offsets and all(
+        h - o == n for h, o, n in zip(high, low, cell.sizes, strict=True)
+    ):
+        return Wish(item, (), (), prod(cell.sizes))
+    parts = [
+        (max(a, o), min(b, o + n), o, a)
+        for a, b, o, n in zip(low, high, cell.offsets, cell.sizes, strict=True)
+    ]
+    return Wish(
+        item,
+        tuple(slice(start - o, stop - o) for start, stop, o, _ in parts),
+        tuple(slice(start - a, stop - a) for start, stop, _, a in parts),
+        prod(stop - start for start, stop, _, _ in parts),
+    )
+
+
 @dataclass(slots=True)
 class _Destination:
     """Where an item's elements go, resolved when its first chunk comes."""
@@ -124,6 +129,18 @@ class _Destination:
     missing: int
     resolved: object = None
     host: NDArray[np.generic] | None = None
+    copied: bool = False
+    """Whether `host` is not the destination's own memory, and to be copied there in the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A chunk that is being read."""
+
+    chunk: WantedChunk
+    pending: PendingRead
+    direct: bool
+    """Whether it goes straight to its destination."""
 
 
 class ChunkReads:
@@ -138,6 +155,7 @@ class ChunkReads:
         self.options = options
         self.destinations = [_Destination(item, prod(item.lengths)) for item in wishes.items]
         self.lock = threading.Lock()
+        self._begun: deque[_Begun] = deque()
         total = sum(chunk.nbytes for chunk in self.chunks.values())
         self.progress = ProgressCounter(total, options.progress)
 
@@ -156,55 +174,51 @@ class ChunkReads:
                 )
                 for publication in share.publish:
                     pool.submit(partial(self._publish, publication, exchange))
-                pool.start()
             own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
-            small = [chunk for chunk in own if chunk.nbytes <= SMALL_BYTES]
-            # Resolving a destination hands the interpreter to other threads and waits to get it
-            # back, so that is done before there are any that want it.
-            for chunk in small[:MOST_STARTED]:
-                self._host(chunk.wishes[0].item)
+            large = deque(chunk for chunk in own if chunk.nbytes > SMALL_BYTES)
+            while large and pool.has_room(large[0].nbytes) and not pool.failed:
+                self._submit(large.popleft(), pool)
+            # Now that TensorStore is busy with large chunks.
             for chunk in own:
-                if chunk.nbytes > SMALL_BYTES and not pool.failed:
-                    if small and not pool.has_room(chunk.nbytes):
-                        self._read_small(small, pool)
-                        small = []
-                    pool.reserve(chunk.nbytes)
-                    pool.submit(partial(self._complete, chunk, *self._begin(chunk), pool))
-            self._read_small(small, pool)
+                if chunk.nbytes <= SMALL_BYTES and not pool.failed:
+                    self._submit(chunk, pool)
+            while large and not pool.failed:
+                self._submit(large.popleft(), pool)
+            while self._begun and not pool.failed:
+                self._finish(self._begun.popleft(), pool)
         if exchange is not None:
             exchange.finish()
 
-    def _complete(self, chunk: WantedChunk, pending: PendingRead, direct: bool, pool: Pool) -> None:
-        try:
-            self._finish(chunk, pending, direct)
-        finally:
-            pool.release(chunk.nbytes)
+    def _submit(self, chunk: WantedChunk, pool: Pool) -> None:
+        """Start reading a chunk, within the budget; this thread or another will finish it."""
+        while self._begun and not pool.has_room(chunk.nbytes):
+            self._finish(self._begun.popleft(), pool)
+        pool.reserve(chunk.nbytes)
+        begun = self._begin(chunk)
+        if chunk.nbytes <= SMALL_BYTES or pool.alone:
+            self._begun.append(begun)
+        else:
+            pool.submit(partial(self._finish, begun, pool))
 
-    def _read_small(self, chunks: Sequence[WantedChunk], pool: Pool) -> None:
-        """Read small chunks in this thread, many at a time: a thread each would cost more."""
-        started: deque[tuple[WantedChunk, PendingRead, bool]] = deque()
-        for chunk in chunks:
-            if pool.failed:
-                break
-            if len(started) >= MOST_STARTED:
-                self._finish(*started.popleft())
-            started.append((chunk, *self._begin(chunk)))
-        while started:
-            self._finish(*started.popleft())
-
-    def _begin(self, chunk: WantedChunk) -> tuple[PendingRead, bool]:
-        """Start reading a chunk; tells also whether it goes straight to its destination."""
+    def _begin(self, chunk: WantedChunk) -> _Begun:
+        """Start reading a chunk, straight to its destination if possible."""
         direct = self._direct(chunk)
         into = np.empty(chunk.sizes, chunk.dtype) if direct is None else direct
         cell = (chunk.offsets, chunk.sizes)
-        return self.source.begin(chunk.array, chunk.number, cell, into), direct is not None
+        pending = self.source.begin(chunk.array, chunk.number, cell, into)
+        return _Begun(chunk, pending, direct is not None)
 
-    def _finish(self, chunk: WantedChunk, pending: PendingRead, direct: bool) -> None:
-        self.source.finish(pending)
-        if direct:
-            self._landed(chunk.wishes[0])
-        else:
-            self._deliver(chunk, pending.into)
+    def _finish(self, begun: _Begun, pool: Pool) -> None:
+        """Wait for a chunk, verify it, and take it to those who want it."""
+        chunk = begun.chunk
+        try:
+            self.source.finish(begun.pending)
+            if begun.direct:
+                self._landed(chunk.wishes[0])
+            else:
+                self._deliver(chunk, begun.pending.into)
+        finally:
+            pool.release(chunk.nbytes)
         self.progress.add(chunk.nbytes)
 
     def _publish(self, publication: Publication, exchange: Exchange) -> None:
@@ -259,6 +273,7 @@ class ChunkReads:
     def _host_memory(self, destination: _Destination) -> NDArray[np.generic]:
         item = destination.item
         host = frameworks.to_writable_numpy(destination.resolved)
+        destination.copied = host is None
         if host is None:
             key = (item.storage_index.fqn, item.storage_index.index or 0)
             host = np.empty(item.lengths, numpy_dtype(self.source.array(key).dtype))
@@ -278,7 +293,7 @@ class ChunkReads:
         if done:
             host, resolved = destination.host, destination.resolved
             assert host is not None
-            if frameworks.to_writable_numpy(resolved) is None:
+            if destination.copied:
                 frameworks.copy_into(resolved, host)
             self.planner.commit_tensor(destination.item, resolved)
             destination.host = destination.resolved = None

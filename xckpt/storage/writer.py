@@ -31,7 +31,6 @@ from xckpt.core.manifest import (
     BytesEntry,
     Manifest,
     ValueEntry,
-    ZarrArray,
     arrays,
     build,
     encode,
@@ -324,18 +323,18 @@ def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
     Raises:
         PlanError: a chunk was written by nobody, or twice; all such arrays are listed.
     """
-    first: dict[tuple[str, int], ZarrArray] = {}
-    count = 0
-    for array in arrays(manifest):
-        first[array.leaf, array.number] = array
-        count += array.count
+    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
+    count = sum(array.count for array in placed.values())
     digests = np.zeros((count, DIGEST_BYTES), np.uint8)
     times = np.zeros(count, np.int32)
     for report in written:
-        for part in report.arrays:
-            numbers = first[part.leaf, part.number].first + np.frombuffer(part.cells, np.int64)
-            digests[numbers] = np.frombuffer(part.digests, np.uint8).reshape(-1, DIGEST_BYTES)
-            np.add.at(times, numbers, 1)
+        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
+        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
+        cells = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
+        numbers = np.repeat(np.array(firsts, np.int64), chunks) + cells
+        found = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
+        digests[numbers] = found.reshape(-1, DIGEST_BYTES)
+        np.add.at(times, numbers, 1)
     if not (times == 1).all():
         raise PlanError.listing(
             "the planner's items do not write every chunk exactly once",

@@ -1,12 +1,14 @@
 """Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
 
 1. An item is resolved to a NumPy view, within the memory budget.
-2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. The digest of
-   each chunk is taken from the view, then the view itself goes to TensorStore, uncopied.
-3. All writes are begun in one thread. Other threads take the digests of large units while
-   TensorStore writes them, and wait until that is durable. Small items, of which a state has many,
-   are completed in the first thread too: a thread switch would cost more than they do.
-4. The digests are the rank's report (`Written`).
+2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. A unit's view
+   goes to TensorStore, uncopied if it is in C order, and while TensorStore writes it the digest of
+   each chunk in it is taken from the same memory.
+3. A small unit that is all of its chunk is written as a value under the chunk's key: a state has
+   many of them, and opening an array for each would cost more than the rest.
+4. Whoever begins a unit waits, later, until it is durable: the caller's thread or, where there are
+   processors for it, others (`Pool.alone`).
+5. The digests are the rank's report (`Written`).
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.plan import WriteItem
 from xckpt.core.save_planner import SavePlanner
 from xckpt.errors import PlanError
-from xckpt.storage.arrays import open_array
+from xckpt.storage.arrays import open_array, open_chunk
 from xckpt.storage.commit import storage_errors
 from xckpt.storage.digests import digest_array
 from xckpt.storage.location import Location, open_store
@@ -42,6 +44,7 @@ from xckpt.storage.pool import Pool, ProgressCounter
 __all__ = ["ArrayOrder", "ChunkWrites", "WriteOrders", "Written", "WrittenArray"]
 
 Shape = tuple[int, ...]
+_Future = ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]
 
 SMALL_BYTES = 1 << 18
 """Items up to this size (bytes) are written without a thread of their own."""
@@ -98,7 +101,6 @@ class _Unit:
     """A part of an item that is written as one: a chunk, or a zarr shard of several."""
 
     array: ZarrArray
-    store: ts.TensorStore
     offsets: Shape
     """Its first element in the array."""
     data: NDArray[np.generic]
@@ -116,15 +118,6 @@ class _Prepared:
     reservation: _Reservation | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A write under way."""
-
-    data: NDArray[np.generic]
-    """What is written, in C order: the unit's own memory if possible."""
-    written: ts.WriteFutures
-
-
 @dataclass(slots=True)
 class _Reservation:
     """The part of the budget that an item holds until its last unit is written."""
@@ -140,6 +133,16 @@ class _Reservation:
             last = self.units == 0
         if last:
             self.pool.release(self.size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _UnderWay:
+    """A unit's write that was begun."""
+
+    leaf: str
+    nbytes: int
+    written: _Future
+    reservation: _Reservation | None
 
 
 class ChunkWrites:
@@ -164,8 +167,8 @@ class ChunkWrites:
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
-        self._started: deque[tuple[_Unit, _Begun]] = deque()
-        self._under_way: dict[int, ts.WriteFutures] = {}
+        self._begun: deque[_UnderWay] = deque()
+        self._under_way: dict[int, _UnderWay] = {}
         self._lock = threading.Lock()
 
     def write_tensors(
@@ -173,50 +176,41 @@ class ChunkWrites:
     ) -> None:
         """Write tensor items, and do something else while TensorStore is busy with the first.
 
-        Resolving an item hands the interpreter to other threads and waits to get it back, so the
-        first items are resolved before any thread could want it, and the small ones with them.
+        The largest come first, so that TensorStore has work while the small ones are prepared.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
         sized = [(item.tensor_storage_size() or 0, item) for item in items]
-        small = deque(item for size, item in sized if 0 < size <= SMALL_BYTES)
+        small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
         large = deque(sorted((-size, n) for n, (size, _) in enumerate(sized) if size > SMALL_BYTES))
-        resolved = [self._prepare(small.popleft()) for _ in range(min(len(small), MOST_STARTED))]
-        first: list[_Prepared] = []
-        while large and pool.has_room(-large[0][0]) and not pool.failed:
-            first.append(self._reserve(items[large.popleft()[1]], pool))
-        for prepared in first:
-            self._submit(prepared, pool)
+        while large and pool.has_room(-large[0][0]):
+            self._submit(items[large.popleft()[1]], pool)
         meanwhile()
-        for prepared in resolved:
-            self._start(prepared)
-        while small and not pool.failed:
-            self._start(self._prepare(small.popleft()))
-        pool.start()
+        for item in small:
+            self._submit(item, pool)
         while large and not pool.failed:
-            self._submit(self._reserve(items[large.popleft()[1]], pool), pool)
+            self._submit(items[large.popleft()[1]], pool)
 
-    def _reserve(self, item: WriteItem, pool: Pool) -> _Prepared:
-        """Resolve an item within the budget; what it takes is given back with its last unit."""
+    def _submit(self, item: WriteItem, pool: Pool) -> None:
+        """Begin an item's units, within the budget; what it takes is given back with the last."""
         size = item.tensor_storage_size() or 0
+        while self._begun and not pool.has_room(size):
+            self._wait(self._begun.popleft())
         pool.reserve(size)
         prepared = self._prepare(item)
-        prepared.reservation = _Reservation(pool, size, len(prepared.units))
-        return prepared
+        reservation = _Reservation(pool, size, len(prepared.units))
+        for unit in self._cut(prepared):
+            if size > SMALL_BYTES and not pool.alone:
+                pool.submit(partial(self._begin_and_wait, unit, reservation))
+            else:
+                self._begun.append(self._begin(unit, reservation))
 
     def _prepare(self, item: WriteItem) -> _Prepared:
         """Find an item's units, and resolve its data."""
         array, low = self._array_of(item)
         return _Prepared(array, low, _units(item, array, low), self._resolve(item))
-
-    def _submit(self, prepared: _Prepared, pool: Pool) -> None:
-        """Begin a large item's units, and have them completed in the pool."""
-        for unit in self._cut(prepared):
-            # What is copied first is begun in a thread, so that few copies exist at a time.
-            begun = None if self._is_copied(unit) else self._begin(unit)
-            pool.submit(partial(self._complete, unit, begun, prepared.reservation))
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
@@ -234,12 +228,12 @@ class ChunkWrites:
             self.progress.expect(entry.size)
             for start in range(0, entry.size, entry.chunk):
                 part = data[start : start + entry.chunk]
-                self._start_unit(_Unit(array, self._open(array), (start,), part))
+                self._begun.append(self._begin(_Unit(array, (start,), part), None))
 
     def finish(self) -> Written:
         """Wait for every small write, and report."""
-        while self._started:
-            self._complete(*self._started.popleft())
+        while self._begun:
+            self._wait(self._begun.popleft())
         return Written(
             [
                 WrittenArray(
@@ -257,66 +251,64 @@ class ChunkWrites:
         """Wait, after a failure, for what is under way: it would write on into what is removed."""
         with self._lock:
             under_way = list(self._under_way.values())
-        for written in under_way:
+        for each in under_way:
             with contextlib.suppress(ValueError):
-                written.result()
+                each.written.result()
 
-    def _start(self, prepared: _Prepared) -> None:
-        """Begin a small item's units, to be completed in this thread later."""
-        for unit in self._cut(prepared):
-            self._start_unit(unit)
+    def _is_content(self, unit: _Unit) -> bool:
+        """Whether a unit's elements in C order are what is stored, neither padded nor encoded."""
+        array = unit.array
+        return not self.codecs and array.shard is None and unit.data.shape == array.chunk
 
-    def _start_unit(self, unit: _Unit) -> None:
-        if len(self._started) >= MOST_STARTED:
-            self._complete(*self._started.popleft())
-        self._started.append((unit, self._begin(unit)))
-
-    def _is_copied(self, unit: _Unit) -> bool:
-        """Whether a unit is copied before it is written: by us, or by TensorStore.
-
-        TensorStore writes from the caller's memory only what is aligned and in C order, needs no
-        codec but ``bytes``, and has no dimension of size 1.
-        """
-        plain = not self.codecs and unit.array.shard is None and self._lets_go
-        in_order = unit.data.flags.c_contiguous and unit.data.flags.aligned
-        return not (plain and in_order and 1 not in unit.data.shape)
-
-    def _begin(self, unit: _Unit) -> _Begun:
-        """Start a unit's write, from the caller's memory if that is in C order."""
+    def _begin(self, unit: _Unit, reservation: _Reservation | None) -> _UnderWay:
+        """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
         data = np.asarray(unit.data, order="C")
         if data.dtype == np.bool_:
             data = _plain_bools(data)
-        region = tuple(slice(o, o + n) for o, n in zip(unit.offsets, data.shape, strict=True))
-        written = unit.store[region].write(
-            data, can_reference_source_data_indefinitely=self._lets_go
-        )
+        with storage_errors(f"{self.where}: {unit.array.leaf}"):
+            written = self._write(unit, data)
+        under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         with self._lock:
-            self._under_way[id(written)] = written
-        return _Begun(data, written)
-
-    def _complete(
-        self, unit: _Unit, begun: _Begun | None, reservation: _Reservation | None = None
-    ) -> None:
-        """Take a unit's digests while it is written, and wait until that is durable."""
-        try:
-            with storage_errors(f"{self.where}: {unit.array.leaf}"):
-                begun = begun or self._begin(unit)
-                found = _digests(unit, begun.data)
-                begun.written.result()
-        finally:
-            if reservation is not None:
-                reservation.unit_done()
+            self._under_way[id(under_way)] = under_way
+        found = _digests(unit, data)
         with self._lock:
-            del self._under_way[id(begun.written)]
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
-        self.progress.add(begun.data.nbytes)
+        return under_way
+
+    def _write(self, unit: _Unit, data: NDArray[np.generic]) -> _Future:
+        array = unit.array
+        if self._is_content(unit) and data.nbytes <= SMALL_BYTES:
+            # Opening an array to say so costs more than the rest of a small leaf.
+            return self._root.write(array.key(unit.offsets), data.tobytes())
+        if self._is_content(unit) and 1 in data.shape:
+            run = open_chunk(self._root, array, unit.offsets)
+            return run.write(data.reshape(-1), can_reference_source_data_indefinitely=self._lets_go)
+        store = self._open(array)
+        if data.shape != array.shape:
+            region = zip(unit.offsets, data.shape, strict=True)
+            store = store[tuple(slice(o, o + n) for o, n in region)]
+        return store.write(data, can_reference_source_data_indefinitely=self._lets_go)
+
+    def _wait(self, under_way: _UnderWay) -> None:
+        """Wait until a unit is durable."""
+        try:
+            with storage_errors(f"{self.where}: {under_way.leaf}"):
+                under_way.written.result()
+        finally:
+            if under_way.reservation is not None:
+                under_way.reservation.unit_done()
+        with self._lock:
+            del self._under_way[id(under_way)]
+        self.progress.add(under_way.nbytes)
+
+    def _begin_and_wait(self, unit: _Unit, reservation: _Reservation) -> None:
+        self._wait(self._begin(unit, reservation))
 
     def _cut(self, prepared: _Prepared) -> list[_Unit]:
         """The units' views of an item's data."""
         array, low, data = prepared.array, prepared.low, prepared.data
-        store = self._open(array)
         if len(prepared.units) == 1:
-            return [_Unit(array, store, prepared.units[0].offsets, data)]
+            return [_Unit(array, prepared.units[0].offsets, data)]
         regions = [
             tuple(
                 slice(u - a, u - a + n)
@@ -325,7 +317,7 @@ class ChunkWrites:
             for unit in prepared.units
         ]
         return [
-            _Unit(array, store, unit.offsets, data[region])
+            _Unit(array, unit.offsets, data[region])
             for unit, region in zip(prepared.units, regions, strict=True)
         ]
 

@@ -72,6 +72,8 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
         >>> array.dtype.name, array.shape, float(array[0, 1])
         ('bfloat16', (3, 2), 5.0)
     """
+    if reachable(tensor):
+        return writable_numpy(tensor)
     return writable_numpy(tensor.detach().resolve_conj().resolve_neg().cpu())
 
 
