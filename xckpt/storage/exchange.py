@@ -70,6 +70,7 @@ class Exchange:
         self._free: list[int] = []
         self._left: dict[int, int] = {}
         self._slots: Sequence[Bytes] = ()
+        self._closed = False
         self._failure: BaseException | None = None
         self._on_failure: Callable[[BaseException], None] = lambda error: None
 
@@ -183,6 +184,8 @@ class Exchange:
 
     def close(self) -> None:
         """Close every socket, so that no peer waits for this rank."""
+        with self._changed:
+            self._closed = True
         for connection in (*self._sockets, self._listener):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -197,7 +200,11 @@ class Exchange:
         self, address: str, count: int, rank: int, take: Callable[[int, Bytes], None]
     ) -> None:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sockets.append(connection)
+        with self._changed:
+            if self._closed:  # before this thread came to run
+                connection.close()
+                return
+            self._sockets.append(connection)
         connection.connect(address)
         connection.sendall(_HELLO.pack(rank))
         slots = _receive_slots(connection)
