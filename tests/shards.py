@@ -123,6 +123,10 @@ def copy_into(buffer: object, data: Array) -> bool:
     return False
 
 
+def open_object(node: object, name: str) -> None:
+    """No objects that keep a state."""
+
+
 def children(node: object) -> None:
     """No containers."""
 

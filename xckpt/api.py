@@ -111,7 +111,9 @@ def save(
     Args:
         path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
         state: dicts, lists, tuples, namedtuples and registered JAX pytrees of torch, jax and NumPy
-            arrays and of None, bool, int, float, complex, str and bytes.
+            arrays and of None, bool, int, float, complex, str and bytes. With torch, an object
+            that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
+            own) stands for what its ``state_dict()`` gives; that is called once.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
             is committed; then everything in its folder is gone.
         metadata: anything that JSON can carry, kept with the checkpoint; the coordinator's counts.
@@ -169,8 +171,10 @@ def load(
         path: where it is; see `save`.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
-            Python value. Only shape, dtype, device and sharding are read. None loads everything as
-            NumPy arrays in the saved containers.
+            Python value. Only shape, dtype, device and sharding are read. An object with a
+            ``state_dict`` is not changed: in its place comes the loaded state dict, which its
+            ``load_state_dict`` takes. None loads everything as NumPy arrays in the saved
+            containers.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
@@ -219,8 +223,16 @@ def load_into(
 ) -> None:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
 
-    Python values are replaced in the dicts and lists that hold them. Arguments and errors are those
-    of `load`; after an error some tensors may be filled already.
+    Python values are replaced in the dicts and lists that hold them.
+
+    An object with a ``state_dict`` (a module, an optimizer) is filled through it: its tensors in
+    place, and then, once every rank has read its part, its ``load_state_dict`` is called with the
+    loaded state. Where the object has a None, an empty dict or a list or tuple without tensors, the
+    checkpoint decides what is there, so that a new optimizer receives the moments that it has not
+    made yet.
+
+    Arguments and errors are those of `load`; after an error some tensors may be filled already, but
+    no ``load_state_dict`` was called.
 
     Example:
         >>> import numpy as np, xckpt

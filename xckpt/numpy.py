@@ -23,6 +23,7 @@ __all__ = [
     "children",
     "copy_into",
     "describe",
+    "open_object",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -133,6 +134,11 @@ def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
         return False
     np.copyto(buffer, data, casting="no")
     return True
+
+
+def open_object(node: object, name: str) -> None:
+    """No object of NumPy keeps a state of its own."""
+    return
 
 
 def children(node: object) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict, namedtuple
+from collections import Counter, OrderedDict, UserDict, namedtuple
 from typing import Any, NamedTuple
 
 import pytest
@@ -141,6 +141,31 @@ def test_ordered_dicts_stay_ordered():
     tree = OrderedDict(b=1, a=2)
     new = rebuild(tree, lambda name, leaf: leaf)
     assert type(new) is OrderedDict and list(new) == ["b", "a"]
+
+
+class Named(UserDict):
+    """A mapping of its own class, with an attribute."""
+
+    def __init__(self, name: str, **items: object) -> None:
+        super().__init__(**items)
+        self.name = name
+
+
+def test_dicts_stay_of_their_class():
+    tree = {"named": Named("n", x=1), "counter": Counter("aab")}
+    new: Any = rebuild(tree, lambda name, leaf: -leaf)  # type: ignore[operator]
+    assert type(new["named"]) is Named and new["named"].name == "n"
+    assert new["named"] == {"x": -1} and tree["named"] == {"x": 1}
+    assert type(new["counter"]) is Counter and new["counter"] == {"a": -2, "b": -1}
+
+
+def test_finished_parts_are_not_looked_at():
+    tree = {"a": {"b": object(), "c": 1}, "d": 2}
+    new = rebuild(tree, lambda name, leaf: name, at=("top",), finished={"top/a/b": [3]})
+    assert new == {"a": {"b": [3], "c": "top/a/c"}, "d": "top/d"}
+    kept = tree["a"]
+    assert assign(tree, {"d": 5}, keep={"a"}) is tree
+    assert tree["a"] is kept and tree["d"] == 5
 
 
 def test_kinds_are_those_of_the_format():

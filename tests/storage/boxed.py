@@ -67,6 +67,10 @@ def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
     return False
 
 
+def open_object(node: object, name: str) -> None:
+    return None
+
+
 def children(node: object) -> None:
     return None
 

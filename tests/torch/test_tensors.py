@@ -139,8 +139,8 @@ def nested() -> torch.Tensor:
         (lambda: torch.ones(2).as_subclass(Wrapped), "subclass"),
         (lambda: torch.empty(2, dtype=torch.complex32), "complex32"),
         (lambda: torch.empty(2, dtype=torch.bits8), "bits8"),
-        (lambda: torch.nn.Linear(2, 2), "state_dict"),
-        (lambda: torch.optim.SGD([torch.ones(2, requires_grad=True)]), "state_dict"),
+        (lambda: torch.nn.Linear(2, 2), "a Linear in the state of another object"),
+        (lambda: torch.optim.SGD([torch.ones(2, requires_grad=True)]), "load_state_dict"),
     ],
 )
 def test_what_cannot_be_saved_is_refused_by_name(make, advice: str) -> None:

@@ -9,13 +9,16 @@ A planner never touches a framework. It asks `describe` for a `SourceLeaf` (to s
 3. The first adapter that returns something owns the leaf; None means "not mine".
 
 An array that is still in a file belongs to no framework: it is a `LazySource` and needs no adapter.
+
+An object that keeps its own state (a model, an optimizer) is no leaf: `open_object` gives the
+`ObjectState` in its place.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -23,17 +26,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
+from xckpt.core.keys import KeyPath
 from xckpt.core.metadata import Sharding
 
 __all__ = [
     "Adapter",
     "LazySource",
+    "ObjectState",
     "SourceLeaf",
     "TargetLeaf",
     "TransferringLeaf",
     "adapters",
     "aim",
+    "children",
     "describe",
+    "open_object",
     "register_adapter",
 ]
 
@@ -165,6 +172,30 @@ class TargetLeaf(Protocol):
         ...
 
 
+@runtime_checkable
+class ObjectState(Protocol):
+    """What an object that keeps its own state has given away, to be saved or to be loaded."""
+
+    @property
+    def tree(self) -> Mapping[str | int, object]:
+        """The state, as the object gave it: containers of leaves, no more of such objects."""
+        ...
+
+    def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
+        """A target for a stored tensor that `tree` has no place for.
+
+        Args:
+            keys: where in the state it belongs.
+            shape: the stored tensor's global shape.
+            dtype: the format's name of its element type.
+        """
+        ...
+
+    def load(self, tree: object) -> None:
+        """Hand a loaded state to the object."""
+        ...
+
+
 class Adapter(Protocol):
     """A framework's door. A module that has these functions is one."""
 
@@ -203,6 +234,14 @@ class Adapter(Protocol):
 
     def copy_into(self, buffer: object, data: NDArray[np.generic]) -> bool:
         """Copy host data into a buffer that `to_writable_numpy` cannot reach; False if not ours."""
+        ...
+
+    def open_object(self, node: object, name: str) -> ObjectState | None:
+        """The state of an object that keeps its own, or None if it is none that this one knows.
+
+        Raises:
+            UnsupportedLeafError: its state is nothing that can be saved or loaded; names it.
+        """
         ...
 
     def children(self, node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
@@ -292,6 +331,19 @@ def copy_into(buffer: object, data: NDArray[np.generic]) -> None:
         if adapter.copy_into(buffer, data):
             return
     raise TypeError(f"no adapter can write a {type(buffer).__module__}.{type(buffer).__qualname__}")
+
+
+def open_object(node: object, name: str) -> ObjectState | None:
+    """The state of an object that keeps its own, or None for any other.
+
+    Raises:
+        UnsupportedLeafError: its state is nothing that can be saved or loaded.
+    """
+    for adapter in adapters():
+        state = adapter.open_object(node, name)
+        if state is not None:
+            return state
+    return None
 
 
 def children(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:

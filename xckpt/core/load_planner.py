@@ -32,8 +32,9 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
+from xckpt.core.objects import LoadedObjects
 from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.tree import assign, flatten, rebuild, unflatten
+from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_value, value_kind
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
@@ -130,7 +131,8 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
-        self._likes: dict[str, object] = {}
+        self._objects = LoadedObjects(FlatTree(), self.metadata)
+        self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._values: dict[str, object] = {}
         self._lock = threading.Lock()
@@ -150,9 +152,9 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
-        self._likes = dict(
-            _numpy_likes(metadata) if state_dict is None else flatten(state_dict).leaves
-        )
+        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        self._objects = LoadedObjects(flat, metadata)
+        self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
@@ -167,7 +169,8 @@ class DefaultLoadPlanner(LoadPlanner):
     def _aim(self, like: object, name: str) -> TargetLeaf | None:
         if value_kind(like) is not None:
             return None
-        target = frameworks.aim(like, name, in_place=self.in_place)
+        in_place = self.in_place and name not in self._objects.fresh
+        target = frameworks.aim(like, name, in_place=in_place)
         if target is None:
             raise UnsupportedLeafError(
                 f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
@@ -294,7 +297,11 @@ class DefaultLoadPlanner(LoadPlanner):
             )
 
     def result(self) -> object:
-        """The loaded tree; in place, the values are put into the caller's containers as well."""
+        """The loaded tree.
+
+        In place, the values are put into the caller's containers, and each object that keeps its
+        own state is given the loaded one. Otherwise that state, plain containers, is in its place.
+        """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
             target = self._wanted[name].target
@@ -307,8 +314,11 @@ class DefaultLoadPlanner(LoadPlanner):
         if self._whole:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:
-            return assign(self._state, loaded)
-        return rebuild(self._state, lambda name, like: loaded[name])
+            whole = assign(self._state, loaded, keep=self._objects.flat.objects)
+            self._objects.hand_over(loaded)
+            return whole
+        states = self._objects.states(loaded)
+        return rebuild(self._state, lambda name, like: loaded[name], finished=states)
 
 
 def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:

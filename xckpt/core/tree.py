@@ -10,23 +10,35 @@ pytrees). Everything else is a leaf.
 3. `unflatten` builds the tree back from names and kinds. Custom classes come back as dicts and
    namedtuples as namedtuples of the same fields, since no class is imported on a checkpoint's word.
 4. `rebuild` puts new leaves into a copy of a tree that the caller has: there, classes are known.
+   `assign` puts them into the tree itself.
+
+An object that keeps its own state (a model, an optimizer) stands for the dict that it gives: its
+leaves lie below the object's name. It is asked once a walk, and nothing but a load gives it a new
+state (`xckpt.core.objects`).
 """
 
 from __future__ import annotations
 
+import copy
 import keyword
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from xckpt.core import leaves as frameworks
 from xckpt.core.keys import KeyPath, join_keys, split_name
+from xckpt.core.leaves import ObjectState
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 __all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
 
 DEEPEST = 64
 """Most containers around a leaf."""
+
+_BUILTIN = frozenset(
+    (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
+)
+"""Types whose instances are what they seem, so that no framework need be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,8 @@ class FlatTree:
     """Leaf name -> leaf, in the tree's order."""
     containers: dict[str, str] = field(default_factory=dict)
     """Name of each container that is no plain dict, or is empty -> its kind."""
+    objects: dict[str, ObjectState] = field(default_factory=dict)
+    """Name of each object that keeps its own state -> that state; its leaves are in `leaves`."""
 
 
 def flatten(tree: object) -> FlatTree:
@@ -53,40 +67,63 @@ def flatten(tree: object) -> FlatTree:
         >>> flat.containers
         {'opt': 'list', 'opt/1': 'tuple'}
     """
-    flat = FlatTree()
-    problems: list[str] = []
-    _walk(tree, (), (), flat, problems)
-    if problems:
-        raise UnsupportedLeafError.listing("the tree cannot be saved as it is", problems)
-    return flat
+    walk = _Walk()
+    walk.visit(tree, (), ())
+    if walk.problems:
+        raise UnsupportedLeafError.listing("the tree cannot be saved as it is", walk.problems)
+    return walk.flat
 
 
-def _walk(
-    node: object, keys: KeyPath, above: tuple[int, ...], flat: FlatTree, problems: list[str]
-) -> None:
-    """Add the leaves of ``node``, which lies at ``keys`` in containers with the ids ``above``."""
-    name = join_keys(keys)
-    container = _open(node)
-    if container is None:
-        if name in flat.leaves:
-            problems.append(f"{name or 'the root'}: two leaves have this name")
-        flat.leaves[name] = node
-        return
-    if id(node) in above:
-        problems.append(f"{name}: the tree contains itself")
-        return
-    if len(keys) >= DEEPEST:
-        problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep")
-        return
-    kind, entries = container
-    if kind != "dict" or not entries:
-        flat.containers[name] = kind
-    for key, child in entries:
-        problem = _key_problem(key)
-        if problem:
-            problems.append(f"{name or 'the root'}: dict key {key!r} {problem}")
-        else:
-            _walk(child, (*keys, key), (*above, id(node)), flat, problems)
+@dataclass(slots=True)
+class _Walk:
+    """A walk through a tree, and what it has found."""
+
+    flat: FlatTree = field(default_factory=FlatTree)
+    problems: list[str] = field(default_factory=list)
+    inside: bool = False
+    """Whether the walk is in an object's state, where another such object is a leaf."""
+
+    def visit(self, node: object, keys: KeyPath, above: tuple[int, ...]) -> None:
+        """Add the leaves of ``node``, which lies at ``keys`` in containers with ids ``above``."""
+        name = join_keys(keys)
+        if not self.inside and (state := self._open_object(node, name)):
+            self.flat.objects[name] = state
+            self.inside = True
+            self.visit(state.tree, keys, above)
+            self.inside = False
+            return
+        container = _open(node)
+        if container is None:
+            if name in self.flat.leaves:
+                self.problems.append(f"{name or 'the root'}: two leaves have this name")
+            self.flat.leaves[name] = node
+            return
+        if id(node) in above:
+            self.problems.append(f"{name}: the tree contains itself")
+            return
+        if len(keys) >= DEEPEST:
+            self.problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep")
+            return
+        kind, entries = container
+        if kind != "dict" or not entries:
+            self.flat.containers[name] = kind
+        for key, child in entries:
+            problem = _key_problem(key)
+            if problem:
+                self.problems.append(f"{name or 'the root'}: dict key {key!r} {problem}")
+            else:
+                self.visit(child, (*keys, key), (*above, id(node)))
+
+    def _open_object(self, node: object, name: str) -> ObjectState | None:
+        try:
+            return _open_object(node, name)
+        except UnsupportedLeafError as error:
+            self.problems.append(str(error))
+            return None
+
+
+def _open_object(node: object, name: str) -> ObjectState | None:
+    return None if type(node) in _BUILTIN else frameworks.open_object(node, name)
 
 
 def _key_problem(key: object) -> str:
@@ -190,8 +227,23 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
     return namedtuple(title, fields, rename=True)(*(children[part] for part in fields))
 
 
-def rebuild(tree: object, replace: Callable[[str, object], object]) -> object:
+def rebuild(
+    tree: object,
+    replace: Callable[[str, object], object],
+    *,
+    at: KeyPath = (),
+    finished: Mapping[str, object] | None = None,
+) -> object:
     """A copy of a tree with each leaf replaced by ``replace(name, leaf)``.
+
+    A dict of another class is copied as `copy.copy` does it, so that it stays of its class. An
+    object that keeps its own state is replaced by that state, rebuilt.
+
+    Args:
+        tree: what to copy.
+        replace: gives the new leaf.
+        at: where the tree lies in the whole, for the names.
+        finished: by name, what to put in place of a whole subtree, which is not looked at.
 
     Raises:
         UnsupportedLeafError: a container cannot be built anew.
@@ -200,18 +252,34 @@ def rebuild(tree: object, replace: Callable[[str, object], object]) -> object:
         >>> rebuild({"a": [1, 2]}, lambda name, leaf: (name, leaf * 10))
         {'a': [('a/0', 10), ('a/1', 20)]}
     """
-    return _rebuild(tree, (), replace)
+    return _rebuild(tree, at, replace, finished or {}, inside=False)
 
 
-def _rebuild(node: object, keys: KeyPath, replace: Callable[[str, object], object]) -> object:
+def _rebuild(
+    node: object,
+    keys: KeyPath,
+    replace: Callable[[str, object], object],
+    finished: Mapping[str, object],
+    *,
+    inside: bool,
+) -> object:
+    name = join_keys(keys)
+    if name in finished:
+        return finished[name]
+    state = None if inside else _open_object(node, name)
+    if state is not None:
+        return _rebuild(state.tree, keys, replace, finished, inside=True)
     container = _open(node)
     if container is None:
-        return replace(join_keys(keys), node)
+        return replace(name, node)
     kind, entries = container
-    children = [(key, _rebuild(child, (*keys, key), replace)) for key, child in entries]
+    children = [
+        (key, _rebuild(child, (*keys, key), replace, finished, inside=inside))
+        for key, child in entries
+    ]
     values = [child for _, child in children]
     if kind == "dict":
-        return OrderedDict(children) if isinstance(node, OrderedDict) else dict(children)
+        return _dict_like(node, children)
     if kind == "list":
         return values
     if isinstance(node, tuple):
@@ -221,12 +289,27 @@ def _rebuild(node: object, keys: KeyPath, replace: Callable[[str, object], objec
         if new is not None:
             return new
     raise UnsupportedLeafError(
-        f"{join_keys(keys) or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
+        f"{name or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
     )
 
 
-def assign(tree: object, leaves: Mapping[str, object]) -> object:
+def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> object:
+    """A mapping of the node's class, attributes included, with the same keys and other values."""
+    if type(node) is dict or not isinstance(node, MutableMapping):
+        return dict(children)
+    new = copy.copy(node)
+    for key, child in children:
+        new[key] = child
+    return new
+
+
+def assign(tree: object, leaves: Mapping[str, object], *, keep: Collection[str] = ()) -> object:
     """Put leaves into a tree's own dicts and lists; a tuple is built anew inside its parent.
+
+    Args:
+        tree: what to change.
+        leaves: by name, a value for each leaf.
+        keep: names of subtrees that stay as they are.
 
     Returns:
         The tree itself, unless its root is a tuple or a leaf.
@@ -239,16 +322,21 @@ def assign(tree: object, leaves: Mapping[str, object]) -> object:
         >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
         (True, {'step': 2, 'betas': (0.8, 0.99)})
     """
-    return _assign(tree, (), leaves)
+    return _assign(tree, (), leaves, keep)
 
 
-def _assign(node: object, keys: KeyPath, leaves: Mapping[str, object]) -> object:
+def _assign(
+    node: object, keys: KeyPath, leaves: Mapping[str, object], keep: Collection[str]
+) -> object:
+    name = join_keys(keys)
+    if name in keep:
+        return node
     container = _open(node)
     if container is None:
-        return leaves[join_keys(keys)]
+        return leaves[name]
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
-        new = _assign(child, (*keys, key), leaves)
+        new = _assign(child, (*keys, key), leaves, keep)
         if new is not child:
             changed[key] = new
     if not changed:
@@ -261,6 +349,6 @@ def _assign(node: object, keys: KeyPath, leaves: Mapping[str, object]) -> object
         values = [changed.get(key, child) for key, child in container[1]]
         return getattr(type(node), "_make", tuple)(values)
     raise UnsupportedLeafError(
-        f"{join_keys(keys) or 'the root'}: a {type(node).__name__} cannot be changed in place; "
+        f"{name or 'the root'}: a {type(node).__name__} cannot be changed in place; "
         f"use load, which returns a new one"
     )

@@ -44,6 +44,7 @@ __all__ = [
     "children",
     "copy_into",
     "describe",
+    "open_object",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -172,6 +173,11 @@ def to_writable_numpy(buffer: object) -> None:
 def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
     """Buffers are NumPy arrays here."""
     return False
+
+
+def open_object(node: object, name: str) -> None:
+    """JAX's states are pytrees; none of its objects keeps one of its own."""
+    return
 
 
 def _fetch(data: jax.Array) -> NDArray[np.generic]:

@@ -6,6 +6,7 @@
 3. Either way a source is boxes and views of local memory (`xckpt.torch.sources`), and a target the
    same, to be filled (`xckpt.torch.targets`).
 4. What has no plain elements in memory is refused by name (`xckpt.torch.plain`).
+5. Modules, optimizers and whatever else has a ``state_dict`` stand for it (`xckpt.torch.objects`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from xckpt.core.boxes import Boxes
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
 from xckpt.torch.buffers import to_numpy as tensor_to_numpy
+from xckpt.torch.objects import keeps_state, open_object
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.sources import TensorSource
 from xckpt.torch.targets import Memory, TensorTarget, mark_changed
@@ -33,6 +35,7 @@ __all__ = [
     "children",
     "copy_into",
     "describe",
+    "open_object",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -80,7 +83,7 @@ def describe(leaf: object, name: str) -> TensorSource | None:
         ((2, 3), 'bfloat16', Boxes([0, 2) x [0, 3)), False)
     """
     if not isinstance(leaf, torch.Tensor):
-        _refuse_holders(leaf, name)
+        _refuse_objects(leaf, name)
         return None
     specialist = _specialist(leaf)
     if specialist is not None:
@@ -113,7 +116,7 @@ def aim(like: object, name: str, *, in_place: bool) -> TensorTarget | None:
         tensor([1., 2.])
     """
     if not isinstance(like, torch.Tensor):
-        _refuse_holders(like, name)
+        _refuse_objects(like, name)
         return None
     specialist = _specialist(like)
     if specialist is not None:
@@ -195,9 +198,10 @@ def _new(like: torch.Tensor) -> Memory:
     return Memory((plain(made, ""),), lambda: made.requires_grad_(like.requires_grad))
 
 
-def _refuse_holders(leaf: object, name: str) -> None:
-    """Say what to save instead of an object that holds tensors but is none."""
-    if isinstance(leaf, torch.nn.Module | torch.optim.Optimizer):
+def _refuse_objects(leaf: object, name: str) -> None:
+    """Say what to save instead of an object that keeps a state, in the state of another."""
+    if keeps_state(leaf):
         raise UnsupportedLeafError(
-            f"{name}: a {type(leaf).__name__} is no tensor; save and load its state_dict() instead"
+            f"{name}: a {type(leaf).__name__} in the state of another object; call its "
+            f"state_dict() there, and its load_state_dict() in the other's load_state_dict()"
         )

@@ -44,6 +44,7 @@ __all__ = [
     "children",
     "copy_into",
     "describe",
+    "open_object",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -308,6 +309,11 @@ def to_writable_numpy(buffer: object) -> None:
 def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
     """Buffers are tensors on the host: torch's adapter writes them."""
     return False
+
+
+def open_object(node: object, name: str) -> None:
+    """torch's adapter knows the objects that keep a state."""
+    return
 
 
 def children(node: object) -> None:
