@@ -18,6 +18,7 @@ A chunk of an array is named by its number in C order; `cells` enumerates those 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, isqrt, prod
@@ -34,6 +35,9 @@ Shape = tuple[int, ...]
 
 SHATTERED = 4
 """Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""
+
+FEW_CELLS = 256
+"""Up to this many chunks are remembered for arrays of the same shape."""
 
 OVERSIZE = 8
 """A chunk may exceed the byte target this many times where nothing near the target divides g."""
@@ -124,8 +128,15 @@ def cells(
     """
     if all(size <= step for size, step in zip(sizes, chunk, strict=True)):
         return np.zeros(1, np.int64), Boxes.whole(sizes)
-    first = [lo // step for lo, step in zip(low, chunk, strict=True)]
-    last = [-(-hi // step) for hi, step in zip(high, chunk, strict=True)]
+    first = tuple(lo // step for lo, step in zip(low, chunk, strict=True))
+    last = tuple(-(-hi // step) for hi, step in zip(high, chunk, strict=True))
+    if prod(b - a for a, b in zip(first, last, strict=True)) > FEW_CELLS:
+        return _cells(first, last, tuple(sizes), tuple(chunk))
+    return _few_cells(first, last, tuple(sizes), tuple(chunk))
+
+
+def _cells(first: Shape, last: Shape, sizes: Shape, chunk: Shape) -> tuple[Int64s, Boxes]:
+    """The chunks whose numbers per dimension are in ``[first, last)``, as `cells` gives them."""
     counts = [-(-size // step) for size, step in zip(sizes, chunk, strict=True)]
     axes = [np.arange(a, b, dtype=np.int64) for a, b in zip(first, last, strict=True)]
     position = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
@@ -133,6 +144,15 @@ def cells(
     step = np.array(chunk, np.int64)
     offsets = position * step
     return position @ weights, Boxes(offsets, np.minimum(step, np.array(sizes) - offsets))
+
+
+@functools.lru_cache(maxsize=1024)
+def _few_cells(first: Shape, last: Shape, sizes: Shape, chunk: Shape) -> tuple[Int64s, Boxes]:
+    """`_cells`, found once for all arrays that are alike."""
+    numbers, boxes = _cells(first, last, sizes, chunk)
+    for column in (numbers, boxes.offsets, boxes.sizes):
+        column.flags.writeable = False
+    return numbers, boxes
 
 
 def choose_grid(

@@ -101,6 +101,8 @@ class _Unit:
     """A part of an item that is written as one: a chunk, or a zarr shard of several."""
 
     array: ZarrArray
+    number: int
+    """Its number among the array's units, in C order."""
     offsets: Shape
     """Its first element in the array."""
     data: NDArray[np.generic]
@@ -113,9 +115,9 @@ class _Prepared:
     array: ZarrArray
     low: Shape
     """The item's first element in the array."""
-    units: Sequence[ChunkStorageMetadata]
+    units: Sequence[tuple[int, ChunkStorageMetadata]]
+    """(number, box) of each."""
     data: NDArray[np.generic]
-    reservation: _Reservation | None = None
 
 
 @dataclass(slots=True)
@@ -226,9 +228,9 @@ class ChunkWrites:
             array = _zarr_array(entry.name, "uint8", order)
             data = np.frombuffer(content, np.uint8)
             self.progress.expect(entry.size)
-            for start in range(0, entry.size, entry.chunk):
+            for number, start in enumerate(range(0, entry.size, entry.chunk)):
                 part = data[start : start + entry.chunk]
-                self._begun.append(self._begin(_Unit(array, (start,), part), None))
+                self._begun.append(self._begin(_Unit(array, number, (start,), part), None))
 
     def finish(self) -> Written:
         """Wait for every small write, and report."""
@@ -308,18 +310,14 @@ class ChunkWrites:
         """The units' views of an item's data."""
         array, low, data = prepared.array, prepared.low, prepared.data
         if len(prepared.units) == 1:
-            return [_Unit(array, prepared.units[0].offsets, data)]
-        regions = [
-            tuple(
-                slice(u - a, u - a + n)
-                for u, a, n in zip(unit.offsets, low, unit.sizes, strict=True)
-            )
-            for unit in prepared.units
-        ]
-        return [
-            _Unit(array, unit.offsets, data[region])
-            for unit, region in zip(prepared.units, regions, strict=True)
-        ]
+            number, box = prepared.units[0]
+            return [_Unit(array, number, box.offsets, data)]
+        units: list[_Unit] = []
+        for number, box in prepared.units:
+            start = [b - a for b, a in zip(box.offsets, low, strict=True)]
+            region = tuple(slice(s, s + n) for s, n in zip(start, box.sizes, strict=True))
+            units.append(_Unit(array, number, box.offsets, data[region]))
+        return units
 
     def _array_of(self, item: WriteItem) -> tuple[ZarrArray, Shape]:
         """The zarr array that holds an item, and the item's offset in it."""
@@ -355,8 +353,10 @@ class ChunkWrites:
         return self._opened[key]
 
 
-def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[ChunkStorageMetadata]:
-    """The units of an array that an item consists of.
+def _units(
+    item: WriteItem, array: ZarrArray, low: Shape
+) -> Sequence[tuple[int, ChunkStorageMetadata]]:
+    """(number, box) of the units of an array that an item consists of.
 
     Raises:
         PlanError: a unit reaches beyond the item, so another rank would write it as well.
@@ -365,22 +365,22 @@ def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[ChunkStora
     box = item.tensor_data.chunk
     unit = array.shard or array.chunk
     if box.sizes == array.shape and all(n <= u for n, u in zip(box.sizes, unit, strict=True)):
-        return [ChunkStorageMetadata(low, box.sizes)]
+        return [(0, ChunkStorageMetadata(low, box.sizes))]
     high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
-    _, units = cells(low, high, array.shape, unit)
+    numbers, units = cells(low, high, array.shape, unit)
     beyond = (units.offsets < np.array(low)).any() or (units.ends > np.array(high)).any()
     if beyond:
         raise PlanError(
             f"{item.index.fqn}: {interval(box.offsets, box.sizes)} is to be written by this rank, "
             f"but shares a chunk with another; a planner must keep to the grid's chunks"
         )
-    return list(units)
+    return list(zip(numbers.tolist(), units, strict=True))
 
 
 def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
     """(number, digest) of each chunk in a unit."""
-    if all(n <= c for n, c in zip(unit.array.shape, unit.array.chunk, strict=True)):
-        return [(0, digest_array(data))]
+    if unit.array.shard is None:
+        return [(unit.number, digest_array(data))]
     high = tuple(a + n for a, n in zip(unit.offsets, data.shape, strict=True))
     numbers, inner = cells(unit.offsets, high, unit.array.shape, unit.array.chunk)
     found: list[tuple[int, bytes]] = []
