@@ -8,8 +8,8 @@ pass these questions on, so that DCP's planners work with the same writer and re
    ones are refused by name.
 3. DCP's protocol promises a load no concurrency, so its planner is called by one thread at a time.
 4. What a planner raises is raised as it is, though the storage takes it for its own failure.
-5. Where target and checkpoint differ in dtype, DCP casts: the stored elements go to memory of their
-   own, and `Tensor.copy_` casts them into the target at the commit.
+5. A target that NumPy cannot fill with the stored elements as they are (another dtype or device, a
+   tensor subclass) is filled by `Tensor.copy_`, as DCP does it, from memory of the stored dtype.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan import ReadItem, WriteItem
 from xckpt.core.save_planner import SavePlanner
 from xckpt.core.values import decode_value
-from xckpt.errors import PlanError
+from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import reachable, torch_dtype
 from xckpt.torch.dcp.keys import StoredObject
-from xckpt.torch.plain import check_readable, plain
+from xckpt.torch.plain import check_readable, check_writable, plain
 from xckpt.torch.targets import mark_changed
 
 __all__ = ["LoadBridge", "SaveBridge", "Wanted"]
@@ -172,7 +172,7 @@ class LoadBridge(_Bridge, LoadPlanner):
                 self.planner.load_bytes(wanted.item, io.BytesIO(content))
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
-        """The planner's own tensor, or memory of the stored dtype for what is to be cast.
+        """The planner's own tensor, or memory of the stored dtype where that is to be copied.
 
         Raises:
             PlanError: the planner's tensor is not of the item's sizes.
@@ -185,13 +185,13 @@ class LoadBridge(_Bridge, LoadPlanner):
             return whole[tuple(slice(start, start + length) for start, length in starts)]
         target = self._resolve(wanted)
         stored = self._dtype(name)
-        if target.dtype == stored:
+        if target.dtype == stored and _is_plain(target):
             return target
         wanted.target = target
         return torch.empty(target.shape, dtype=stored)
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
-        """Cast where that is due, and tell the planner."""
+        """Copy where that is due, and tell the planner."""
         assert isinstance(tensor, torch.Tensor)
         wanted, name = self._wanted(read_item), read_item.storage_index.fqn
         if wanted.item.type is not LoadItemType.TENSOR:
@@ -202,7 +202,7 @@ class LoadBridge(_Bridge, LoadPlanner):
             with torch.inference_mode(target.is_inference()):
                 target.copy_(tensor)
             tensor, wanted.target = target, None
-        elif reachable(tensor):
+        else:
             mark_changed([tensor])
         self._commit(wanted, tensor)
 
@@ -248,3 +248,12 @@ class LoadBridge(_Bridge, LoadPlanner):
         dtype = torch_dtype(stored.properties.dtype)
         assert dtype is not None
         return dtype
+
+
+def _is_plain(target: torch.Tensor) -> bool:
+    """Whether NumPy can write the tensor's elements where they are."""
+    try:
+        check_writable(plain(target, ""), "")
+    except UnsupportedLeafError:
+        return False
+    return reachable(target)

@@ -40,7 +40,7 @@ from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import format_dtype, torch_dtype
 from xckpt.torch.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 
-__all__ = ["check_items", "described", "torch_metadata", "write_item"]
+__all__ = ["check_items", "check_metadata", "described", "torch_metadata", "write_item"]
 
 
 def check_items(items: Iterable[dcp.WriteItem]) -> None:
@@ -186,6 +186,36 @@ def _once(layout: Layout, leaf: _Leaf) -> Layout | str:
         ranks.setdefault((offsets, sizes), []).append(rank)
     box, holders = next((b, r) for b, r in ranks.items() if len(r) > 1 and prod(b[1]))
     return f"{interval(*box)} is to be written by ranks {holders[:8]}, not by one"
+
+
+def check_metadata(planned: dcp.Metadata, laid_out: Metadata, names: Mapping[str, str]) -> None:
+    """Refuse a checkpoint that is not what the planner's metadata says.
+
+    Raises:
+        PlanError: other leaves, shapes or dtypes; all are listed.
+    """
+    problems: list[str] = []
+    stated = planned.state_dict_metadata
+    for fqn in dict.fromkeys([*stated, *names]):
+        if fqn not in names:
+            problems.append(f"{fqn}: in the metadata, but in no rank's plan")
+        elif fqn not in stated:
+            problems.append(f"{fqn}: in the plans, but not in the metadata")
+        else:
+            metadata, written = stated[fqn], laid_out.state_dict_metadata[names[fqn]]
+            told = ("bytes", ())
+            if isinstance(metadata, dcp_metadata.TensorStorageMetadata):
+                told = (format_dtype(metadata.properties.dtype), tuple(metadata.size))
+            found = ("bytes", ())
+            if isinstance(written, TensorStorageMetadata):
+                found = (written.properties.dtype, written.size)
+            if told != found:
+                problems.append(
+                    f"{fqn}: {told[0]} of shape {told[1]} in the metadata, {found[0]} of shape "
+                    f"{found[1]} in the plans"
+                )
+    if problems:
+        raise PlanError.listing("the planner's plans do not fit its metadata", problems)
 
 
 def torch_metadata(

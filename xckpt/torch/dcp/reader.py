@@ -46,6 +46,8 @@ class _Told:
 
     manifest: bytes
     """Digest of the manifest that the rank has read."""
+    items: int
+    """Number of the items for which it wants chunks."""
     sharing: object
     """The storage's own."""
 
@@ -67,6 +69,8 @@ class _Load:
         )
         implied = {fqn: found.path for fqn, found in self.objects.items()}
         self.planner_data = restore(data, implied)
+        self.items: list[ReadItem] = []
+        """What was announced to the other ranks."""
         self.close = weakref.finalize(self, reader.close)
         """Lets go of what peers might wait for; happens by itself with the last reference."""
 
@@ -241,9 +245,10 @@ class XckptStorageReader(dcp.StorageReader):
             UnsupportedLeafError: an item wants what torch cannot hold; all are listed.
         """
         load = self._under_way
-        items, _ = load.translate(plan)
-        announced = load.reader.prepare_local_plan(LoadPlan(items)).storage_data
-        return replace(plan, storage_data=_Told(digest_bytes(load.manifest), announced))
+        load.items, _ = load.translate(plan)
+        announced = load.reader.prepare_local_plan(LoadPlan(load.items)).storage_data
+        told = _Told(digest_bytes(load.manifest), len(plan.items), announced)
+        return replace(plan, storage_data=told)
 
     def prepare_global_plan(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
         """The plans, with who reads what for whom.
@@ -258,13 +263,13 @@ class XckptStorageReader(dcp.StorageReader):
                 f"{self.path} was replaced while the ranks opened it, and they see different "
                 f"checkpoints; load again"
             )
-        if len(known) < len(plans):
-            # A planner of the user's own has made new plans; each rank reads for itself.
+        if [each.items for each in known] != [len(plan.items) for plan in plans]:
+            # A planner of the user's own has made other plans; each rank reads for itself.
             return [replace(plan, storage_data=None) for plan in plans]
         ours = [LoadPlan((), storage_data=each.sharing) for each in known]
         shared = self._under_way.reader.prepare_global_plan(ours)
         return [
-            replace(plan, storage_data=_Told(each.manifest, share.storage_data))
+            replace(plan, storage_data=_Told(each.manifest, each.items, share.storage_data))
             for plan, each, share in zip(plans, known, shared, strict=True)
         ]
 
@@ -282,6 +287,11 @@ class XckptStorageReader(dcp.StorageReader):
             sharing = told.sharing if isinstance(told, _Told) else None
             if not isinstance(sharing, SharedReads):
                 sharing = SharedReads(0)
+            elif items != load.items and (sharing.publish or sharing.taken):
+                raise PlanError(
+                    "the planner has changed what this rank reads after the ranks have shared "
+                    "the reading; use LoadOptions(share_reads=False)"
+                )
             bridge = LoadBridge(planner, load.metadata, wanted)
             with bridge.raising():
                 bridge.begin()

@@ -45,9 +45,10 @@ from xckpt.storage.writer import ZarrStorageWriter
 from xckpt.storage.writing import WriteOrders, Written
 from xckpt.torch.dcp import place
 from xckpt.torch.dcp.keys import LeafNames
+from xckpt.torch.dcp.plan_cache import note_unsent, whole_plans
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.planners import SaveBridge
-from xckpt.torch.dcp.plans import check_items, described, write_item
+from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
 
 __all__ = ["XckptStorageWriter"]
 
@@ -59,6 +60,8 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
 
     session: str
     """The process that coordinates."""
+    place: place.Place
+    """Where the save for which the plan was made is staged."""
     names: dict[str, str]
     """fqn -> leaf name."""
     writes: WriteOrders
@@ -72,27 +75,29 @@ class _Save:
     def __init__(self, writer: ZarrStorageWriter, rank: int) -> None:
         self.writer = writer
         self.rank = rank
+        self.local = dcp.SavePlan([])
+        """What this rank offers to write."""
         self.ranks = 0
         """How many ranks write; known to the coordinator alone."""
-        self.staged: Location | None = None
+        self.place: place.Place | None = None
         """Where the save is staged; known to the coordinator alone."""
         self.metadata: Metadata | None = None
         self.names: dict[str, str] = {}
         self.let_go = weakref.finalize(self, _abort, writer)
         """Removes the staging, if there is one; happens by itself with the last reference."""
 
-    def stage(self, ranks: int) -> Location:
+    def stage(self, ranks: int) -> place.Place:
         """Reserve a place to write to, on the coordinator."""
         self.writer.set_up_storage_writer(True)
         location = self.writer.staged
         assert location is not None
-        self.ranks, self.staged = ranks, location
-        _under_way[str(location)] = self
-        return location
+        self.ranks, self.place = ranks, place.Place.of(uuid.uuid4().hex, location)
+        _under_way[self.place.save] = self
+        return self.place
 
 
 _under_way: weakref.WeakValueDictionary[str, _Save] = weakref.WeakValueDictionary()
-"""Place of the staging -> the save, of the saves that this process coordinates."""
+"""The saves that this process coordinates, by the name in their place."""
 
 
 def _abort(writer: ZarrStorageWriter) -> None:
@@ -101,21 +106,21 @@ def _abort(writer: ZarrStorageWriter) -> None:
 
 
 class FailureNote:
-    """Says with a failure where its save is staged, and has the coordinator remove that."""
+    """Says with a failure which save it is of, and has the coordinator remove what was staged."""
 
-    def __init__(self, staged: str) -> None:
-        self.staged = staged
+    def __init__(self, save: str) -> None:
+        self.save = save
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
-        return _received, (self.staged,)
+        return _received, (self.save,)
 
 
-def _received(staged: str) -> FailureNote:
+def _received(name: str) -> FailureNote:
     """A `FailureNote` has come from another process."""
-    save = _under_way.get(staged)
+    save = _under_way.get(name)
     if save is not None:
         save.let_go()
-    return FailureNote(staged)
+    return FailureNote(name)
 
 
 class XckptStorageWriter(dcp.StorageWriter):
@@ -216,6 +221,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             UnsupportedLeafError: tensors that the format cannot hold; all are listed.
         """
         check_items(plan.items)
+        self._save.local = plan
         return plan
 
     def prepare_global_plan(self, plans: list[dcp.SavePlan]) -> list[dcp.SavePlan]:
@@ -228,18 +234,20 @@ class XckptStorageWriter(dcp.StorageWriter):
         """
         save = self._save
         try:
-            if plans and not any(_is_usable(plan) for plan in plans):
-                place.name(save.writer.target, save.stage(len(plans)))
-                return plans
-            return self._plan(save, _whole_plans(plans))
+            whole = whole_plans(plans, save.local, save.rank)
+            if whole is not None:
+                return self._plan(save, whole)
+            place.name(save.writer.target, save.stage(len(plans)))
+            return plans
         except BaseException:
+            note_unsent(plans)
             save.let_go()
             raise
 
     def _plan(self, save: _Save, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
         metadata, leaves = described(plans, options)
-        save.stage(len(plans))
+        where = save.stage(len(plans))
         # Only leaves in pieces have orders that differ from rank to rank.
         in_pieces = {
             fqn
@@ -266,7 +274,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
             assert isinstance(writes, WriteOrders)
-            orders = Orders(place.SESSION, leaves.names, writes)
+            orders = Orders(place.SESSION, where, leaves.names, writes)
             if rank == save.rank:
                 data = _encode(msgspec.structs.replace(orders, layout=layout))
             else:
@@ -283,7 +291,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             StorageError: the storage refused.
         """
         save = self._save
-        staged = save.staged
+        where = save.place
         try:
             if not isinstance(plan.storage_data, bytes):
                 raise PlanError(
@@ -291,16 +299,14 @@ class XckptStorageWriter(dcp.StorageWriter):
                     "keep that: dataclasses.replace(plan, items=...)"
                 )
             orders = msgspec.msgpack.decode(plan.storage_data, type=Orders)
-            if staged is None:
-                staged = place.find(orders.session, save.writer.target)
-            staged = staged or orders.writes.location
-            result = _write(save, orders, staged, plan, planner)
+            where = where or place.find(orders.session, save.writer.target) or orders.place
+            result = _write(save, orders, where.location, plan, planner)
         except BaseException as error:
             if save.ranks == 1:
                 save.let_go()
-            elif staged is not None:
+            elif where is not None:
                 with contextlib.suppress(AttributeError, TypeError):
-                    error.xckpt_note = FailureNote(str(staged))  # type: ignore[attr-defined]
+                    error.xckpt_note = FailureNote(where.save)  # type: ignore[attr-defined]
             raise
         done: Future[list[WriteResult]] = Future()
         done.set_result([result])
@@ -317,6 +323,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         save = self._save
         try:
             assert save.metadata is not None
+            check_metadata(metadata, save.metadata, save.names)
             names = LeafNames(save.names, dict(save.metadata.containers))
             planner_data = pack(metadata.planner_data, names.paths, names.odd)
             reports = [
@@ -342,7 +349,7 @@ def _write(
     planner: dcp.SavePlanner,
 ) -> WriteResult:
     """Write a rank's items to where the save is staged."""
-    if save.staged is not None and save.metadata is None:
+    if save.place is not None and save.metadata is None:
         # The plan is an earlier save's, and so is the layout.
         save.names = orders.names
         layout = to_metadata(msgspec.msgpack.decode(orders.layout, type=Manifest))
@@ -364,32 +371,6 @@ def _write(
         written = save.writer.write_data(SavePlan(items, writes), bridge)
     size = sum(item.tensor_storage_size() or 0 for item in items)
     return WriteResult(MetadataIndex("xckpt"), size, _encode(written))
-
-
-def _is_usable(plan: dcp.SavePlan) -> bool:
-    """False for a plan that stands for the one of an earlier save."""
-    return getattr(plan, "usable", True)
-
-
-def _whole_plans(plans: Sequence[dcp.SavePlan]) -> Sequence[dcp.SavePlan]:
-    """All ranks' plans, where the planner sends only those that have changed.
-
-    A leaf's grid depends on all ranks' boxes, so that all ranks get new orders if one plan changes.
-    """
-    if all(_is_usable(plan) for plan in plans):
-        return plans
-    # The other ranks' plans are in DCP's own cache, which has no public name.
-    for cached in getattr(dcp.SavePlanner, "_cached_global_plan", {}).values():
-        if len(cached) == len(plans) and all(
-            new.items is old.items
-            for new, old in zip(plans, cached, strict=True)
-            if _is_usable(new)
-        ):
-            return cached
-    raise PlanError(
-        "the plans of some ranks have changed since an earlier save, and the planner sends only "
-        "those; save with enable_plan_caching=False"
-    )
 
 
 def _placeholders(metadata: Metadata) -> dict[str, BytesEntry]:
