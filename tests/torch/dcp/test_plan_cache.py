@@ -132,14 +132,11 @@ def on_rank_retry(rank: int, folder: Path, fault: str) -> list[str]:
         state = {"w": on_rank_spread(step), "same": torch.from_numpy(array(step))}
         writer = XckptStorageWriter(folder / str(step), overwrite=False)
         if fault == "Write" and step == 0 and rank == 1:
-            state["w"] = torch.distributed.tensor.DTensor.from_local(
-                torch.empty(3, 6, device="meta"),
-                on_rank_mesh("4"),
-                [Shard(0)],
-                shape=SHAPE,
-                stride=(6, 1),
+            local = torch.empty(3, 6, device="meta")
+            state["w"] = DTensor.from_local(
+                local, on_rank_mesh("4"), [Shard(0)], shape=torch.Size(SHAPE), stride=(6, 1)
             )
-        if fault == "Later" and step >= 1 and rank == 1:
+        if fault in ("Later", "Several") and step >= 1 and rank == 1:
             state["mine"] = torch.ones(2)
         try:
             dcp.save(state, storage_writer=writer, planner=on_rank_planner(f"Retry{fault}"))
