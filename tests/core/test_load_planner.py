@@ -26,7 +26,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan import LoadItemType, ReadItem, decode_load_plan, encode_load_plan
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import TreeMismatchError, UnsupportedLeafError, XckptError
+from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 Moments = namedtuple("Moments", "mu nu")
 
@@ -318,3 +318,16 @@ def test_one_planner_can_load_again():
         (Store({"b": numbered((2,))}), {"b": numbered((2,))}),
     ):
         assert list(load(store, like, planner)) == list(like)
+
+
+def test_more_elements_than_a_box_has_are_an_error():
+    array = numbered((4, 3))
+    store = Store({"w": array}, {"w": [((0, 0), (2, 3)), ((2, 0), (2, 3))]})
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner({"w": array}, store.metadata())
+    items = list(planner.create_local_plan().items)
+    assert len(items) == 2
+    for item in items:
+        planner.commit_tensor(item, planner.resolve_tensor(item))
+    with pytest.raises(PlanError, match=r"w: \[2, 4\) x \[0, 3\) .* 6 elements too many"):
+        planner.commit_tensor(items[1], None)

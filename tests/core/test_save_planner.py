@@ -272,6 +272,34 @@ def test_a_serialiser_makes_bytes_of_unknown_types():
     assert isinstance(data, io.BytesIO) and data.getvalue() == b"{1, 2}"
 
 
+class Transferring(Sharded):
+    """A sharded array that would like to know what will be asked."""
+
+    expected: list[int] | None = None
+
+    def expect(self, uses: Sequence[int]) -> None:
+        self.expected = list(uses)
+
+
+def test_a_leaf_that_transfers_its_data_learns_how_often_each_box_is_asked_for():
+    array = numbered((8, 6))
+    boxes = [((0, 0), (4, 6)), ((4, 0), (4, 6))]
+    leaves: list[Transferring] = []
+    for held in (boxes, boxes[1:]):  # the second box is held by both ranks, and shared
+        plain = cut(array, held)
+        leaves.append(Transferring(plain.shape, plain.dtype, plain.boxes, plain.parts))
+    _, shares, _ = plan_all([{"w": leaf, "step": 1, "v": array} for leaf in leaves])
+    for leaf, share in zip(leaves, shares, strict=True):
+        asked = [0] * len(leaf.boxes)
+        for item in share.items:
+            if item.index.fqn == "w" and item.tensor_data is not None:
+                box = Boxes.of([(item.tensor_data.chunk.offsets, item.tensor_data.chunk.sizes)])
+                inside = (box.offsets >= leaf.boxes.offsets) & (box.ends <= leaf.boxes.ends)
+                asked[int(inside.all(axis=1).argmax())] += 1
+        assert leaf.expected == asked
+    assert sum(map(sum, (leaf.expected or [] for leaf in leaves))) >= 2
+
+
 def test_a_box_that_the_rank_does_not_hold_is_refused():
     planner = DefaultSavePlanner()
     planner.set_up_planner({"w": cut(numbered((4, 2)), [((0, 0), (2, 2))])})

@@ -77,10 +77,11 @@ def wrap_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def settle(tensor: torch.Tensor) -> None:
-    """Have the device compute what was only recorded so far, all tensors at once."""
+    """Have the device compute what was only recorded so far, all tensors at once; wait for it."""
     xla = _xla()
     if xla._XLAC._check_tensor_need_materialization([tensor])[0]:
         xla.sync()
+    xla._XLAC._xla_wait_device_ops([])
 
 
 def tiles_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
@@ -133,15 +134,7 @@ class ShardLayout:
         shape = tuple(tensor.shape)
         everything = (slice(None),) * len(shape)
         xla = _xla()._XLAC
-        kind = None
-        if tensor.device.type == "xla":
-            settle(tensor)
-            kind = xla._get_xla_sharding_type(tensor)
-        if kind in _REFUSED:
-            raise UnsupportedLeafError(
-                f"{name}: its XLA sharding is of the kind {_REFUSED[kind]}, whose shards are no "
-                f"boxes of the tensor; mark it with xs.mark_sharding first"
-            )
+        kind = _kind(tensor, name) if tensor.device.type == "xla" else None
         if kind is None:
             return cls(Boxes.whole(shape), ((0,),), (everything,), shape, 1, True, False)
         indices = [index for _, index in xla._get_local_shard_replica_and_indices([tensor])[0]]
@@ -182,6 +175,25 @@ class ShardLayout:
             False,
             True,
         )
+
+
+def _kind(tensor: torch.Tensor, name: str) -> int | None:
+    """The kind of an XLA tensor's sharding; None if it has none.
+
+    Raises:
+        UnsupportedLeafError: its shards are no boxes.
+    """
+    xla = _xla()._XLAC
+    kind = xla._get_xla_sharding_type(tensor)
+    if kind not in _REFUSED:  # and what was refused must not be settled: torch_xla would abort it
+        settle(tensor)
+        kind = xla._get_xla_sharding_type(tensor)
+    if kind in _REFUSED:
+        raise UnsupportedLeafError(
+            f"{name}: its XLA sharding is of the kind {_REFUSED[kind]}, whose shards are no boxes "
+            f"of the tensor; save it outside of manual sharding (xs.disable_manual_sharding)"
+        )
+    return kind
 
 
 def fetch(tensor: torch.Tensor, layout: ShardLayout) -> list[torch.Tensor]:
