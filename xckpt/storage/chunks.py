@@ -1,8 +1,9 @@
 """The chunks of a checkpoint: read one by one, each verified against its digest.
 
-Before the first chunk of an array is read (`ChunkSource.prepare`), its zarr.json is compared with
-what the manifest implies and the digests of its chunks are fetched. The digest of a chunk is taken
-at its destination, so it also catches a chunk swapped with another, or one of an earlier save.
+Before the first chunk of an array is read (`ChunkSource.prepare`), the digests of its chunks are
+fetched. Its zarr.json is compared with what the manifest implies, then or before the read is done
+(`ChunkSource.request_documents`): nothing that is read depends on it. The digest of a chunk is
+taken at its destination, so it also catches a chunk swapped with another, or of an earlier save.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from xckpt.storage.commit import DIGESTS, MANIFEST, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
 from xckpt.storage.location import Location, file_problem, open_store
 
-__all__ = ["ArrayKey", "ChunkSource", "PendingRead"]
+__all__ = ["ArrayKey", "ChunkSource", "PendingRead", "RequestedDocuments"]
 
 Shape = tuple[int, ...]
 ArrayKey = tuple[str, int]
@@ -51,6 +52,17 @@ class PendingRead:
     into: NDArray[np.generic]
     future: ts.WriteFutures | ts.Future[ts.KvStore.ReadResult]
     """The second where the object's value is the chunk, and is copied by `ChunkSource.finish`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedDocuments:
+    """zarr.json documents that are being read."""
+
+    expected: Mapping[str, bytes]
+    """Key -> what the manifest implies."""
+    futures: dict[str, ts.Future[ts.KvStore.ReadResult]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    """What is known already to be wrong, one line each."""
 
 
 @dataclass(slots=True)
@@ -133,14 +145,30 @@ class ChunkSource:
         new = [key for key in dict.fromkeys(keys) if key not in self._digests]
         if not new:
             return
-        store = open_store(self.root)
+        if check_documents:
+            self.check(self.request_documents(new))
         chosen = [self._arrays[key] for key in new]
+        found = self._fetch_digests(open_store(self.root), chosen)
+        self._digests.update(zip(new, found, strict=True))
+
+    def request_documents(self, keys: Iterable[ArrayKey]) -> RequestedDocuments:
+        """Start reading the zarr.json of some arrays, to `check` them later."""
         codecs = self.manifest.codecs
-        expected = {f"{array.path}/zarr.json": array_document(array, codecs) for array in chosen}
-        problems = self._altered(store, expected) if check_documents else []
+        chosen = [self._arrays[key] for key in keys]
+        return self._request(
+            {f"{array.path}/zarr.json": array_document(array, codecs) for array in chosen}
+        )
+
+    def check(self, requested: RequestedDocuments) -> None:
+        """Compare requested documents with what the manifest implies.
+
+        Raises:
+            CorruptCheckpointError: some were altered; all are listed.
+            StorageError: one cannot be read.
+        """
+        problems = self._altered(requested)
         if problems:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
-        self._digests.update(zip(new, self._fetch_digests(store, chosen), strict=True))
 
     def _fetch_digests(self, store: ts.KvStore, chosen: Sequence[ZarrArray]) -> list[bytes]:
         """The digests of some arrays: all digests at once if they are few, else by range."""
@@ -173,24 +201,27 @@ class ChunkSource:
     def altered_documents(self) -> list[str]:
         """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
         expected = dict(documents(self.manifest))
-        return self._altered(open_store(self.root), expected, list_all=True)
+        return self._altered(self._request(expected), list_all=True)
 
-    def _altered(
-        self, store: ts.KvStore, expected: Mapping[str, bytes], *, list_all: bool = False
-    ) -> list[str]:
+    def _request(self, expected: Mapping[str, bytes]) -> RequestedDocuments:
+        store = open_store(self.root)
+        requested = RequestedDocuments(expected)
+        for key, content in expected.items():
+            if file_problem(self.root, key, len(content)):
+                problem = f"{key}: edited; it is not the one that was saved"
+                requested.problems.append(problem)
+            else:
+                requested.futures[key] = store.read(key)
+        return requested
+
+    def _altered(self, requested: RequestedDocuments, *, list_all: bool = False) -> list[str]:
         """A line for each document that is not, byte for byte, what is expected.
 
         Raises:
             StorageError: one cannot be read, and ``list_all`` is False.
         """
-        problems: list[str] = []
-        futures: dict[str, ts.Future[ts.KvStore.ReadResult]] = {}
-        for key, content in expected.items():
-            if file_problem(self.root, key, len(content)):
-                problems.append(f"{key}: edited; it is not the one that was saved")
-            else:
-                futures[key] = store.read(key)
-        for key, future in futures.items():
+        problems = list(requested.problems)
+        for key, future in requested.futures.items():
             try:
                 with storage_errors(self.root.child(key)):
                     found = future.result()
@@ -201,7 +232,7 @@ class ChunkSource:
                 continue
             if found.state != "value":
                 problems.append(f"{key}: missing")
-            elif found.value != expected[key]:
+            elif found.value != requested.expected[key]:
                 problems.append(f"{key}: edited; it is not the one that was saved")
         return problems
 

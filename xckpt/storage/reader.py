@@ -140,7 +140,7 @@ class ZarrStorageReader:
         with storage_errors(str(self.location)), self.source.noticing_replacement():
             self._read_values(plan, planner)
             wishes = self._wishes(plan)
-            self.source.prepare(wishes.arrays)
+            self.source.prepare(wishes.arrays, check_documents=False)
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)

@@ -151,6 +151,7 @@ class ChunkReads:
     ) -> None:
         self.source = source
         self.chunks = wishes.chunks
+        self.arrays = wishes.arrays
         self.planner = planner
         self.options = options
         self.destinations = [_Destination(item, prod(item.lengths)) for item in wishes.items]
@@ -179,6 +180,7 @@ class ChunkReads:
             while large and pool.has_room(large[0].nbytes) and not pool.failed:
                 self._submit(large.popleft(), pool)
             # Now that TensorStore is busy with large chunks.
+            documents = self.source.request_documents(self.arrays)
             for chunk in own:
                 if chunk.nbytes <= SMALL_BYTES and not pool.failed:
                     self._submit(chunk, pool)
@@ -186,6 +188,7 @@ class ChunkReads:
                 self._submit(large.popleft(), pool)
             while self._begun and not pool.failed:
                 self._finish(self._begun.popleft(), pool)
+            self.source.check(documents)
         if exchange is not None:
             exchange.finish()
 
