@@ -198,7 +198,7 @@ def on_rank_group(mesh: str) -> Any:
     return GROUPS[mesh] if dist.get_rank() in ranks else None
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(case=cases(meshes=["4", "2x2", "2x1x2", "three", "two", "one", "4x1"]))
 def test_dtensors_of_one_to_four_ranks(
     four_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, case: Case
@@ -539,7 +539,7 @@ def test_a_foreign_pickle_in_a_tensors_place(tmp_path: Path) -> None:
         import_checkpoint(folder, tmp_path / "imported")
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_damaged_file_never_hurts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

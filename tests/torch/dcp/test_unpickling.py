@@ -137,7 +137,11 @@ HARMFUL: dict[str, bytes] = {
     "obj": b"(" + global_op("os", "system") + b"S'touch harmed'\no.",
     "copyreg": pickle.dumps(Calls(copyreg._reconstructor, Path, object, None), 2),  # type: ignore[attr-defined]
     "extension": b"\x80\x02\x82\x01.",
-    "getattr": b"\x80\x04" + stack_global("builtins", "getattr") + b".",
+    "getattr": b"\x80\x04"
+    + stack_global("builtins", "getattr")
+    + stack_global(META, "Metadata")
+    + short("__init__")
+    + b"\x86R.",
     "import": called("importlib", "import_module", "antigravity"),
     "call a dtype": b"\x80\x04" + stack_global("torch", "float32") + b")R.",
     "call a value": b"\x80\x04" + short("print") + b")R.",
@@ -224,9 +228,9 @@ def test_an_absurd_pickle_is_refused(name: str) -> None:
 
 
 def test_depth_and_repetition_cost_neither_stack_nor_time() -> None:
-    deep = b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b"."
+    deep = b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b"."
     assert isinstance(load(deep, {}), list)
-    tuples = b"\x80\x04)" + b"\x85" * 200_000 + b"."
+    tuples = b"\x80\x04)" + b"\x85" * 100_000 + b"."
     assert isinstance(load(tuples, {}), tuple)
     # Each line doubles: the value has 2**64 parts, the pickle 200 bytes.
     pairs = b"".join(b"h%c" % n * 2 + b"\x86\x940" for n in range(64))

@@ -389,7 +389,7 @@ NAMES: Final[Mapping[str, Maker | None]] = {
 """What may occur in a ``data.pkl`` -> what a call of it gives."""
 
 
-MOST_PARTS: Final = 10_000_000
+MOST_PARTS: Final = 1_000_000
 """Most parts of a value: a pickle of some bytes can refer to one list a million times."""
 DEEPEST: Final = 64
 """Most containers around a value."""

@@ -19,7 +19,7 @@ from typing import Final, TypeGuard
 from xckpt.core.boxes import Boxes, cover_fault, interval
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.keys import KeyPath
-from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
+from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.torch.dcp.unpickling import Maker, Record, Symbol, as_record, load
 
 __all__ = ["DTYPE_NAMES", "MAX_BYTES", "DCPMetadata", "StoredTensor", "Where", "parse"]
@@ -84,6 +84,13 @@ def _path(*parts: object) -> object:
     return parts
 
 
+def _member(owner: object, name: object) -> object:
+    """A member of an enum, as Python 3.11.0 to 3.11.3 pickled it: by ``getattr``."""
+    if not isinstance(owner, Symbol) or owner.name not in _ENUMS or not isinstance(name, str):
+        raise UnsafePickleError("it takes an attribute of something by builtins.getattr")
+    return Record(owner.name, (name,))
+
+
 def _dict(pairs: object = ()) -> dict[object, object]:
     if pairs not in ((), []):
         raise TypeError
@@ -93,6 +100,7 @@ def _dict(pairs: object = ()) -> dict[object, object]:
 _METADATA: Final = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
 _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until torch 2.2
+_ENUMS: Final = (f"{_METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
 
 # fmt: off
 DTYPE_NAMES: Final = (
@@ -118,11 +126,12 @@ NAMES: Final[Mapping[str, Maker | None]] = {
             "TensorProperties",
             "MetadataIndex",
             "StorageMeta",
-            "_MEM_FORMAT_ENCODING",
         )
     },
     f"{_SHARDED}.TensorProperties": as_record,
-    f"{_SHARDED}.MEM_FORMAT_ENCODING": as_record,
+    **dict.fromkeys(_ENUMS, as_record),
+    "builtins.getattr": _member,
+    "__builtin__.getattr": _member,
     f"{_FILESYSTEM}._StorageInfo": as_record,
     # The folder that it was written to.
     **{

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from xckpt.errors import ManifestError, UnsafePickleError
+from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 
 __all__ = ["Maker", "Record", "Symbol", "as_record", "load"]
 
@@ -48,11 +48,13 @@ class Symbol:
         if self.make is as_record:
             return Record(self.name, arguments)
         if self.make is None:
-            raise UnsafePickleError(f"calls {self.name}, which is no function or class")
+            raise UnsafePickleError(f"it calls {self.name}, which is no function or class")
         try:
             return self.make(*arguments)
+        except XckptError:
+            raise
         except (TypeError, ValueError, UnicodeError) as error:
-            raise ManifestError(f"calls {self.name} with unusable arguments") from error
+            raise ManifestError(f"it calls {self.name} with unusable arguments") from error
 
 
 class Record:
@@ -278,7 +280,7 @@ def _list(m: _Machine) -> list[object]:
     """The topmost value, which must be a list of the pickle's own."""
     value = m.stack[-1]
     if not isinstance(value, list):
-        raise ManifestError(f"adds entries to a {type(value).__name__} as if it were a list")
+        raise ManifestError(f"it adds entries to a {type(value).__name__} as if it were a list")
     return value
 
 
@@ -286,7 +288,7 @@ def _dict(m: _Machine) -> dict[object, object]:
     """The topmost value, which must be a dict of the pickle's own."""
     value = m.stack[-1]
     if not isinstance(value, dict):
-        raise ManifestError(f"adds entries to a {type(value).__name__} as if it were a dict")
+        raise ManifestError(f"it adds entries to a {type(value).__name__} as if it were a dict")
     return value
 
 
@@ -355,7 +357,7 @@ def _stack_global(m: _Machine) -> None:
 def _reduce(m: _Machine) -> None:
     arguments, function = m.pop(), m.pop()
     if not isinstance(function, Symbol) or not isinstance(arguments, tuple):
-        raise UnsafePickleError(f"calls a {type(function).__name__}, which is no function")
+        raise UnsafePickleError(f"it calls a {type(function).__name__}, which is no function")
     m.push(function.call(arguments))
 
 
@@ -363,7 +365,7 @@ def _build(m: _Machine) -> None:
     state = m.pop()
     record = m.stack[-1]
     if not isinstance(record, Record) or record.state is not None:
-        raise UnsafePickleError(f"gives a state to a {type(record).__name__}, which has none")
+        raise UnsafePickleError(f"it gives a state to a {type(record).__name__}, which has none")
     record.state = state
 
 
