@@ -32,7 +32,7 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 from xckpt.options import LoadOptions, Progress, SaveOptions
-from xckpt.torch.dcp import export_checkpoint, import_checkpoint
+from xckpt.torch.dcp import XckptStorageWriter, export_checkpoint, import_checkpoint
 
 
 def exported(state: Any, folder: Path, **options: Any) -> Path:
@@ -139,6 +139,17 @@ def test_opaque_entries_come_back_through_both(tmp_path: Path) -> None:
     import_checkpoint(tmp_path / "dcp", tmp_path / "checkpoint", opaque=True)
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "again")
     assert isinstance(load_alone({"custom": None}, tmp_path / "again")["custom"], Custom)
+
+
+def test_what_dcp_wrote_through_the_storage_writer(tmp_path: Path) -> None:
+    state = {
+        "model": {"w": noise((4, 3), torch.bfloat16), "list": [torch.ones(2), {"x": 1}]},
+        "betas": (0.9, 0.95),
+    }
+    with alone():
+        dcp.save(state, storage_writer=XckptStorageWriter(tmp_path / "checkpoint"), no_dist=True)
+    export_checkpoint(tmp_path / "checkpoint", tmp_path / "dcp")
+    assert bits(load_alone(blank(state), tmp_path / "dcp")) == bits(state)
 
 
 # Several ranks.

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import xckpt
-from tests.torch.dcp.folders import raw, save_alone
+from tests.torch.dcp.folders import alone, bits, blank, raw, save_alone
 from tests.torch.meshes import MESHES, Case, cases, on_rank_distribute
 from tests.torch.ranks import Ranks
 from xckpt.core.dtypes import DTYPES
@@ -46,7 +46,7 @@ from xckpt.errors import (
 )
 from xckpt.options import Progress, SaveOptions
 from xckpt.torch.buffers import from_numpy, torch_dtype
-from xckpt.torch.dcp import import_checkpoint
+from xckpt.torch.dcp import XckptStorageReader, import_checkpoint
 
 
 def same(stored: Any, tensor: torch.Tensor) -> bool:
@@ -174,6 +174,21 @@ def test_options_and_progress(tmp_path: Path) -> None:
     assert cast(Any, checkpoint["w"]).chunks == (64, 1024)
     assert seen[-1] == Progress(1 << 21, 1 << 21)
     assert [step.done for step in seen] == sorted(step.done for step in seen)
+
+
+def test_dcp_reads_what_was_imported_through_the_storage_reader(tmp_path: Path) -> None:
+    state = {
+        "model": {"w": noise((4, 3), torch.bfloat16), "list": [torch.ones(2), {"x": 1}]},
+        "betas": (0.9, 0.95),
+        "custom": Custom(),
+    }
+    folder = save_alone(state, tmp_path / "dcp")
+    import_checkpoint(folder, tmp_path / "imported", opaque=True)
+    target = blank(state)
+    with alone():
+        dcp.load(target, storage_reader=XckptStorageReader(tmp_path / "imported"), no_dist=True)
+    assert isinstance(target.pop("custom"), Custom) and state.pop("custom")
+    assert bits(target) == bits(state)
 
 
 # Several ranks.
@@ -510,6 +525,15 @@ def test_transformed_entries_are_refused_by_the_extensions_name(tmp_path: Path) 
 
     rewrite(folder, change)
     with pytest.raises(UnsupportedLeafError, match=r"w: .*stream.zstd"):
+        import_checkpoint(folder, tmp_path / "imported")
+
+
+def test_safetensors_are_refused_by_name(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+    kind = SerializationFormat.SAFETENSORS
+    folder = save_alone({"w": torch.zeros(99)}, tmp_path / "dcp", serialization_format=kind)
+    with pytest.raises(UnsupportedLeafError, match=r"w: chunk .*safetensors"):
         import_checkpoint(folder, tmp_path / "imported")
 
 

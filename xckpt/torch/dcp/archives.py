@@ -159,6 +159,7 @@ class Archive:
 
         Raises:
             CorruptCheckpointError: the file is missing or too short, or holds no such archive.
+            UnsupportedLeafError: it holds safetensors.
         """
         path = folder / where.file
         problem = _file_problem(path, where)
@@ -169,6 +170,12 @@ class Archive:
             try:
                 entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
             except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+                view.seek(8)
+                if view.read(2) == b'{"':
+                    raise UnsupportedLeafError(
+                        f"{path}: stored as safetensors, which torch's own reader does not read "
+                        f"from here either; save it anew with SerializationFormat.TORCH_SAVE"
+                    ) from error
                 raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
             root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
             if root is None:

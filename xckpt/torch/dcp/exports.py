@@ -152,9 +152,11 @@ def _publish(staging: Path, target: Path) -> bytes:
         if target.exists():
             target.rename(old)
         staging.rename(target)
-        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
+        if old.exists() and not target.exists():
+            old.rename(target)
         raise StorageError(f"{target}: {error.strerror}; the export is in {staging}") from error
+    shutil.rmtree(old, ignore_errors=True)
     return b""
 
 
