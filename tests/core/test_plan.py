@@ -177,19 +177,38 @@ def test_a_load_plan_survives_the_way(items, storage_data, planner_data, wanted,
     assert encode_load_plan(back) == data
 
 
-def test_an_item_knows_its_bytes():
+def test_tensor_storage_size_counts_the_bytes_of_the_chunk():
+    """Not of the whole tensor, and 0 where the chunk is empty."""
     data = TensorWriteData(
         ChunkStorageMetadata((0, 4), (3, 4)), TensorProperties("bfloat16"), (3, 8)
     )
     assert (
         WriteItem(MetadataIndex("w", (0, 4)), WriteItemType.SHARD, data).tensor_storage_size() == 24
     )
+    for sizes, count in (((0, 4), 0), ((3, 8), 48)):
+        whole = replace(data, chunk=ChunkStorageMetadata((0, 0), sizes))
+        item = WriteItem(MetadataIndex("w"), WriteItemType.TENSOR, whole)
+        assert item.tensor_storage_size() == count
+    scalar = TensorWriteData(ChunkStorageMetadata((), ()), TensorProperties("float64"), ())
+    item = WriteItem(MetadataIndex("x", ()), WriteItemType.TENSOR, scalar)
+    assert item.tensor_storage_size() == 8
     assert WriteItem(MetadataIndex("s"), WriteItemType.BYTE_IO).tensor_storage_size() is None
 
 
 def test_a_table_tells_tensors_from_values():
     table = LeafTable(("w", "step"), ("", "int"))
     assert table.is_tensor(0) and not table.is_tensor(1)
+
+
+def test_items_are_added_as_lists_are():
+    items = [WriteItem(MetadataIndex(n), WriteItemType.BYTE_IO, kind="int") for n in "abc"]
+    columns = WriteItems.of(items[:2])
+    assert columns + items[2:] == items and items[2:] + columns == [items[2], *items[:2]]
+    assert columns + columns == items[:2] * 2
+    index = MetadataIndex("a")
+    reads = [ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ())]
+    sent = decode_load_plan(encode_load_plan(LoadPlan(reads))).items
+    assert [*sent, *reads] == sent + reads == reads + sent == reads * 2  # type: ignore[operator]
 
 
 def test_columns_are_compared_as_items():

@@ -358,7 +358,7 @@ class PlanCodec:
             plan.planner_data,
             dict(plan.containers),
         )
-        return _encode(wire)
+        return _sendable(wire)
 
     def decode(self, data: bytes) -> SavePlan:
         """A plan from bytes; inverse of `encode`."""
@@ -379,6 +379,15 @@ class PlanCodec:
             known = (shared, msgspec.Raw(_encode(shared)))
             self._encoded[id(shared)] = known
         return known[1]
+
+
+def _sendable(wire: _WirePlan | _WireLoadPlan) -> bytes:
+    try:
+        return _encode(wire)
+    except TypeError as error:
+        raise TypeError(
+            f"a plan's planner_data and storage_data must be what MessagePack carries: {error}"
+        ) from error
 
 
 def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:
@@ -456,7 +465,7 @@ def encode_load_plan(plan: LoadPlan) -> bytes:
     """
     items = plan.items
     raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-    return _encode(
+    return _sendable(
         _WireLoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, plan.problems)
     )
 

@@ -1,0 +1,127 @@
+"""A model on the meta device gets memory and weights in one step, however many reads that takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import xckpt
+from examples.planners.materialise import MaterialisingPlanner
+from tests.jobs import fresh_path
+from tests.shards import cut
+from xckpt.metadata import TensorStorageMetadata
+from xckpt.planner import ReadItem
+from xckpt.storage import ZarrStorageReader
+
+
+def build(device: str) -> torch.nn.Module:
+    """Several dtypes, buffers, a scalar, an empty parameter and one without gradients."""
+    torch.manual_seed(1)
+    with torch.device(device):
+        model = torch.nn.Sequential(
+            torch.nn.Linear(3, 101), torch.nn.BatchNorm1d(101), torch.nn.Linear(101, 4).half()
+        )
+        model.register_parameter("frozen", torch.nn.Parameter(torch.ones(3), requires_grad=False))
+        model.register_parameter("none", torch.nn.Parameter(torch.ones(0, 7)))
+    return model
+
+
+ROWS = [((0, 0), (7, 3)), ((7, 0), (13, 3)), ((20, 0), (31, 3)), ((51, 0), (50, 3))]
+
+
+@pytest.fixture(scope="module")
+def saved() -> str:
+    """The model's state dict; ``0.weight`` is four arrays."""
+    path = fresh_path()
+    state: dict[str, Any] = build("cpu").state_dict()
+    weight = state["0.weight"].numpy()
+    metadata = xckpt.save(path, {**state, "0.weight": cut(weight, ROWS)})
+    described = metadata.state_dict_metadata["0.weight"]
+    assert isinstance(described, TensorStorageMetadata) and len(described.chunks) == 4
+    return path
+
+
+class Watching(MaterialisingPlanner):
+    """Notes what is read where, and that the model has nothing yet."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self.regions: dict[str, list[tuple[int, ...]]] = {}
+
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        assert isinstance(tensor, torch.Tensor) and tuple(tensor.shape) == read_item.lengths
+        self.regions.setdefault(read_item.dest_index.fqn, []).append(tuple(tensor.shape))
+        super().commit_tensor(read_item, tensor)
+        assert all(leaf.is_meta for leaf in self.model.state_dict().values())
+
+
+def assert_is_the_model(model: torch.nn.Module) -> None:
+    expected = build("cpu")
+    for (name, leaf), (other, wanted) in zip(
+        model.state_dict().items(), expected.state_dict().items(), strict=True
+    ):
+        assert name == other and leaf.dtype == wanted.dtype and torch.equal(leaf, wanted)
+    for leaf, wanted in zip(model.parameters(), expected.parameters(), strict=True):
+        assert isinstance(leaf, torch.nn.Parameter) and leaf.requires_grad == wanted.requires_grad
+
+
+def test_a_model_gets_memory_and_weights(saved):
+    model = build("meta")
+    planner = Watching(model)
+    metadata = xckpt.load_state_dict(model.state_dict(), ZarrStorageReader(saved), planner=planner)
+    assert_is_the_model(model)
+    assert set(metadata.state_dict_metadata) == set(model.state_dict())
+    # Region-sized temporaries: the four arrays of one tensor came one by one.
+    assert sorted(planner.regions["0.weight"]) == [(7, 3), (13, 3), (31, 3), (50, 3)]
+
+
+def test_load_does_it_too(saved):
+    model = build("meta")
+    loaded = xckpt.load(saved, model.state_dict(), planner=MaterialisingPlanner(model))
+    assert_is_the_model(model)
+    assert loaded["0.weight"].data_ptr() == model.state_dict()["0.weight"].data_ptr()
+
+
+def test_each_tensor_is_allocated_once(saved):
+    model = build("meta")
+    memory: dict[str, set[int]] = {}
+
+    class Addresses(MaterialisingPlanner):
+        def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+            region: Any = super(MaterialisingPlanner, self).resolve_tensor(read_item)
+            found = region.untyped_storage().data_ptr()
+            memory.setdefault(read_item.dest_index.fqn, set()).add(found)
+            super().commit_tensor(read_item, tensor)
+
+    xckpt.load(saved, model.state_dict(), planner=Addresses(model))
+    for name, addresses in memory.items():
+        assert addresses == {model.state_dict()[name].untyped_storage().data_ptr()}
+
+
+def test_a_load_that_fails_leaves_the_model_as_it_was(tmp_path):
+    path = tmp_path / "ckpt"
+    xckpt.save(path, build("cpu").state_dict())
+    chunk = path / "2.weight" / "c" / "0" / "0"
+    chunk.write_bytes(bytes(reversed(chunk.read_bytes())))
+    model = build("meta")
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"2\.weight"):
+        xckpt.load(path, model.state_dict(), planner=MaterialisingPlanner(model))
+    assert all(leaf.is_meta for leaf in model.state_dict().values())
+
+
+def test_the_default_planner_cannot_fill_a_meta_model_in_place(saved):
+    state = build("meta").state_dict()
+    with pytest.raises(xckpt.UnsupportedLeafError, match="meta device has no memory to load into"):
+        xckpt.load_state_dict(state, ZarrStorageReader(saved))
+
+
+def test_a_model_of_another_dtype_is_cast(saved):
+    model = build("meta").double()
+    planner = MaterialisingPlanner(model, cast=True)
+    xckpt.load(saved, model.state_dict(), planner=planner)
+    weight = build("cpu").state_dict()["0.weight"].double()
+    assert torch.equal(model.state_dict()["0.weight"], weight)
+    assert np.array_equal(xckpt.open(saved)["frozen"][:], np.ones(3))  # type: ignore[index]
