@@ -111,6 +111,14 @@ def aim(like: object, name: str, *, in_place: bool) -> Target | None:
     return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
 
 
+def copyable(leaf: object, source: object) -> None:
+    return None
+
+
+def pinned_memory(size: int) -> None:
+    return None
+
+
 def to_numpy(data: object) -> None:
     """The parts are NumPy's."""
 

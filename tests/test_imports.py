@@ -22,7 +22,14 @@ ROOT = Path(__file__).parent.parent
 # A module may import from its own layer and from the layers before it.
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
-    "engine": ("xckpt.engine", "xckpt.group", "xckpt.options", "xckpt.staging"),
+    "engine": (
+        "xckpt.engine",
+        "xckpt.group",
+        "xckpt.options",
+        "xckpt.staging",
+        "xckpt.host_memory",
+        "xckpt.async_save",
+    ),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
     "surface": ("xckpt", "xckpt.api", "xckpt.planner", "xckpt.metadata", "xckpt.convert"),

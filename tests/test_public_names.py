@@ -55,10 +55,12 @@ NAMES = {
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
     | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
+    | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
+    "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.storage": {
         "StorageReader",
         "StorageWriter",
@@ -69,6 +71,8 @@ NAMES = {
 SIGNATURES = {
     "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
     " options=None",
+    "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
+    " group=None, options=None",
     "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None, options=None",
     "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None, options=None",
     "open": "path, *, options=None",

@@ -5,14 +5,24 @@
     xckpt.save("ckpt", {"model": model.state_dict(), "step": step})    # torch, on every rank
     state = xckpt.load("ckpt", like)                                   # jax, on any mesh
 
-In between lie plain zarr chunks that any zarr reader opens. See `save`, `load`, `load_into`, `open`
-and the errors; `save_state_dict` and `load_state_dict` take storages and planners of one's own.
+In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_async`, `load`,
+`load_into`, `open` and the errors; `save_state_dict` and `load_state_dict` take storages and
+planners of one's own.
 """
 
 import importlib
 from typing import TYPE_CHECKING
 
-from xckpt.api import load, load_into, load_state_dict, open, save, save_state_dict
+from xckpt.api import (
+    load,
+    load_into,
+    load_state_dict,
+    open,
+    save,
+    save_async,
+    save_state_dict,
+)
+from xckpt.async_save import SaveFuture
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -58,6 +68,7 @@ __all__ = [
     "Progress",
     "RankFailure",
     "RanksFailedError",
+    "SaveFuture",
     "SaveOptions",
     "StorageError",
     "StoredArray",
@@ -73,6 +84,7 @@ __all__ = [
     "load_state_dict",
     "open",
     "save",
+    "save_async",
     "save_state_dict",
 ]
 

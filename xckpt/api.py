@@ -1,18 +1,20 @@
-"""The functions that people call: save, load, load_into, open, save_state_dict, load_state_dict.
+"""The functions that people call: save, save_async, load, load_into, open, and the state dicts'.
 
 Each is a thin composition over one engine: find the group, make planner and storage, run the steps.
-The first four take a path, the last two any storage. Frameworks are registered here, by name only:
-their adapters load when a leaf of theirs can exist.
+`save_state_dict` and `load_state_dict` take any storage, the others a path. Frameworks are
+registered here, by name only: their adapters load when a leaf of theirs can exist.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from xckpt import engine
+from xckpt.async_save import SaveFuture, begin, settle
 from xckpt.core.leaves import register_adapter
 from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
@@ -20,6 +22,7 @@ from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
+from xckpt.staging import AsyncStager
 
 if TYPE_CHECKING:
     from xckpt.storage.checkpoint import Checkpoint
@@ -31,6 +34,7 @@ __all__ = [
     "load_state_dict",
     "open",
     "save",
+    "save_async",
     "save_state_dict",
 ]
 
@@ -145,14 +149,93 @@ def save(
     from xckpt.storage.writer import ZarrStorageWriter
 
     options = options or SaveOptions()
-    tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
-    return engine.save_state_dict(
-        tree,
+    return _save_now(
+        state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
         group=find_group() if group is None else group,
         planner=_save_planner(options) if planner is None else planner,
         metadata=metadata,
     )
+
+
+def save_async(
+    path: Path,
+    state: object,
+    *,
+    stager: AsyncStager | None = None,
+    overwrite: bool = False,
+    metadata: JSONValue = None,
+    planner: SavePlanner | None = None,
+    group: Group | None = None,
+    options: SaveOptions | None = None,
+) -> SaveFuture:
+    """Save a state in the background; collective, as `save` is.
+
+    The state is copied into host memory (JAX arrays are only held) before this returns, unless the
+    stager says otherwise; then training may go on and change it. Saves follow each other: this one
+    begins, and its state is copied, when the one before it has ended; `save` waits as well, and so
+    does the interpreter's exit. The ranks talk over connections of their own, so training may use
+    its process group meanwhile.
+
+    Args:
+        path: see `save`.
+        state: see `save`.
+        stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
+            memory it keeps between them the system may take back.
+        overwrite: see `save`.
+        metadata: see `save`.
+        planner: see `save`; it is used from another thread.
+        group: see `save`.
+        options: see `save`; ``progress`` is called from other threads.
+
+    Returns:
+        A future: ``result()`` waits for the commit and returns the checkpoint's metadata, or raises
+        what `save` would have raised. If nobody asks, the next save raises it.
+
+    Raises:
+        XckptError: an earlier asynchronous save failed, and nobody has asked for its result.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> weights = np.arange(4.0)
+        >>> saving = xckpt.save_async("memory://example-async", {"w": weights})
+        >>> weights += 1  # the next training step
+        >>> _ = saving.result()
+        >>> xckpt.load("memory://example-async")
+        {'w': array([0., 1., 2., 3.])}
+    """
+    _check_path(path, "save_async(path, state)")
+    options = options or SaveOptions()
+    planner = _save_planner(options) if planner is None else planner
+    kept = copy.deepcopy(metadata)
+
+    def run(state: Callable[[], Any], group: Group) -> Metadata:
+        # Here, so that the caller does not wait for TensorStore to be imported.
+        from xckpt.storage.writer import ZarrStorageWriter
+
+        writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
+        return engine.save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
+
+    return begin(str(path), state, stager, find_group() if group is None else group, run)
+
+
+def _save_now(
+    state: object,
+    writer: StorageWriter,
+    *,
+    group: Group,
+    planner: SavePlanner,
+    metadata: JSONValue = None,
+) -> Metadata:
+    """Save after the asynchronous save in flight; if that fails unseen, then so does this one."""
+    failure = settle(group)
+
+    def ready() -> Any:  # noqa: ANN401  # our planners take any tree
+        if failure is not None:
+            raise failure
+        return state
+
+    return engine.save_when_ready(ready, writer, group=group, planner=planner, metadata=metadata)
 
 
 def load(
@@ -299,7 +382,7 @@ def save_state_dict(
         options = getattr(storage_writer, "options", None)
         planner = _save_planner(options if isinstance(options, SaveOptions) else SaveOptions())
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    return engine.save_state_dict(state_dict, storage_writer, group=group, planner=planner)
+    return _save_now(state_dict, storage_writer, group=group, planner=planner)
 
 
 def load_state_dict(

@@ -21,7 +21,7 @@ A failure in any step reaches every rank as one error (`xckpt.group`), and nothi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -42,7 +42,7 @@ from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.errors import PlanError
 from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
 
-__all__ = ["load_state_dict", "save_state_dict"]
+__all__ = ["load_state_dict", "save_state_dict", "save_when_ready"]
 
 PLAN_SAVE = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
@@ -78,15 +78,32 @@ def save_state_dict(
         RanksFailedError: some rank failed (groups of several); nothing is committed.
         XckptError: the failure itself, in a group of one.
     """
+    return save_when_ready(
+        lambda: state_dict, storage_writer, group=group, planner=planner, metadata=metadata
+    )
+
+
+def save_when_ready(
+    state: Callable[[], Mapping[str, object]],
+    storage_writer: StorageWriter,
+    *,
+    group: Group,
+    planner: SavePlanner,
+    metadata: JSONValue = None,
+) -> Metadata:
+    """Save a state that this rank may still have to wait for; see `save_state_dict`.
+
+    What ``state`` raises is this rank's failure to plan, so that it reaches every rank.
+    """
     try:
-        return _save(state_dict, storage_writer, group, planner, metadata)
+        return _save(state, storage_writer, group, planner, metadata)
     except BaseException:
         storage_writer.abort()
         raise
 
 
 def _save(
-    state_dict: Mapping[str, object],
+    state: Callable[[], Mapping[str, object]],
     writer: StorageWriter,
     group: Group,
     planner: SavePlanner,
@@ -99,7 +116,7 @@ def _save(
     def plan_locally() -> bytes:
         if is_coordinator:
             check_json(user, "metadata")
-        planner.set_up_planner(state_dict, writer.storage_meta(), is_coordinator)
+        planner.set_up_planner(state(), writer.storage_meta(), is_coordinator)
         writer.set_up_storage_writer(is_coordinator)
         return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))
 

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.leaves import SourceLeaf
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
 
 __all__ = [
@@ -22,8 +24,10 @@ __all__ = [
     "aim",
     "children",
     "copy_into",
+    "copyable",
     "describe",
     "open_object",
+    "pinned_memory",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -96,6 +100,18 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     if not isinstance(leaf, np.ndarray | np.generic):
         return None
     return ArraySource(np.asarray(leaf), _format_dtype(leaf, name))
+
+
+def copyable(leaf: object, source: SourceLeaf) -> Copyable:
+    """An array is copied; a scalar cannot change."""
+    if not isinstance(leaf, np.ndarray):
+        return Copyable((), lambda copies: leaf)
+    return Copyable((np.asarray(leaf),), lambda copies: copies[0])
+
+
+def pinned_memory(size: int) -> None:
+    """NumPy has no accelerator."""
+    return
 
 
 def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:

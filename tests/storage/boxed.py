@@ -55,6 +55,14 @@ def aim(like: object, name: str, *, in_place: bool) -> None:
     return None
 
 
+def copyable(leaf: object, source: object) -> None:
+    return None
+
+
+def pinned_memory(size: int) -> None:
+    return None
+
+
 def to_numpy(data: object) -> None:
     return None
 

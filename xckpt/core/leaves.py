@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from xckpt.core.boxes import Boxes
 from xckpt.core.keys import KeyPath
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable, StagedLeaf
 
 __all__ = [
     "Adapter",
@@ -39,8 +40,10 @@ __all__ = [
     "adapters",
     "aim",
     "children",
+    "copyable",
     "describe",
     "open_object",
+    "pinned_memory",
     "register_adapter",
 ]
 
@@ -207,6 +210,20 @@ class Adapter(Protocol):
         """
         ...
 
+    def copyable(self, leaf: object, source: SourceLeaf) -> Copyable | None:
+        """How to get a leaf of the same kind that no longer changes; ``source`` describes it.
+
+        None if its kind need not be kept: then a `StagedLeaf` takes its place.
+        """
+        ...
+
+    def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
+        """``size`` bytes of host memory that an accelerator can write directly.
+
+        None if this framework has no accelerator here.
+        """
+        ...
+
     def aim(self, like: object, name: str, *, in_place: bool) -> TargetLeaf | None:
         """A target of the same shape, dtype, device and sharding, or None if not this framework's.
 
@@ -277,12 +294,56 @@ def describe(leaf: object, name: str) -> SourceLeaf | None:
     Raises:
         UnsupportedLeafError: an adapter owns it, but it cannot be saved.
     """
-    if isinstance(leaf, LazySource):
+    if isinstance(leaf, LazySource | StagedLeaf):
         return leaf
     for adapter in adapters():
         source = adapter.describe(leaf, name)
         if source is not None:
             return source
+    return None
+
+
+def copyable(leaf: object, name: str) -> Copyable | None:
+    """How to get a copy of a leaf that no longer changes, or None if no adapter owns it.
+
+    Raises:
+        UnsupportedLeafError: an adapter owns it, but it cannot be saved.
+    """
+    if isinstance(leaf, LazySource | StagedLeaf):
+        return Copyable((), lambda copies: leaf)
+    for adapter in adapters():
+        source = adapter.describe(leaf, name)
+        if source is not None:
+            return adapter.copyable(leaf, source) or _as_staged(source)
+    return None
+
+
+def _as_staged(source: SourceLeaf) -> Copyable:
+    """How to get a `StagedLeaf`."""
+
+    def rebuild(copies: Sequence[NDArray[np.generic]]) -> StagedLeaf:
+        return StagedLeaf(
+            tuple(source.shape),
+            source.dtype,
+            source.boxes,
+            tuple(copies),
+            source.sharded,
+            source.sharding,
+            source.annotation,
+        )
+
+    count = len(source.boxes)
+    if isinstance(source, TransferringLeaf):
+        source.expect([1] * count)
+    return Copyable([to_numpy(source.data(index)) for index in range(count)], rebuild)
+
+
+def pinned_memory(size: int) -> NDArray[np.uint8] | None:
+    """Host memory that an accelerator can write directly; None if there is no accelerator."""
+    for adapter in adapters():
+        memory = adapter.pinned_memory(size)
+        if memory is not None:
+            return memory
     return None
 
 

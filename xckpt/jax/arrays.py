@@ -14,6 +14,7 @@ neither changes nor frees what is being written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -23,7 +24,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.leaves import SourceLeaf
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable, StagedLeaf
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.prng import is_key, key_spec
 from xckpt.jax.pytrees import children, rebuild
@@ -43,8 +46,10 @@ __all__ = [
     "aim",
     "children",
     "copy_into",
+    "copyable",
     "describe",
     "open_object",
+    "pinned_memory",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -119,6 +124,38 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     )
 
 
+def copyable(leaf: object, source: SourceLeaf) -> Copyable:
+    """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
+
+    An array cannot change, but it can be donated or deleted. Its memory is pinned here by NumPy
+    views, so that a computation it is donated to takes other memory.
+    """
+    assert isinstance(source, ArraySource)
+    shards = {shard.device: shard.data for shard in source.array.addressable_shards}
+    owned = [_own(shards[devices[0]]) for devices in source.layout.devices]
+    for part, devices in zip(owned, source.layout.devices, strict=True):
+        if devices[0].platform != "cpu":
+            part.copy_to_host_async()
+
+    def rebuild(copies: Sequence[NDArray[np.generic]]) -> StagedLeaf:
+        return StagedLeaf(
+            source.shape,
+            source.dtype,
+            source.boxes,
+            [np.asarray(part) for part in owned],
+            source.sharded,
+            source.sharding,
+            source.annotation,
+        )
+
+    return Copyable((), rebuild)
+
+
+def pinned_memory(size: int) -> None:
+    """JAX fetches into memory of its own."""
+    return
+
+
 def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
     """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
 
@@ -182,10 +219,15 @@ def open_object(node: object, name: str) -> None:
 
 def _fetch(data: jax.Array) -> NDArray[np.generic]:
     array = jax.random.key_data(data) if is_key(data.dtype) else data
-    if len(array.sharding.device_set) == 1:
-        # A copy that the host had to make stays cached in the object asked; ask one of our own.
-        array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-    return np.asarray(jax.device_get(array))
+    return np.asarray(_own(array) if len(array.sharding.device_set) == 1 else array)
+
+
+def _own(array: jax.Array) -> jax.Array:
+    """Another object for a single-device array.
+
+    A copy that the host had to make stays cached in the object that was asked for it.
+    """
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
 def _refuse_tracer(leaf: object, name: str) -> None:

@@ -102,6 +102,10 @@ class JaxGroup:
         self._prefix = f"xckpt/{next(_numbers)}"
         self._calls = itertools.count()
 
+    def in_background(self) -> JaxGroup:
+        """Another group of the same processes, for use in another thread; all processes make it."""
+        return JaxGroup(coordinator_rank=self.coordinator, timeout=self.timeout)
+
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes on the coordinator, None elsewhere.
 

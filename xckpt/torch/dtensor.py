@@ -23,12 +23,13 @@ from torch.distributed.tensor.placement_types import Placement
 from xckpt.core.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.copying import Anew, as_parameter
 from xckpt.torch.placements import Cut, Interval, Layout, layouts, length, literal, nested
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.sources import TensorSource
 from xckpt.torch.targets import Memory, TensorTarget, mark_changed
 
-__all__ = ["aim", "describe", "layout", "local_tensor", "sharding"]
+__all__ = ["aim", "anew", "describe", "layout", "local_tensor", "sharding"]
 
 
 def describe(leaf: torch.Tensor, name: str) -> TensorSource:
@@ -77,6 +78,28 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
 
     dtype = known_dtype(local.dtype, name)
     return TensorTarget(tuple(tensor.shape), dtype, held.boxes, allocate)
+
+
+def anew(leaf: torch.Tensor) -> Anew | None:
+    """A DTensor as its local tensor; over another one it keeps mesh, placements and order of cuts.
+
+    None where the local tensor is no plain one.
+    """
+    tensor = cast(DTensor, leaf)
+    local = local_tensor(tensor)
+    wait = getattr(local, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
+    local = local if wait is None else wait()
+    if type(local) is not torch.Tensor:
+        return None
+
+    def over(made: Sequence[torch.Tensor]) -> torch.Tensor:
+        # torch's protocol for wrappers, which knows more of a DTensor than from_local takes.
+        inner, context = tensor.__tensor_flatten__()
+        held = {name: getattr(tensor, name) for name in inner} | {"_local_tensor": made[0]}
+        new = DTensor.__tensor_unflatten__(held, context, tensor.shape, tensor.stride())
+        return as_parameter(leaf, new)
+
+    return Anew([local], over)
 
 
 def _empty_like(like: DTensor) -> DTensor:

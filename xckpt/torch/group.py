@@ -14,7 +14,9 @@ whom it has lost:
    only the coordinator knows the rank that was silent.
 
 A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo backend beside it, made
-once: plans live in host memory, and nccl can neither send them nor notice a dead peer soon.
+once: plans live in host memory, and nccl can neither send them nor notice a dead peer soon. So does
+any process group whose processes save in the background (`TorchGroup.in_background`): training may
+use its own from the first thread meanwhile.
 """
 
 from __future__ import annotations
@@ -48,8 +50,10 @@ class _Channel(Protocol):
     def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work: ...
 
 
-_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, _Channel] = weakref.WeakKeyDictionary()
-"""Process group -> the gloo backend made beside it."""
+_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, _Channel]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Process group -> the gloo backends made beside it, by purpose."""
 
 _encode_failures = msgspec.msgpack.Encoder().encode
 _decode_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
@@ -102,9 +106,20 @@ class TorchGroup:
                 f"the process group; it counts within the group"
             )
         self.coordinator = coordinator_rank
+        self._process_group = process_group
         self._channel = _channel(process_group)
         self._lost: dict[int, str] = {}
         self._broken: RanksFailedError | None = None
+
+    def in_background(self) -> TorchGroup:
+        """The same processes over connections that nobody else uses, for use in another thread.
+
+        Collective the first time that a process group is asked: all its processes call it, in the
+        same order as other collectives. A silent rank is waited for `GLOO_TIMEOUT` long.
+        """
+        found = TorchGroup(self._process_group, self.coordinator)
+        found._channel = _companion(_world_or(self._process_group), "xckpt/background")
+        return found
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes in rank order, on the coordinator; None elsewhere.
@@ -277,17 +292,28 @@ def group_of(process_group: object, coordinator_rank: int = 0) -> TorchGroup | N
 
 def _channel(process_group: dist.ProcessGroup | None) -> _Channel:
     """What sends host memory by gloo between the processes of a group."""
-    group = process_group if process_group is not None else dist.group.WORLD
-    assert group is not None
+    group = _world_or(process_group)
     if "cpu:gloo" in dist.get_backend_config(group).split(","):
         return group
-    if group not in _companions:
+    return _companion(group, "xckpt")
+
+
+def _world_or(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    group = process_group if process_group is not None else dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def _companion(group: dist.ProcessGroup, purpose: str) -> _Channel:
+    """The gloo backend beside a process group, made at the first call."""
+    made = _companions.setdefault(group, {})
+    if purpose not in made:
         # Not by new_group: it needs the processes outside the group too, or else (with
         # use_local_synchronization) that all have made equally many groups before.
-        store = dist.PrefixStore("xckpt", group.get_group_store())
+        store = dist.PrefixStore(purpose, group.get_group_store())
         gloo = dist.ProcessGroupGloo(store, group.rank(), group.size(), GLOO_TIMEOUT)
-        _companions[group] = cast(_Channel, gloo)
-    return _companions[group]
+        made[purpose] = cast(_Channel, gloo)
+    return made[purpose]
 
 
 def _send(channel: _Channel, rank: int, data: bytes, *, last: bool = False) -> list[dist.Work]:

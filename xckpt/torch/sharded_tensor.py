@@ -21,11 +21,12 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, empty
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 
 from xckpt.core.metadata import Sharding
+from xckpt.torch.copying import Anew
 from xckpt.torch.shards import LocalShard, LocalShards
 from xckpt.torch.sources import TensorSource
 from xckpt.torch.targets import TensorTarget
 
-__all__ = ["aim", "describe"]
+__all__ = ["aim", "anew", "describe"]
 
 
 def describe(leaf: torch.Tensor, name: str) -> TensorSource:
@@ -56,6 +57,22 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
         return made, _local_shards(made, name).shards
 
     return local.new(make)
+
+
+def anew(leaf: torch.Tensor) -> Anew | None:
+    """A ShardedTensor as the tensors of its local shards; None where they are not on the CPU."""
+    tensor = cast(ShardedTensor, leaf)
+    held = [shard.tensor for shard in tensor.local_shards()]
+    if any(each.device.type != "cpu" for each in held):
+        return None
+
+    def over(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        made = _empty_like(tensor)
+        for shard, each in zip(made.local_shards(), tensors, strict=True):
+            shard.tensor = each
+        return made
+
+    return Anew(held, over)
 
 
 def _local_shards(tensor: ShardedTensor, name: str) -> LocalShards:

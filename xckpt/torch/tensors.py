@@ -20,9 +20,12 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
+from xckpt.core.leaves import SourceLeaf
+from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
 from xckpt.torch.buffers import to_numpy as tensor_to_numpy
+from xckpt.torch.copying import Anew, pinned_memory, plain_anew, to_copyable
 from xckpt.torch.objects import keeps_state, open_object
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.sources import TensorSource
@@ -34,8 +37,10 @@ __all__ = [
     "aim",
     "children",
     "copy_into",
+    "copyable",
     "describe",
     "open_object",
+    "pinned_memory",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -51,6 +56,10 @@ class _Specialist(Protocol):
 
     def aim(self, like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
         """A target like the tensor."""
+        ...
+
+    def anew(self, leaf: torch.Tensor) -> Anew | None:
+        """The tensor as plain tensors and the way back; None if it cannot be built anew."""
         ...
 
 
@@ -92,6 +101,17 @@ def describe(leaf: object, name: str) -> TensorSource | None:
     check_readable(local, name)
     shape = tuple(leaf.shape)
     return TensorSource(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
+
+
+def copyable(leaf: object, source: SourceLeaf) -> Copyable | None:
+    """A tensor of the same class over copied memory; None if it cannot be built anew."""
+    assert isinstance(leaf, torch.Tensor)
+    specialist = _specialist(leaf)
+    if specialist is not None:
+        found = specialist.anew(leaf)
+    else:
+        found = plain_anew(leaf) if type(leaf) in _PLAIN else None
+    return None if found is None else to_copyable(found, source.dtype)
 
 
 def aim(like: object, name: str, *, in_place: bool) -> TensorTarget | None:

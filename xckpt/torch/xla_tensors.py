@@ -22,7 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
+from xckpt.core.leaves import SourceLeaf
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.plain import known_dtype, plain
 from xckpt.torch.xla_shards import (
@@ -43,8 +45,10 @@ __all__ = [
     "aim",
     "children",
     "copy_into",
+    "copyable",
     "describe",
     "open_object",
+    "pinned_memory",
     "rebuild",
     "to_numpy",
     "to_writable_numpy",
@@ -275,6 +279,19 @@ def describe(leaf: object, name: str) -> ShardSource | None:
         stored_sharding(leaf, layout),
         lambda: _unpadded(fetch(tensor, layout), layout),
     )
+
+
+def copyable(leaf: object, source: SourceLeaf) -> Copyable | None:
+    """A tensor's shards, fetched in one transfer; those that are fetched already are copied."""
+    if isinstance(leaf, CpuShards):
+        return None
+    fetched = CpuShards.of(cast(torch.Tensor, leaf))
+    return Copyable((), lambda copies: fetched)
+
+
+def pinned_memory(size: int) -> None:
+    """torch_xla fetches into memory of its own."""
+    return
 
 
 def aim(like: object, name: str, *, in_place: bool) -> ShardTarget | None:
