@@ -87,6 +87,46 @@ def test_without_other_ranks_each_saves_its_own():
     assert results(2, run) == [0, 1]
 
 
+def test_writer_reader_and_planners_serve_one_save_after_another(tmp_path):
+    """The same leaves, others, one that fails between them, long values; on all ranks."""
+    path = tmp_path / "ckpt"
+    states: list[Any] = [
+        {"w": ARRAY, "long": "x" * 9000, "step": 0},
+        {"w": ARRAY + 1, "long": "x" * 9000, "step": 1},
+        {"w": object()},
+        {"w": ARRAY[:2], "other": ARRAY, "long": "y" * 5000},
+        {"w": ARRAY + 1, "long": "x" * 9000, "step": 1},
+    ]
+
+    def run(group: ThreadGroup) -> list[Any]:
+        writer, reader = ZarrStorageWriter(path, overwrite=True), ZarrStorageReader(path)
+        save_planner, load_planner = DefaultSavePlanner(), DefaultLoadPlanner()
+        found: list[Any] = []
+        for state in states:
+            try:
+                saved = xckpt.save_state_dict(
+                    state, writer, process_group=group, planner=save_planner
+                )
+            except xckpt.XckptError:
+                found.append(None)
+                continue
+            like = {n: "" if isinstance(x, str) else np.zeros_like(x) for n, x in state.items()}
+            like |= {"step": 0} if "step" in state else {}
+            loaded = xckpt.load_state_dict(like, reader, process_group=group, planner=load_planner)
+            assert loaded == saved and list(saved.state_dict_metadata) == list(state)
+            found.append(like)
+            group.barrier()
+            assert xckpt.open(path).verify() == []
+            group.barrier()
+        return found
+
+    for found in results(2, run):
+        assert found[2] is None
+        for state, like in zip(states, found, strict=True):
+            for name in like or ():
+                assert np.array_equal(like[name], state[name]), name
+
+
 class EmptyList:
     """What `bool` takes for false."""
 

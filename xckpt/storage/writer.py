@@ -111,6 +111,9 @@ class ZarrStorageWriter:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
+        # What an earlier save has left would be taken for written already.
+        self._committed = self._draft = None
+        self._documents = {}
         self._staging = begin(self.target, overwrite=self.overwrite) if is_coordinator else None
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
