@@ -160,6 +160,32 @@ def test_a_rank_that_disagrees_is_named(other, difference):
     assert caught.value.problems == (f"w: {difference}",)
 
 
+def nothing_of(shape: tuple[int, ...]) -> Sharded:
+    """A tensor of which the rank has no part, so that it knows no dtype."""
+    return Sharded(shape, "", Boxes.of([], rank=len(shape)), [])
+
+
+@pytest.mark.parametrize("holder", range(3))
+def test_a_rank_without_a_part_need_not_know_the_dtype(holder):
+    part = cut(W.astype("f2"), [((0, 0), (4, 2))])
+    states = [{"w": part if rank == holder else nothing_of((4, 2))} for rank in range(3)]
+    _, shares, metadata = plan_all(states)
+    assert [len(share.items) for share in shares] == [int(rank == holder) for rank in range(3)]
+    stored = metadata.state_dict_metadata["w"]
+    assert isinstance(stored, TensorStorageMetadata)
+    assert stored.properties.dtype == "float16"
+
+
+def test_ranks_that_know_a_dtype_must_agree():
+    half, single = (cut(W.astype(kind), [((0, 0), (4, 2))]) for kind in ("f2", "f4"))
+    with pytest.raises(PlanError) as caught:
+        plan_all([{"w": nothing_of((4, 2))}, {"w": half}, {"w": single}])
+    assert caught.value.problems == ("w: dtype float16 on rank 1 but float32 on rank 2",)
+    for states in ([nothing_of((4, 2))], [nothing_of((4, 2)), nothing_of((4, 2))]):
+        with pytest.raises(PlanError, match=r"w: no rank has a part of .* shape \(4, 2\)"):
+            plan_all([{"w": leaf, "x": 1} for leaf in states])
+
+
 def test_every_leaf_that_ranks_disagree_on_is_listed():
     keyed = Sharded((2,), "uint32", Boxes.whole((2,)), [np.zeros(2, np.uint32)], annotation="k:a")
     other = Sharded((2,), "uint32", Boxes.whole((2,)), [np.zeros(2, np.uint32)], annotation="k:b")

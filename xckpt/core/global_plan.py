@@ -63,11 +63,15 @@ def global_plan(
 def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[np.int32] | None]]:
     """One table of all ranks' leaves, and for each rank its leaf numbers in it (None: the same).
 
+    A rank without a part of a tensor may not know its dtype; then another one must.
+
     Raises:
-        PlanError: two ranks disagree on what a leaf is; all such leaves are listed.
+        PlanError: two ranks disagree on what a leaf is, or none knows it; all such leaves are
+            listed.
     """
     first = tables[0]
     if all(table == first for table in tables):
+        _check_known(first)
         return first, [None] * len(tables)
     rows: dict[str, tuple[object, ...]] = {}
     ranks: dict[str, int] = {}
@@ -80,6 +84,8 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
             for row in _rows(table):
                 name = str(row[0])
                 before = rows.setdefault(name, row)
+                if _knows_more(row, before):
+                    rows[name], ranks[name] = row, rank
                 numbers.setdefault(name, len(numbers))
                 difference = _difference(before, row)
                 if difference:
@@ -89,7 +95,27 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
         mapped.append(known[id(table)])
     if problems:
         raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
-    return LeafTable(*zip(*rows.values(), strict=True)), mapped
+    merged = LeafTable(*zip(*rows.values(), strict=True))
+    _check_known(merged)
+    return merged, mapped
+
+
+def _knows_more(row: tuple[object, ...], before: tuple[object, ...]) -> bool:
+    """Whether a row has a dtype where another of the same leaf has none."""
+    dtype = LeafTable.__struct_fields__.index("dtypes")
+    return bool(row[dtype]) and not before[dtype] and not _difference(before, row)
+
+
+def _check_known(table: LeafTable) -> None:
+    problems = [
+        f"{name}: no rank has a part of this tensor of shape {shape}, so none knows its dtype"
+        for name, kind, dtype, shape in zip(
+            table.names, table.kinds, table.dtypes, table.shapes, strict=True
+        )
+        if not kind and not dtype
+    ]
+    if problems:
+        raise PlanError.listing("tensors of an unknown dtype", problems)
 
 
 def _rows(table: LeafTable) -> list[tuple[object, ...]]:
@@ -108,7 +134,8 @@ def _difference(a: tuple[object, ...], b: tuple[object, ...]) -> str:
         ("annotation", annotation_a, annotation_b),
     ]
     for what, of_a, of_b in told:
-        if of_a != of_b:
+        unknown = what == "dtype" and not (of_a and of_b)
+        if of_a != of_b and not unknown:
             return f"{what} {of_a} on rank {{}} but {of_b} on rank {{}}"
     if content_a != content_b:
         return "rank {} and rank {} hold different contents under one name"

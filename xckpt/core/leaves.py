@@ -59,7 +59,7 @@ class SourceLeaf(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The format's name of the element type."""
+        """The format's name of the element type; empty if only a process with shards knows it."""
         ...
 
     @property
@@ -143,7 +143,7 @@ class TargetLeaf(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The format's name of the element type wanted."""
+        """The format's name of the element type wanted; empty if nothing is, and any will do."""
         ...
 
     @property

@@ -378,7 +378,7 @@ def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast:
     dtype = stored.properties.dtype
     if tuple(target.shape) != tuple(stored.size):
         texts.append(f"shape {tuple(stored.size)} in the checkpoint, {tuple(target.shape)} wanted")
-    if target.dtype != dtype:
+    if target.dtype not in (dtype, ""):
         if not cast:
             texts.append(
                 f"dtype {dtype} in the checkpoint, {target.dtype} wanted (cast=True casts)"

@@ -7,6 +7,8 @@
 3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
    Boxes without elements are left out.
 
+A local tensor that says itself which shards it has is asked instead (`xckpt.torch.shards_wrapper`).
+
 Only sizes enter, never elements or offsets one by one, and nothing is communicated.
 """
 
@@ -23,6 +25,7 @@ from torch.distributed.tensor.placement_types import Placement
 from xckpt.core.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
+from xckpt.torch import shards_wrapper
 from xckpt.torch.copying import Anew, as_parameter
 from xckpt.torch.placements import Cut, Interval, Layout, layouts, length, literal, nested
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
@@ -39,7 +42,11 @@ def describe(leaf: torch.Tensor, name: str) -> TensorSource:
         UnsupportedLeafError: see `layout`; or the local tensor has no plain elements to read.
     """
     tensor = cast(DTensor, leaf)
-    local = plain(local_tensor(tensor), name)
+    local = local_tensor(tensor)
+    if shards_wrapper.has_hooks(local):
+        _check_placements(tensor.placements, name)
+        return shards_wrapper.describe(tensor, local, name, sharding(tensor))
+    local = plain(local, name)
     check_readable(local, name)
     held = layout(tensor, name)
     return TensorSource(
@@ -59,7 +66,11 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
         UnsupportedLeafError: see `layout`; or the local tensor cannot be filled in place.
     """
     tensor = cast(DTensor, like)
-    local = plain(local_tensor(tensor), name)
+    local = local_tensor(tensor)
+    if shards_wrapper.has_hooks(local):
+        _check_placements(tensor.placements, name)
+        return shards_wrapper.aim(tensor, local, name, in_place=in_place)
+    local = plain(local, name)
     if in_place:
         check_writable(local, name)
     held = layout(tensor, name)

@@ -34,7 +34,7 @@ def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     local = tensor if wait is None else wait()
     for unfit, advice in _FAULTS:
         if unfit(local):
-            raise UnsupportedLeafError(f"{name}: {advice}")
+            raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
     return local.detach()
 
 
@@ -126,8 +126,8 @@ _FAULTS: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
     ),
     (
         _is_wrapper,
-        "a tensor subclass that defines its own operations, so that its memory need not hold "
-        "its elements; store the plain tensors inside it, or convert it to a DTensor",
+        "a tensor subclass ({kind}) that defines its own operations, so that its memory need not "
+        "hold its elements; store the plain tensors inside it, or convert it to a DTensor",
     ),
 )
 """What makes a tensor unfit, and what to do about it; the first that holds is reported."""
