@@ -14,7 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.torch.dcp.folders import raw
-from xckpt.errors import CorruptCheckpointError, UnsafePickleError, UnsupportedLeafError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    StorageError,
+    UnsafePickleError,
+    UnsupportedLeafError,
+)
 from xckpt.torch.buffers import from_numpy
 from xckpt.torch.dcp import archives
 from xckpt.torch.dcp.archives import Archive, MappedTensor
@@ -171,6 +176,23 @@ def test_a_value_that_repeats_itself_without_end_is_refused(
         doubled = [doubled, doubled]
     with pytest.raises(UnsupportedLeafError, match="too many parts"):
         opened(tmp_path, archive(doubled)).value()
+
+
+def test_an_expanded_tensor_is_refused(tmp_path: Path) -> None:
+    """A file of a kilobyte could ask for any number of elements."""
+    with pytest.raises(UnsupportedLeafError, match="expanded"):
+        opened(tmp_path, archive(torch.ones(1).expand(1 << 40))).value()
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    content = archive(torch.ones(1))
+    (tmp_path / "file").write_bytes(content)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageError, match="Permission denied"):
+        Archive.open(tmp_path, Where("file", 0, len(content)))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
-from xckpt.torch.dcp import archives, pickled_metadata
+from xckpt.torch.dcp import pickled_metadata, pickled_values
 from xckpt.torch.dcp.unpickling import Record, Symbol, as_record, load
 
 PROTOCOLS = [2, 3, 4, 5]
@@ -52,7 +52,7 @@ TREES = st.recursive(
 @given(TREES, st.sampled_from(PROTOCOLS))
 def test_what_the_pickler_writes_is_read(tree: Any, protocol: int) -> None:
     data = pickle.dumps(tree, protocol)
-    assert load(data, archives.NAMES) == pickle.loads(data)
+    assert load(data, pickled_values.NAMES) == pickle.loads(data)
 
 
 @given(TREES, st.sampled_from(PROTOCOLS), st.data())
@@ -60,7 +60,7 @@ def test_a_truncated_pickle_is_refused(tree: Any, protocol: int, data: st.DataOb
     whole = pickle.dumps(tree, protocol)
     length = data.draw(st.integers(0, len(whole) - 1))
     with pytest.raises(ManifestError):
-        load(whole[:length], archives.NAMES)
+        load(whole[:length], pickled_values.NAMES)
 
 
 @given(TREES, st.data())
@@ -70,7 +70,7 @@ def test_a_damaged_pickle_is_refused_or_read_as_plain_values(
     raw = bytearray(pickle.dumps(tree, 4))
     raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(XckptError):
-        load(bytes(raw), archives.NAMES)
+        load(bytes(raw), pickled_values.NAMES)
 
 
 @given(st.binary(max_size=64))
@@ -159,7 +159,7 @@ def test_a_harmful_pickle_is_refused_and_nothing_is_run(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(sys.modules)
-    for names in (pickled_metadata.NAMES, archives.NAMES):
+    for names in (pickled_metadata.NAMES, pickled_values.NAMES):
         with pytest.raises(ManifestError):
             load(HARMFUL[name], names)
     assert list(tmp_path.iterdir()) == []
@@ -224,7 +224,7 @@ ABSURD = {
 @pytest.mark.parametrize("name", ABSURD)
 def test_an_absurd_pickle_is_refused(name: str) -> None:
     with pytest.raises(ManifestError):
-        load(ABSURD[name], archives.NAMES)
+        load(ABSURD[name], pickled_values.NAMES)
 
 
 def test_depth_and_repetition_cost_neither_stack_nor_time() -> None:
@@ -247,5 +247,5 @@ def test_every_opcode_that_the_pickler_writes_is_known() -> None:
             {1: 2, 3: 4}]  # fmt: skip
     for protocol in PROTOCOLS:
         data = pickle.dumps((tree, tree), protocol)
-        assert load(data, archives.NAMES) == (tree, tree)
+        assert load(data, pickled_values.NAMES) == (tree, tree)
         assert pickletools.optimize(data)

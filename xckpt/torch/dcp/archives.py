@@ -4,8 +4,7 @@ An archive is a ZIP file that stores everything uncompressed: ``data.pkl``, a pi
 tensor refers to a storage by number, and the bytes of storage n under ``data/n``.
 
 1. `Archive.open` finds the entries of one archive, which may lie anywhere in a larger file.
-2. ``data.pkl`` is described, not unpickled (`xckpt.torch.dcp.unpickling`): the names in `NAMES` are
-   all that may occur.
+2. ``data.pkl`` is described, not unpickled (`xckpt.torch.dcp.pickled_values`).
 3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
    it; nothing is read before somebody looks.
 """
@@ -19,36 +18,22 @@ from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Final, TypeGuard
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
-from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
-from xckpt.torch.dcp.pickled_metadata import DTYPE_NAMES, Where
-from xckpt.torch.dcp.unpickling import Maker, Symbol, load
+from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError
+from xckpt.torch.dcp.pickled_metadata import Where
+from xckpt.torch.dcp.pickled_values import View, describe
+from xckpt.torch.dcp.unpickling import Symbol
 
 __all__ = ["Archive", "MappedTensor"]
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 """Longest ``data.pkl`` that is read."""
 
-_STORAGES: Final = {
-    "FloatStorage": "float32",
-    "DoubleStorage": "float64",
-    "HalfStorage": "float16",
-    "BFloat16Storage": "bfloat16",
-    "LongStorage": "int64",
-    "IntStorage": "int32",
-    "ShortStorage": "int16",
-    "CharStorage": "int8",
-    "ByteStorage": "uint8",
-    "BoolStorage": "bool",
-    "ComplexFloatStorage": "complex64",
-    "ComplexDoubleStorage": "complex128",
-}
-"""torch's storage classes -> the format's dtypes."""
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 
 
@@ -89,28 +74,6 @@ class MappedTensor:
         return np.negative(array) if self.negated else array  # type: ignore[return-value]
 
 
-@dataclass(frozen=True, slots=True)
-class _Storage:
-    """What a pickle says of a storage."""
-
-    dtype: str | None
-    """None for bytes without a type."""
-    key: str
-
-
-@dataclass(frozen=True, slots=True)
-class _View:
-    """What a pickle says of a tensor."""
-
-    storage: _Storage
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    conjugated: bool
-    negated: bool
-
-
 class _Slice(RawIOBase):
     """A range of a file, as a file."""
 
@@ -141,6 +104,11 @@ class _Slice(RawIOBase):
         self._at += len(data)
         return data
 
+    def range(self, start: int, length: int) -> bytes:
+        """The bytes there."""
+        self.seek(start)
+        return self.read(length)
+
 
 class Archive:
     """One archive, as `torch.save` writes it."""
@@ -160,39 +128,20 @@ class Archive:
         Raises:
             CorruptCheckpointError: the file is missing or too short, or holds no such archive.
             UnsupportedLeafError: it holds safetensors.
+            StorageError: the file cannot be read.
         """
         path = folder / where.file
         problem = _file_problem(path, where)
         if problem:
             raise CorruptCheckpointError(f"{path} {problem}")
-        with path.open("rb") as file:
-            view = _Slice(file, where.offset, where.length)
-            try:
-                entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
-            except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-                view.seek(8)
-                if view.read(2) == b'{"':
-                    raise UnsupportedLeafError(
-                        f"{path}: stored as safetensors, which torch's own reader does not read "
-                        f"from here either; save it anew with SerializationFormat.TORCH_SAVE"
-                    ) from error
-                raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
-            root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
-            if root is None:
-                raise _corrupt(path, where, "an archive without data.pkl")
-            records = {
-                entry.filename.removeprefix(root): _range(view, entry, path, where)
-                for entry in entries
-            }
-            start, length = records["data.pkl"]
-            if length > MAX_PICKLE_BYTES:
-                raise _corrupt(path, where, f"an archive with {length:,} bytes of data.pkl")
-            view.seek(start)
-            pickled = view.read(length)
-            order = b"little"
-            if "byteorder" in records:
-                view.seek(records["byteorder"][0])
-                order = view.read(min(16, records["byteorder"][1]))
+        try:
+            with path.open("rb") as file:
+                view = _Slice(file, where.offset, where.length)
+                records = _records(view, path, where)
+                pickled = view.range(*records["data.pkl"])
+                order = view.range(*records.get("byteorder", (0, 0))) or b"little"
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}") from error
         absolute = {name: (where.offset + at, size) for name, (at, size) in records.items()}
         return cls(path, pickled, absolute, order == b"little")
 
@@ -205,13 +154,14 @@ class Archive:
             ManifestError: the pickle is damaged.
             UnsupportedLeafError: what it holds is no plain value.
         """
-        return _Values(self).convert(load(self._pickled, NAMES, _storage))
+        return _Values(self).convert(describe(self._pickled))
 
-    def tensor(self, view: _View) -> MappedTensor:
+    def tensor(self, view: View) -> MappedTensor:
         """The tensor that a pickle describes.
 
         Raises:
             CorruptCheckpointError: it lies outside its storage, or that outside the archive.
+            UnsupportedLeafError: it has more elements than its storage, or is big-endian.
         """
         name = f"data/{view.storage.key}"
         found = self._records.get(name)
@@ -227,6 +177,10 @@ class Archive:
             raise CorruptCheckpointError(
                 f"{self._path}: a tensor of shape {view.shape} and strides {view.strides} reaches "
                 f"beyond the {length:,} bytes of its storage"
+            )
+        if prod(view.shape) * item > length:
+            raise UnsupportedLeafError(
+                f"a tensor of shape {view.shape} expanded from {length:,} bytes"
             )
         return MappedTensor(
             self._path,
@@ -260,6 +214,29 @@ def _corrupt(path: Path, where: Where, what: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: at bytes {there} is {what}")
 
 
+def _records(view: _Slice, path: Path, where: Where) -> dict[str, tuple[int, int]]:
+    """Name within the archive -> start and length of each entry."""
+    try:
+        entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
+        if view.range(8, 2) == b'{"':
+            raise UnsupportedLeafError(
+                f"{path}: stored as safetensors, which torch's own reader does not read from here "
+                f"either; save it anew with SerializationFormat.TORCH_SAVE"
+            ) from error
+        raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
+    root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
+    if root is None:
+        raise _corrupt(path, where, "an archive without data.pkl")
+    records = {
+        entry.filename.removeprefix(root): _range(view, entry, path, where) for entry in entries
+    }
+    length = records["data.pkl"][1]
+    if length > MAX_PICKLE_BYTES:
+        raise _corrupt(path, where, f"an archive with {length:,} bytes of data.pkl")
+    return records
+
+
 def _range(view: _Slice, entry: zipfile.ZipInfo, path: Path, where: Where) -> tuple[int, int]:
     """Where an entry's bytes are in the archive."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
@@ -273,127 +250,6 @@ def _range(view: _Slice, entry: zipfile.ZipInfo, path: Path, where: Where) -> tu
     if start + entry.file_size > where.length:
         raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is cut off")
     return start, entry.file_size
-
-
-# What a pickle's names make. Wrong arguments are a TypeError or ValueError.
-
-
-def _storage(kind: object, storage: object, key: object, place: object, elements: object) -> object:
-    if kind != "storage" or not isinstance(storage, Symbol) or not isinstance(key, str):
-        raise TypeError
-    name = storage.name.rpartition(".")[2]
-    return _Storage(None if name == "UntypedStorage" else _STORAGES.get(name, name), key)
-
-
-def _tensor_v2(
-    storage: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    requires_grad: object,
-    hooks: object,
-    metadata: object = None,
-) -> object:
-    return _view(storage, None, offset, shape, strides, metadata)
-
-
-def _tensor_v3(
-    storage: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    requires_grad: object,
-    hooks: object,
-    dtype: object,
-    metadata: object = None,
-) -> object:
-    return _view(storage, dtype, offset, shape, strides, metadata)
-
-
-def _view(
-    storage: object,
-    dtype: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    metadata: object,
-) -> object:
-    if not isinstance(storage, _Storage) or type(offset) is not int or offset < 0:
-        raise TypeError
-    if not _are_counts(shape) or not _are_counts(strides) or len(shape) != len(strides):
-        raise ValueError
-    noted = metadata or {}
-    if not isinstance(noted, dict) or not set(noted) <= {"conj", "neg"}:
-        raise TypeError
-    name = storage.dtype if dtype is None else _dtype(dtype)
-    if name is None:
-        raise TypeError
-    return _View(
-        storage, name, offset, shape, strides, bool(noted.get("conj")), bool(noted.get("neg"))
-    )
-
-
-def _dtype(symbol: object) -> str:
-    if not isinstance(symbol, Symbol):
-        raise TypeError
-    return symbol.name.removeprefix("torch.")
-
-
-def _are_counts(values: object) -> TypeGuard[tuple[int, ...]]:
-    return isinstance(values, tuple) and all(type(n) is int and 0 <= n < 1 << 62 for n in values)
-
-
-def _parameter(data: object, requires_grad: object, hooks: object, state: object = None) -> object:
-    if not isinstance(data, _View) or state:
-        raise TypeError
-    return data
-
-
-def _encoded(text: object, encoding: object) -> object:
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise TypeError
-    return text.encode("latin-1")
-
-
-def _complex(real: object, imaginary: object) -> object:
-    if not isinstance(real, float) or not isinstance(imaginary, float):
-        raise TypeError
-    return complex(real, imaginary)
-
-
-def _no_bytes() -> object:
-    return b""
-
-
-def _size(dimensions: object = ()) -> object:
-    if not _are_counts(dimensions):
-        raise TypeError
-    return dimensions
-
-
-def _ordered(pairs: object = ()) -> object:
-    if pairs not in ((), []):
-        raise TypeError
-    return {}
-
-
-NAMES: Final[Mapping[str, Maker | None]] = {
-    **{f"torch.{name}": None for name in (*_STORAGES, *DTYPE_NAMES)},
-    **{f"torch.{name}Storage": None for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2")},
-    "torch.storage.UntypedStorage": None,
-    "torch._utils._rebuild_tensor_v2": _tensor_v2,
-    "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch.Size": _size,
-    "collections.OrderedDict": _ordered,
-    "_codecs.encode": _encoded,
-    "__builtin__.complex": _complex,
-    "builtins.complex": _complex,
-    "__builtin__.bytes": _no_bytes,
-    "builtins.bytes": _no_bytes,
-}
-"""What may occur in a ``data.pkl`` -> what a call of it gives."""
 
 
 MOST_PARTS: Final = 1_000_000
@@ -415,7 +271,7 @@ class _Values:
             raise UnsupportedLeafError(
                 f"more than {DEEPEST} containers deep" if depth > DEEPEST else "too many parts"
             )
-        if isinstance(value, _View):
+        if isinstance(value, View):
             if value.dtype not in DTYPES:
                 raise UnsupportedLeafError(f"a tensor of dtype {value.dtype}")
             return self._archive.tensor(value)

@@ -32,13 +32,10 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import (
     SavePlan,
-    SavePlanner,
     TensorWriteData,
     WriteItem,
     WriteItemType,
 )
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.grid import cells
@@ -57,6 +54,7 @@ from xckpt.storage.checkpoint import Checkpoint, StoredArray
 from xckpt.storage.pool import ProgressCounter
 from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp.imports import local_folder
+from xckpt.torch.dcp.split_writer import SplitWriter, item_bytes
 from xckpt.torch.group import current_group
 
 __all__ = ["export_checkpoint"]
@@ -167,7 +165,7 @@ def _save(planner: _ExportPlanner, folder: Path, file_bytes: int) -> None:
         RanksFailedError: some rank failed (groups of several).
         XckptError: the failure itself, in a group of one.
     """
-    writer = _SplitWriter(folder, file_bytes)
+    writer = SplitWriter(folder, file_bytes)
     try:
         with warnings.catch_warnings():
             # torch says that it works in a single process where no process group is initialised.
@@ -184,49 +182,6 @@ def _save(planner: _ExportPlanner, folder: Path, file_bytes: int) -> None:
             WRITE,
             [RankFailure(r, type(fault).__name__, str(fault)) for r, fault in failures.items()],
         ) from error
-
-
-class _SplitWriter(dcp.FileSystemWriter):
-    """torch's writer, with as many files a rank as memory asks for."""
-
-    def __init__(self, folder: Path, file_bytes: int) -> None:
-        super().__init__(folder)
-        self.file_bytes = file_bytes
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write the items of one file after the other's."""
-        results: list[WriteResult] = []
-        for number, items in enumerate(_files(plan.items, self.file_bytes)):
-            own = dataclasses.replace(
-                plan.storage_data, prefix=f"{plan.storage_data.prefix}{number}_"
-            )
-            part = dataclasses.replace(plan, items=items, storage_data=own)
-            written = super().write_data(part, planner)
-            results.extend(written.wait())
-        done: Future[list[WriteResult]] = Future()
-        done.set_result(results)
-        return done
-
-
-def _files(items: Sequence[WriteItem], most: int) -> Iterator[list[WriteItem]]:
-    """Items in runs of at most ``most`` bytes; a larger one is a run of its own."""
-    run: list[WriteItem] = []
-    size = 0
-    for item in items:
-        nbytes = _item_bytes(item)
-        if run and size + nbytes > most:
-            yield run
-            run, size = [], 0
-        run.append(item)
-        size += nbytes
-    if run:
-        yield run
-
-
-def _item_bytes(item: WriteItem) -> int:
-    if item.tensor_data is None:
-        return 0
-    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -318,10 +273,10 @@ class _ExportPlanner(dcp.DefaultSavePlanner):
         mine: list[WriteItem] = []
         for item in items:
             taker = loads.index(min(loads))
-            loads[taker] += max(1, _item_bytes(item))
+            loads[taker] += max(1, item_bytes(item))
             if taker == self.rank:
                 mine.append(item)
-        total = sum(_item_bytes(item) for item in mine)
+        total = sum(item_bytes(item) for item in mine)
         self._progress = ProgressCounter(total, self.options.progress)
         self.plan = SavePlan(mine, planner_data=self.mappings)
         return self.plan
