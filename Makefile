@@ -45,7 +45,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 test-xla: env-xla
-	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla
+	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_tensors.py tests/torch/test_buffers.py
 
 demo: env
 	$(BIN)/python -m examples.demo
