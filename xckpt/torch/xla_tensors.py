@@ -283,7 +283,7 @@ def describe(leaf: object, name: str) -> ShardSource | None:
 
 def copyable(leaf: object, source: SourceLeaf) -> Copyable | None:
     """A tensor's shards, fetched in one transfer; those that are fetched already are copied."""
-    if isinstance(leaf, CpuShards):
+    if _staged(leaf) is not None:
         return None
     fetched = CpuShards.of(cast(torch.Tensor, leaf))
     return Copyable((), lambda copies: fetched)
