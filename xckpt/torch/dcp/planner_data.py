@@ -16,7 +16,7 @@ from math import isfinite
 
 from xckpt.core.keys import KeyPath
 from xckpt.core.metadata import JSONValue
-from xckpt.errors import PlanError
+from xckpt.errors import ManifestError, PlanError
 
 __all__ = ["pack", "restore", "unpack"]
 
@@ -56,6 +56,9 @@ def pack(planner_data: object, implied: Mapping[str, KeyPath], odd: Mapping[str,
 def unpack(stored: object) -> tuple[object, dict[str, str]]:
     """(what `pack` was given but for the implied entries, or None; leaf name -> fqn).
 
+    Raises:
+        ManifestError: it is nothing that `pack` returns.
+
     Example:
         >>> unpack({"dcp": {"data": {"tuple": [1, 2]}, "fqns": {"a": "x"}}})
         ((1, 2), {'a': 'x'})
@@ -65,9 +68,10 @@ def unpack(stored: object) -> tuple[object, dict[str, str]]:
     noted = stored.get("dcp") if isinstance(stored, Mapping) else None
     if not isinstance(noted, Mapping):
         return None, {}
-    fqns = noted.get("fqns", {})
-    data = _decode(noted["data"]) if "data" in noted else None
-    return data, dict(fqns) if isinstance(fqns, Mapping) else {}
+    try:
+        return _decode(noted.get("data")), dict(noted.get("fqns", {}))
+    except (TypeError, ValueError, KeyError) as error:
+        raise ManifestError(f"the planner data is not as it was written: {error!r}") from error
 
 
 def restore(data: object, implied: Mapping[str, KeyPath]) -> object:
