@@ -30,7 +30,7 @@ env-xla: $(XLA_STAMP)
 
 # By the file's content, not its age: the environment outlives a checkout.
 $(XLA_STAMP):
-	rm -rf $(XCKPT_XLA_VENV)
+	rm -f $(XCKPT_XLA_VENV)/.stamp-*
 	$(PYTHON) -m venv $(XCKPT_XLA_VENV)
 	@# The list is complete. What torch asks for besides (triton) is never imported.
 	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(XLA_CONSTRAINTS)
