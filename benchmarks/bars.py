@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
 from benchmarks.planning import UNLIKE, Planning
@@ -17,6 +18,7 @@ from benchmarks.speed import Times
 MIB = 1 << 20
 DCP = ("DCP, 1 thread", "DCP, 2 threads")
 RAW = ("TensorStore, 8 MiB chunks", "TensorStore, a chunk a tensor")
+THROUGH = "DCP through xckpt"
 TORCH = "xckpt, torch"
 JAX = "xckpt, JAX"
 LIMIT = "plain files, 2 threads"
@@ -60,6 +62,7 @@ def speed(times: Mapping[str, Times]) -> Iterator[Bar]:
         yield _ratio(
             "load into memory: speed over the better DCP", best / times[TORCH].loaded(INTO), 2.5
         )
+    yield from through_xckpt(times)
     if times.keys() >= {JAX, "Orbax"}:
         orbax, mine = times["Orbax"], times[JAX]
         yield _ratio("save JAX arrays: speed over Orbax", orbax.saved() / mine.saved(), 4.0)
@@ -80,6 +83,24 @@ def speed(times: Mapping[str, Times]) -> Iterator[Bar]:
         yield _ratio(
             "load into memory: share of the limit's speed", limit / times[TORCH].loaded(INTO), 0.75
         )
+
+
+def through_xckpt(times: Mapping[str, Times]) -> Iterator[Bar]:
+    """DCP with xckpt's storage against DCP with its own."""
+    if times.keys() >= {THROUGH, *DCP}:
+        mine = times[THROUGH]
+        best = min(times[name].saved() for name in DCP)
+        yield _ratio("DCP through xckpt, save: over the better DCP", best / mine.saved(), 1.0)
+        best = min(times[name].loaded(INTO) for name in DCP)
+        yield _ratio("DCP through xckpt, load: over the better DCP", best / mine.loaded(INTO), 1.0)
+
+
+def row_shard(figures: Mapping[str, RowShard]) -> Iterator[Bar]:
+    """What a row shard reads through DCP, over the chunks that it touches."""
+    if THROUGH in figures:
+        mine = figures[THROUGH]
+        what = "DCP through xckpt, a row shard: bytes read over chunks touched"
+        yield _most(what, mine.read / mine.touched, 1.02, "x")
 
 
 def resharding(figures: Mapping[str, Resharding]) -> Iterator[Bar]:

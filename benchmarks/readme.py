@@ -22,6 +22,7 @@ ROWS = (
     "xckpt, JAX",
     "DCP, 1 thread",
     "DCP, 2 threads",
+    "DCP through xckpt",
     "Orbax",
     "safetensors",
     "TensorStore, 8 MiB chunks",
@@ -30,6 +31,7 @@ ROWS = (
     "memcpy",
 )
 NOTES = {
+    "DCP through xckpt": "DCP through **xckpt**",
     "xckpt, torch": "**xckpt**, torch",
     "xckpt, JAX": "**xckpt**, JAX",
     "safetensors": "safetensors, no digests, one process",
@@ -59,6 +61,8 @@ def _speed(results: Mapping[str, Any]) -> Iterator[str]:
         each["contender"]: each["anonymous"] for each in results["memory"] if each["work"] == "save"
     }
     for name in ROWS:
+        if name not in results["speed"]:
+            continue
         median = results["speed"][name]["median"]
         loads = [median[key] for key in median if key.startswith("load into memory")]
         into = f"{size / GIB / min(loads):.1f}" if loads else ""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bars import Bar
+from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import Extra
 from benchmarks.planning import Planning
@@ -95,6 +96,23 @@ def resharding_table(figures: Mapping[str, Resharding]) -> Table:
             *(f"{max(b) / MIB:.1f}" for b in (each.wanted, each.read, each.mapped)),
             f"{read / sum(each.wanted):.2f}",
             f"{read / each.stored:.2f}",
+        )
+    return table
+
+
+def row_shard_table(figures: Mapping[str, RowShard]) -> Table:
+    """Bytes that a quarter of the rows of every matrix takes to read."""
+    table = _table(
+        "One of 4 row shards of what was saved whole, through DCP",
+        ("contender",),
+        ("wanted MiB", "of chunks touched MiB", "read MiB", "read / wanted", "load s"),
+    )
+    for name, each in figures.items():
+        table.add_row(
+            name,
+            *(f"{b / MIB:.1f}" for b in (each.wanted, each.touched, each.read)),
+            f"{each.read / each.wanted:.2f}",
+            f"{each.seconds:.3f}",
         )
     return table
 

@@ -93,6 +93,20 @@ def _dcp(threads: int) -> Sharded:
     return Sharded("DCP, 1 thread" if threads == 1 else f"DCP, {threads} threads", save, load)
 
 
+def _dcp_through_xckpt() -> Sharded:
+    import torch.distributed.checkpoint as dcp
+
+    from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
+
+    def save(directory: Path, rows: dict[str, DTensor]) -> None:
+        dcp.save(dict(rows), storage_writer=XckptStorageWriter(directory / "state"))
+
+    def load(directory: Path, target: dict[str, DTensor]) -> None:
+        dcp.load(dict(target), storage_reader=XckptStorageReader(directory / "state"))
+
+    return Sharded("DCP through xckpt", save, load)
+
+
 def _xckpt() -> Sharded:
     import xckpt
 
@@ -109,6 +123,7 @@ def _sharded(names: list[str]) -> list[Sharded]:
     makers = {
         "DCP, 1 thread": lambda: _dcp(1),
         "DCP, 2 threads": lambda: _dcp(2),
+        "DCP through xckpt": _dcp_through_xckpt,
         "xckpt": _xckpt,
     }
     return [make() for name, make in makers.items() if name in names]

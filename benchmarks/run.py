@@ -3,8 +3,9 @@
 1. ``speed``: every contender saves and loads the same 1.4 GiB in one process, in turns.
 2. ``memory``: the peak of each save and load, in a process of its own.
 3. ``reshard``: four ranks save rows and load columns.
-4. ``planning``: the global plan for 64 to 4,096 ranks.
-5. ``imports``: what ``import xckpt`` costs.
+4. ``dcp``: what a row shard reads through torch's distributed checkpoint.
+5. ``planning``: the global plan for 64 to 4,096 ranks.
+6. ``imports``: what ``import xckpt`` costs.
 
 Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
 computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works, and judges
@@ -24,7 +25,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import bars, imports, memory, planning, report, reshard, speed, state
+from benchmarks import bars, dcp, imports, memory, planning, report, reshard, speed, state
 from benchmarks.bars import Bar
 from benchmarks.contender import Contender
 from benchmarks.contenders import all_contenders
@@ -56,7 +57,7 @@ class Run:
         """The names of the contenders that take part in the resharding."""
         chosen = {contender.name for contender in self.contenders}
         mine = ["xckpt"] if bars.TORCH in chosen else []
-        return [name for name in bars.DCP if name in chosen] + mine
+        return [name for name in (*bars.DCP, bars.THROUGH) if name in chosen] + mine
 
 
 def run_speed(run: Run) -> None:
@@ -88,6 +89,15 @@ def run_reshard(run: Run) -> None:
     report.show(run.console, report.resharding_table(figures))
 
 
+def run_dcp(run: Run) -> None:
+    """A row shard through DCP."""
+    run.tell("one row shard through DCP")
+    figures = dcp.run(run.directory, run.quick)
+    run.results["row_shard"] = {name: asdict(figure) for name, figure in figures.items()}
+    run.bars += bars.row_shard(figures)
+    report.show(run.console, report.row_shard_table(figures))
+
+
 def run_planning(run: Run) -> None:
     """The global plan."""
     ranks = (4, 16) if run.quick else (64, 256, 1024, 4096)
@@ -112,6 +122,7 @@ SECTIONS: dict[str, Callable[[Run], None]] = {
     "speed": run_speed,
     "memory": run_memory,
     "reshard": run_reshard,
+    "dcp": run_dcp,
     "planning": run_planning,
     "imports": run_imports,
 }

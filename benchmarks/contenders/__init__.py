@@ -17,6 +17,7 @@ def all_contenders() -> tuple[Contender, ...]:
         plain.TWO_THREADS,
         dcp.ONE_THREAD,
         dcp.TWO_THREADS,
+        dcp.THROUGH_XCKPT,
         safetensors.SAFETENSORS,
         orbax.ORBAX,
         raw_tensorstore.LEADING_CHUNKS,

@@ -1,7 +1,8 @@
-"""torch.distributed.checkpoint with its file writer, at one thread and at two.
+"""torch.distributed.checkpoint with its file writer, at one thread and at two, and with xckpt's.
 
-Its reader has no thread option: the number of threads is that of the writer, which decides in how
-many files the data lies.
+Its own reader has no thread option: the number of threads is that of the writer, which decides in
+how many files the data lies. Through xckpt, planners and calls stay the same and the storage is
+xckpt's, digests taken and verified.
 """
 
 from __future__ import annotations
@@ -36,5 +37,27 @@ def _contender(threads: int) -> Contender:
     return Contender(f"DCP, {label}", "torch", save, (Load("into memory", False, load),))
 
 
+def _save_by_xckpt(directory: Path, state: State) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    from xckpt.torch.dcp import XckptStorageWriter
+
+    _be_quiet()
+    dcp.save(dict(state), storage_writer=XckptStorageWriter(directory / "state"), no_dist=True)
+
+
+def _load_by_xckpt(directory: Path, target: State) -> State:
+    import torch.distributed.checkpoint as dcp
+
+    from xckpt.torch.dcp import XckptStorageReader
+
+    _be_quiet()
+    dcp.load(dict(target), storage_reader=XckptStorageReader(directory / "state"), no_dist=True)
+    return target
+
+
 ONE_THREAD = _contender(1)
 TWO_THREADS = _contender(2)
+THROUGH_XCKPT = Contender(
+    "DCP through xckpt", "torch", _save_by_xckpt, (Load("into memory", False, _load_by_xckpt),)
+)
