@@ -61,6 +61,12 @@ NAMES = {
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
+    "xckpt.torch.dcp": {
+        "XckptStorageReader",
+        "XckptStorageWriter",
+        "export_checkpoint",
+        "import_checkpoint",
+    },
     "xckpt.storage": {
         "StorageReader",
         "StorageWriter",

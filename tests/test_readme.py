@@ -39,6 +39,7 @@ PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
 INLINE = re.findall(r"`([^`\n]+)`", PROSE)
 
 FIRST, CALLS, PLANNER = "# a laptop", "-> Metadata", "class HalfPrecision"
+DCP = "XckptStorageWriter"
 TARGET = "# into the model's own tensors"
 LINES = [line for line in OTHERS.splitlines() if re.match(r"(\$ )?xckpt ", line)]
 
@@ -76,7 +77,7 @@ def first(folder: Path) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run() -> None:
-    assert {python(phrase) for phrase in (FIRST, CALLS, TARGET, PLANNER)} == set(PYTHON)
+    assert {python(phrase) for phrase in (FIRST, CALLS, TARGET, PLANNER, DCP)} == set(PYTHON)
 
 
 def test_the_first_block(folder: Path, first: dict[str, Any]) -> None:
@@ -149,6 +150,24 @@ def test_the_planner(tmp_path: Path) -> None:
         execute(load, **names)
     for name, leaf in kept.items():
         assert torch.equal(state["model"][name], leaf.half().float())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is")
+def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
+    model = torch.nn.Linear(5, 3)
+    state: dict[str, Any] = {"model": model.state_dict(), "step": 4}
+    kept = model.weight.detach().clone()
+    save, load = re.split(r"(?=^dcp\.load)", python(DCP), flags=re.MULTILINE)
+    with chdir(tmp_path):
+        names = execute(save, state=state)
+        with torch.no_grad():
+            model.weight.zero_()
+        state["step"] = 0
+        execute(load, **names)
+        assert torch.equal(model.weight, kept) and state["step"] == 4
+        assert np.array_equal(xckpt.load("dcp")["model"]["weight"], kept)
+        plain: Any = zarr.open_group("dcp", mode="r")
+        assert np.array_equal(plain["model/weight"], kept)
 
 
 def test_every_command_is_shown() -> None:

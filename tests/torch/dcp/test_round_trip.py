@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import zarr
+from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
 from tests.torch.dcp.states import on_rank_blank, on_rank_check, on_rank_state, whole
@@ -61,3 +64,23 @@ def on_rank_save_own(rank: int, path: Path) -> None:
 def test_what_xckpt_wrote_dcp_loads(four_ranks: Ranks, tmp_path: Path):
     four_ranks.run(on_rank_save_own, tmp_path / "ckpt")
     four_ranks.run(on_rank_load_own, tmp_path / "ckpt")
+
+
+def test_what_dcp_wrote_jax_loads_in_its_own_sharding(four_ranks: Ranks, tmp_path: Path):
+    four_ranks.run(on_rank_journey, tmp_path / "ckpt", "2x2", "4")
+    mesh = jax.make_mesh((2, 3), ("data", "model"), devices=jax.devices()[:6])
+    sharding = NamedSharding(mesh, PartitionSpec(None, "model"))
+    like = jax.ShapeDtypeStruct((11, 6), "float32", sharding=sharding)
+    loaded = xckpt.load(tmp_path / "ckpt", {"model": {"layers.0.weight": like}}, strict=False)
+    leaf = loaded["model"]["layers.0.weight"]
+    assert leaf.sharding == sharding and len(leaf.addressable_shards) == 6
+    for shard in leaf.addressable_shards:
+        np.testing.assert_array_equal(shard.data, whole()[shard.index])
+
+
+def test_what_dcp_wrote_zarr_python_opens(four_ranks: Ranks, tmp_path: Path):
+    four_ranks.run(on_rank_journey, tmp_path / "ckpt", "4", "4")
+    group: Any = zarr.open_group(tmp_path / "ckpt", mode="r")
+    np.testing.assert_array_equal(group["model/layers.0.weight"][3:7], whole()[3:7])
+    np.testing.assert_array_equal(group["model/same"], whole())
+    assert group["step"].dtype == np.uint8
