@@ -1,0 +1,12 @@
+"""A suite that judges implementations of sharded checkpoints: this project's, and anybody's.
+
+Read in this order: `implementation` (what is judged), `cases` (what a case is, and how cases are
+drawn), `properties` (the laws), `machine` (save, overwrite, load, delete, verify in any order),
+`crash` (the storage operations of a save, cut off anywhere), `golden` (files that every reader of
+the format must take, and their corrupt twins that it must refuse), `reader` (an independent reader
+of the format, in NumPy, JSON and zarr alone).
+
+It needs NumPy and Hypothesis, and what the implementation itself needs::
+
+    python -m conformance --impl conformance.implementations.xckpt
+"""
