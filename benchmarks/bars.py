@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.async_saves import PREPARED, XCKPT, AsyncSaves
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
@@ -148,3 +149,18 @@ def imports(figure: Import) -> Iterator[Bar]:
     """The import of the package."""
     yield _most("import xckpt", figure.seconds, 0.3, "s")
     yield _most("frameworks that the import brings", len(figure.frameworks), 0, "")
+
+
+def async_saves(figures: AsyncSaves) -> Iterator[Bar]:
+    """Blocking in copies of the state, and the memory of a stager that keeps it."""
+    for contender in (XCKPT, PREPARED):
+        first, later = figures.ratios(contender)
+        label = "save_async" if contender == XCKPT else "save_async, prepared stager"
+        yield _most(f"{label}: copies that the first save blocks for", first, 1.2, "x")
+        yield _most(f"{label}: copies that a later save blocks for", later, 1.2, "x")
+    worst = max(figures.jax) * 1e3
+    yield _most("save_async of JAX arrays: blocking, the first save too", worst, 20, "ms")
+    yield _most(
+        "cached stager: copies of the state that it holds", figures.copies_held(), 1.05, "x"
+    )
+    yield _most("cached stager: growth over 20 saves", figures.growth() / MIB, 16, "MiB")

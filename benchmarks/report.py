@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.async_saves import CONTENDERS, AsyncSaves
 from benchmarks.bars import Bar
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
@@ -115,6 +117,40 @@ def row_shard_table(figures: Mapping[str, RowShard]) -> Table:
             f"{each.seconds:.3f}",
         )
     return table
+
+
+def async_table(figures: AsyncSaves) -> Table:
+    """How long saves in the background block, in copies of the state."""
+    table = _table(
+        f"Blocking of a save in the background, {figures.size / GIB:.2f} GiB (medians)",
+        ("contender",),
+        ("first, ms", "later, ms", "a copy, ms", "first, copies", "later, copies"),
+    )
+    for name in CONTENDERS:
+        mine = [each for each in figures.torch if each.contender == name]
+        copies = [copied for each in mine for copied in each.later_copies]
+        later = [seconds for each in mine for seconds in each.later]
+        milliseconds = (
+            statistics.median(values) * 1e3
+            for values in ([each.first for each in mine], later, copies)
+        )
+        table.add_row(
+            name,
+            *(f"{value:.0f}" for value in milliseconds),
+            *(f"{ratio:.2f}" for ratio in figures.ratios(name)),
+        )
+    first, *later = (seconds * 1e3 for seconds in figures.jax)
+    table.add_row("xckpt, JAX", f"{first:.0f}", f"{statistics.median(later):.0f}", "", "", "")
+    return table
+
+
+def async_json(figures: AsyncSaves) -> dict[str, Any]:
+    """Every figure, and the medians."""
+    ratios = {
+        name: dict(zip(("first", "later"), figures.ratios(name), strict=True))
+        for name in CONTENDERS
+    }
+    return {"copies": ratios, **asdict(figures)}
 
 
 def planning_table(figures: Sequence[Planning]) -> Table:

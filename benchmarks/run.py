@@ -4,8 +4,9 @@
 2. ``memory``: the peak of each save and load, in a process of its own.
 3. ``reshard``: four ranks save rows and load columns.
 4. ``dcp``: what a row shard reads through torch's distributed checkpoint.
-5. ``planning``: the global plan for 64 to 4,096 ranks.
-6. ``imports``: what ``import xckpt`` costs.
+5. ``async``: how long saves in the background block, and the memory that they keep.
+6. ``planning``: the global plan for 64 to 4,096 ranks.
+7. ``imports``: what ``import xckpt`` costs.
 
 Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
 computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works, and judges
@@ -25,7 +26,18 @@ from typing import Any
 import click
 from rich.console import Console
 
-from benchmarks import bars, dcp, imports, memory, planning, report, reshard, speed, state
+from benchmarks import (
+    async_saves,
+    bars,
+    dcp,
+    imports,
+    memory,
+    planning,
+    report,
+    reshard,
+    speed,
+    state,
+)
 from benchmarks.bars import Bar
 from benchmarks.contender import Contender
 from benchmarks.contenders import all_contenders
@@ -98,6 +110,14 @@ def run_dcp(run: Run) -> None:
     report.show(run.console, report.row_shard_table(figures))
 
 
+def run_async(run: Run) -> None:
+    """Saves in the background."""
+    figures = async_saves.run(run.directory, min(run.rounds, 3), run.quick, run.tell)
+    run.results["async"] = report.async_json(figures)
+    run.bars += bars.async_saves(figures)
+    report.show(run.console, report.async_table(figures))
+
+
 def run_planning(run: Run) -> None:
     """The global plan."""
     ranks = (4, 16) if run.quick else (64, 256, 1024, 4096)
@@ -123,6 +143,7 @@ SECTIONS: dict[str, Callable[[Run], None]] = {
     "memory": run_memory,
     "reshard": run_reshard,
     "dcp": run_dcp,
+    "async": run_async,
     "planning": run_planning,
     "imports": run_imports,
 }

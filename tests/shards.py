@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from tests.core.tilings import Box, Shape, region
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.leaves import register_adapter
+from xckpt.core.leaves import as_described, register_adapter
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable
 
 Array = NDArray[np.generic]
 
@@ -111,8 +112,8 @@ def aim(like: object, name: str, *, in_place: bool) -> Target | None:
     return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
 
 
-def copyable(leaf: object, source: object) -> None:
-    return None
+def copyable(leaf: object, name: str) -> Copyable | None:
+    return as_described(leaf) if isinstance(leaf, Sharded) else None
 
 
 def pinned_memory(size: int) -> None:

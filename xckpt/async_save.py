@@ -135,22 +135,30 @@ def begin(
     own: Callable[[], Group] | None = getattr(group, "in_background", None)
     background = group if own is None else own()
     future = SaveFuture(where, group.rank, group.size)
-    if failure is not None:
-        # The other ranks may know of no failure: they are to hear of it, and not to wait.
-        future._seen = True
-        _start(future, None, background, save, _raising(failure))
-        raise failure
-    mine = None
-    if stager is None:
-        mine = stager = _take_spare()
-    copying = _stage(future, stager, state)
+    chosen = _take_spare() if stager is None else stager
+    copying: Future[State] = Future()
 
     def ready() -> State:
         future._staged.result()
         return copying.result()
 
-    _start(future, mine, background, save, ready)
-    _synchronise(future, stager, copying)
+    # Begun before the copying and let go at the very end, so that the caller does not wait for the
+    # interpreter's lock while the save plans.
+    go_on = _start(future, chosen if stager is None else None, background, save, ready)
+    try:
+        if failure is not None:
+            # The other ranks may know of no failure: they are to hear of it, and not to wait.
+            future._seen = True
+            future._staged.set_exception(failure)
+            raise failure
+        copying = _stage(future, chosen, state)
+        _synchronise(future, chosen, copying)
+    except BaseException as error:
+        if not future._staged.done():
+            future._staged.set_exception(error)
+        raise
+    finally:
+        go_on()
     return future
 
 
@@ -224,24 +232,22 @@ def _end_staging(future: SaveFuture, error: BaseException | None) -> None:
         future._staged.set_exception(error)
 
 
-def _raising(error: BaseException) -> Callable[[], State]:
-    def fail() -> State:
-        raise error
-
-    return fail
-
-
 def _start(
     future: SaveFuture,
-    stager: BlockingAsyncStager | None,
+    spare: AsyncStager | None,
     group: Group,
     save: Save,
     ready: Callable[[], State],
-) -> None:
-    """Run the save in a thread; a spare stager goes back when it is over."""
+) -> Callable[[], None]:
+    """Run the save in a thread, once what is returned is called.
+
+    A spare stager goes back when it is over.
+    """
+    go = threading.Event()
 
     def work() -> None:
         nonlocal ready, save
+        go.wait()
         metadata, failure = None, None
         try:
             metadata = save(ready, group)
@@ -249,8 +255,8 @@ def _start(
             failure = error
         # What the state and the planner hold is to be free when the waiting go on.
         ready = save = None  # type: ignore[assignment]
-        if stager is not None:
-            _give_back(stager)
+        if isinstance(spare, BlockingAsyncStager):
+            _give_back(spare)
         if failure is not None:
             future._saved.set_exception(failure)
         elif metadata is not None:
@@ -261,6 +267,7 @@ def _start(
         _saves.append(future)
     # A daemon: were it joined like others, its own thread pools would be shut before it has ended.
     threading.Thread(target=work, name="xckpt-save", daemon=True).start()
+    return go.set
 
 
 def _take_spare() -> BlockingAsyncStager:

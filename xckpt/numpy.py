@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.leaves import SourceLeaf
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
@@ -102,8 +101,15 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     return ArraySource(np.asarray(leaf), _format_dtype(leaf, name))
 
 
-def copyable(leaf: object, source: SourceLeaf) -> Copyable:
-    """An array is copied; a scalar cannot change."""
+def copyable(leaf: object, name: str) -> Copyable | None:
+    """An array is copied; a scalar cannot change.
+
+    Raises:
+        UnsupportedLeafError: as for `describe`.
+    """
+    if not isinstance(leaf, np.ndarray | np.generic):
+        return None
+    _format_dtype(leaf, name)
     if not isinstance(leaf, np.ndarray):
         return Copyable((), lambda copies: leaf)
     return Copyable((np.asarray(leaf),), lambda copies: copies[0])

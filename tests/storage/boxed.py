@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.leaves import register_adapter
+from xckpt.core.leaves import as_described, register_adapter
 from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ def aim(like: object, name: str, *, in_place: bool) -> None:
     return None
 
 
-def copyable(leaf: object, source: object) -> None:
-    return None
+def copyable(leaf: object, name: str) -> Copyable | None:
+    return as_described(leaf) if isinstance(leaf, Boxed) else None
 
 
 def pinned_memory(size: int) -> None:

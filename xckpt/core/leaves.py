@@ -39,6 +39,7 @@ __all__ = [
     "TransferringLeaf",
     "adapters",
     "aim",
+    "as_described",
     "children",
     "copyable",
     "describe",
@@ -210,10 +211,13 @@ class Adapter(Protocol):
         """
         ...
 
-    def copyable(self, leaf: object, source: SourceLeaf) -> Copyable | None:
-        """How to get a leaf of the same kind that no longer changes; ``source`` describes it.
+    def copyable(self, leaf: object, name: str) -> Copyable | None:
+        """How to get a leaf of the same kind that no longer changes; None if not this framework's.
 
-        None if its kind need not be kept: then a `StagedLeaf` takes its place.
+        For a kind that cannot be built over copies, `as_described` does.
+
+        Raises:
+            UnsupportedLeafError: it is of this framework, but cannot be saved; names the leaf.
         """
         ...
 
@@ -312,14 +316,14 @@ def copyable(leaf: object, name: str) -> Copyable | None:
     if isinstance(leaf, LazySource | StagedLeaf):
         return Copyable((), lambda copies: leaf)
     for adapter in adapters():
-        source = adapter.describe(leaf, name)
-        if source is not None:
-            return adapter.copyable(leaf, source) or _as_staged(source)
+        found = adapter.copyable(leaf, name)
+        if found is not None:
+            return found
     return None
 
 
-def _as_staged(source: SourceLeaf) -> Copyable:
-    """How to get a `StagedLeaf`."""
+def as_described(source: SourceLeaf) -> Copyable:
+    """How to get a `StagedLeaf`, which can stand for any leaf that can be described."""
 
     def rebuild(copies: Sequence[NDArray[np.generic]]) -> StagedLeaf:
         return StagedLeaf(

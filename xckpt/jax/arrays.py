@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.leaves import SourceLeaf
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable, StagedLeaf
 from xckpt.errors import UnsupportedLeafError
@@ -124,13 +123,18 @@ def describe(leaf: object, name: str) -> ArraySource | None:
     )
 
 
-def copyable(leaf: object, source: SourceLeaf) -> Copyable:
+def copyable(leaf: object, name: str) -> Copyable | None:
     """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
 
     An array cannot change, but it can be donated or deleted. Its memory is pinned here by NumPy
     views, so that a computation it is donated to takes other memory.
+
+    Raises:
+        UnsupportedLeafError: as for `describe`.
     """
-    assert isinstance(source, ArraySource)
+    source = describe(leaf, name)
+    if source is None:
+        return None
     shards = {shard.device: shard.data for shard in source.array.addressable_shards}
     owned = [_own(shards[devices[0]]) for devices in source.layout.devices]
     for part, devices in zip(owned, source.layout.devices, strict=True):

@@ -32,9 +32,11 @@ class Anew:
     """The same tensor with others in their place."""
 
 
-def plain_anew(leaf: torch.Tensor) -> Anew:
-    """A plain tensor or parameter."""
-    return Anew([leaf.detach()], lambda made: as_parameter(leaf, made[0]))
+def plain_anew(leaf: torch.Tensor, local: torch.Tensor) -> Anew:
+    """A plain tensor or parameter; ``local`` is the same outside autograd."""
+    if type(leaf) is torch.Tensor:
+        return Anew((local,), lambda made: made[0])
+    return Anew((local,), lambda made: as_parameter(leaf, made[0]))
 
 
 def as_parameter(leaf: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
@@ -50,7 +52,7 @@ def to_copyable(anew: Anew, dtype: str) -> Copyable:
     def rebuild(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
         return anew.over([from_numpy(each) for each in copies])
 
-    return Copyable([_part(each.detach(), dtype) for each in anew.held], rebuild)
+    return Copyable([_part(each, dtype) for each in anew.held], rebuild)
 
 
 def _part(tensor: torch.Tensor, dtype: str) -> Part:

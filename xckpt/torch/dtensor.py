@@ -110,7 +110,7 @@ def anew(leaf: torch.Tensor) -> Anew | None:
         new = DTensor.__tensor_unflatten__(held, context, tensor.shape, tensor.stride())
         return as_parameter(leaf, new)
 
-    return Anew([local], over)
+    return Anew([local.detach()], over)
 
 
 def _empty_like(like: DTensor) -> DTensor:

@@ -62,7 +62,7 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
 def anew(leaf: torch.Tensor) -> Anew | None:
     """A ShardedTensor as the tensors of its local shards; None where they are not on the CPU."""
     tensor = cast(ShardedTensor, leaf)
-    held = [shard.tensor for shard in tensor.local_shards()]
+    held = [shard.tensor.detach() for shard in tensor.local_shards()]
     if any(each.device.type != "cpu" for each in held):
         return None
 

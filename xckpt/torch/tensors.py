@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
-from xckpt.core.leaves import SourceLeaf
+from xckpt.core.leaves import as_described
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
@@ -103,15 +103,23 @@ def describe(leaf: object, name: str) -> TensorSource | None:
     return TensorSource(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
 
 
-def copyable(leaf: object, source: SourceLeaf) -> Copyable | None:
-    """A tensor of the same class over copied memory; None if it cannot be built anew."""
-    assert isinstance(leaf, torch.Tensor)
+def copyable(leaf: object, name: str) -> Copyable | None:
+    """A tensor of the same class over copied memory, or its description if there is no such way.
+
+    Raises:
+        UnsupportedLeafError: as for `describe`.
+    """
+    if not isinstance(leaf, torch.Tensor):
+        return None
     specialist = _specialist(leaf)
-    if specialist is not None:
-        found = specialist.anew(leaf)
-    else:
-        found = plain_anew(leaf) if type(leaf) in _PLAIN else None
-    return None if found is None else to_copyable(found, source.dtype)
+    if specialist is None and type(leaf) in _PLAIN:
+        local = plain(leaf, name)
+        check_readable(local, name)
+        return to_copyable(plain_anew(leaf, local), known_dtype(local.dtype, name))
+    source = describe(leaf, name)
+    assert source is not None
+    found = None if specialist is None else specialist.anew(leaf)
+    return as_described(source) if found is None else to_copyable(found, source.dtype)
 
 
 def aim(like: object, name: str, *, in_place: bool) -> TensorTarget | None:

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
-from xckpt.core.leaves import SourceLeaf
+from xckpt.core.leaves import as_described
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
@@ -281,11 +281,18 @@ def describe(leaf: object, name: str) -> ShardSource | None:
     )
 
 
-def copyable(leaf: object, source: SourceLeaf) -> Copyable | None:
-    """A tensor's shards, fetched in one transfer; those that are fetched already are copied."""
-    if _staged(leaf) is not None:
+def copyable(leaf: object, name: str) -> Copyable | None:
+    """A tensor's shards, fetched in one transfer; those that are fetched already are copied.
+
+    Raises:
+        UnsupportedLeafError: as for `describe`.
+    """
+    source = describe(leaf, name)
+    if source is None:
         return None
-    fetched = CpuShards.of(cast(torch.Tensor, leaf))
+    if _staged(leaf) is not None:
+        return as_described(source)
+    fetched = CpuShards.of(cast(torch.Tensor, leaf), name)
     return Copyable((), lambda copies: fetched)
 
 
