@@ -43,7 +43,10 @@ NOTES = {
 
 def section(results: Mapping[str, Any]) -> str:
     """The README's section, Markdown."""
-    return "\n".join([*_speed(results), "", *_reshard(results["reshard"]), ""])
+    lines = [*_speed(results), "", *_reshard(results["reshard"]), ""]
+    if "async" in results:
+        lines += [*_async(results["async"]), ""]
+    return "\n".join(lines)
 
 
 def _speed(results: Mapping[str, Any]) -> Iterator[str]:
@@ -81,6 +84,17 @@ def _reshard(figures: Mapping[str, Any]) -> Iterator[str]:
         label = NOTES.get(name, "**xckpt**" if name == "xckpt" else name)
         over = (sum(figure["read"]) + sum(figure["mapped"])) / sum(figure["wanted"])
         yield f"| {label} | {figure['median']['load_columns']:.2f} | {over:.2f} |"
+
+
+def _async(figures: Mapping[str, Any]) -> Iterator[str]:
+    yield "How long a save in the background blocks training, in warm memory copies of the state:"
+    yield ""
+    yield "| | first save | later saves |"
+    yield "|---|---|---|"
+    for name, copies in figures["copies"].items():
+        label = f"**xckpt**{name.removeprefix('xckpt')}" if name.startswith("xckpt") else name
+        yield f"| {label} | {copies['first']:.2f} | {copies['later']:.2f} |"
+    yield f"| **xckpt**, JAX arrays | {max(figures['jax']) * 1e3:.0f} ms at most | |"
 
 
 def current(readme: str) -> str:

@@ -39,7 +39,7 @@ PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
 INLINE = re.findall(r"`([^`\n]+)`", PROSE)
 
 FIRST, CALLS, PLANNER = "# a laptop", "-> Metadata", "class HalfPrecision"
-DCP = "XckptStorageWriter"
+DCP, ASYNC = "XckptStorageWriter", "stager.prepare"
 TARGET = "# into the model's own tensors"
 LINES = [line for line in OTHERS.splitlines() if re.match(r"(\$ )?xckpt ", line)]
 
@@ -77,7 +77,7 @@ def first(folder: Path) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run() -> None:
-    assert {python(phrase) for phrase in (FIRST, CALLS, TARGET, PLANNER, DCP)} == set(PYTHON)
+    assert {python(phrase) for phrase in (FIRST, CALLS, TARGET, PLANNER, DCP, ASYNC)} == set(PYTHON)
 
 
 def test_the_first_block(folder: Path, first: dict[str, Any]) -> None:
@@ -168,6 +168,23 @@ def test_torch_distributed_checkpoint(tmp_path: Path) -> None:
         assert np.array_equal(xckpt.load("dcp")["model"]["weight"], kept)
         plain: Any = zarr.open_group("dcp", mode="r")
         assert np.array_equal(plain["model/weight"], kept)
+
+
+def test_saving_while_training_goes_on(tmp_path: Path) -> None:
+    state = {"w": torch.zeros(1000), "b": np.zeros(3), "step": 0}
+
+    def train(state: dict[str, Any]) -> None:
+        state["w"] += 1
+        state["b"] += 1
+        state["step"] += 1
+
+    with chdir(tmp_path):
+        execute(python(ASYNC), xckpt=xckpt, state=state, train=train)
+        for step in (0, 50):
+            loaded = xckpt.load(f"steps/{step}")
+            assert loaded["step"] == step + 1
+            assert (loaded["w"] == step + 1).all() and (loaded["b"] == step + 1).all()
+    assert state["step"] == 100
 
 
 def test_every_command_is_shown() -> None:

@@ -43,8 +43,8 @@ Result = TypeVar("Result")
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
 PAGE = 4096
-STEP = 2 * HUGE_PAGE
-"""Bytes that a thread copies at a time."""
+STEP = 8 * HUGE_PAGE
+"""Bytes that a thread copies at a time: enough to need the interpreter's lock rarely."""
 MOST_THREADS = 16
 """Beyond this, more threads do not make memory faster."""
 ALONE_BYTES = 1 << 20
@@ -125,6 +125,8 @@ class HostCopies:
         self._keep = keep
         self._region: Bytes | None = None
         self._layout: _Layout | None = None
+        self._tasks: list[Callable[[], None]] | None = None
+        """What copies by this layout into this region."""
 
     def copy(self, parts: Sequence[Part], build: Callable[[Arrays], Result]) -> Result:
         """Copy all parts.
@@ -152,7 +154,9 @@ class HostCopies:
             keys = zip(parts, layout.keys, strict=True)
             built.append(build([_view(part, layout.places.get(key), region) for part, key in keys]))
 
-        _run(list(_tasks(layout, region)), layout.size, meanwhile)
+        tasks = self._tasks or list(_tasks(layout, region))
+        self._tasks = tasks if layout is self._layout else None
+        _run(tasks, layout.size, meanwhile)
         for source, _ in remote:
             source.wait()
         return built[0]
@@ -171,7 +175,7 @@ class HostCopies:
 
     def release(self) -> None:
         """Let go of the memory; whoever has copies keeps them."""
-        self._region = self._layout = None
+        self._region = self._layout = self._tasks = None
 
     def offer(self) -> None:
         """Let the system take the pages of kept memory when it needs them: copies are void.
@@ -186,7 +190,7 @@ class HostCopies:
         keys = [_key(part) for part in parts]
         if self._layout is not None and self._layout.keys == keys:
             return self._layout
-        layout = _layout(parts, keys)
+        layout, self._tasks = _layout(parts, keys), None
         # What refers to a part would keep it alive.
         lasting = all(isinstance(block.source, _Memory) for block in layout.blocks)
         self._layout = layout if self._keep and lasting else None
@@ -198,7 +202,7 @@ class HostCopies:
         if not self._keep:
             return self._allocate(size)
         if self._region is None or not size <= self._region.size <= 2 * size:
-            self._region = None  # Before the new one, so that there are never two.
+            self._region = self._tasks = None  # Before the new one, so that there are never two.
             self._region = self._allocate(size)
         return self._region
 

@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -276,20 +277,38 @@ class Adapter(Protocol):
 
 _registered: dict[str, str] = {}
 _loaded: dict[str, Adapter] = {}
+_waiting: list[str] = []
+"""Frameworks that were not imported when they were looked for."""
+_present: tuple[Adapter, ...] = ()
+_looking = threading.RLock()
 
 
 def register_adapter(framework: str, module: str) -> None:
     """Have leaves of ``framework`` (a top-level module name) handled by the adapter ``module``."""
     _registered[framework] = module
+    _waiting.append(framework)
 
 
-def adapters() -> Iterator[Adapter]:
+def adapters() -> Sequence[Adapter]:
     """The adapters of the frameworks that this process has imported, in order of registration."""
-    for framework, module in list(_registered.items()):
+    # Asked several times a leaf, so that a look at the few that are not there must do.
+    for framework in _waiting:
         if framework in sys.modules:
-            if module not in _loaded:
-                _loaded[module] = importlib.import_module(module)  # type: ignore[assignment]
-            yield _loaded[module]
+            return _look_again()
+    return _present
+
+
+def _look_again() -> Sequence[Adapter]:
+    """Load the adapters of frameworks that are there now."""
+    global _present
+    with _looking:
+        for framework in list(_waiting):
+            if framework in sys.modules:
+                module = _registered[framework]
+                _loaded[framework] = importlib.import_module(module)  # type: ignore[assignment]
+                _waiting.remove(framework)
+        _present = tuple(_loaded[framework] for framework in _registered if framework in _loaded)
+        return _present
 
 
 def describe(leaf: object, name: str) -> SourceLeaf | None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+import jax
+import numpy as np
 from jax.tree_util import (
     DictKey,
     FlattenedIndexKey,
@@ -64,7 +66,9 @@ def _open(
     node: object,
 ) -> tuple[list[tuple[object, object]], object] | None:
     """(key entry, child) pairs and the treedef of one level; None unless ``node`` is ours."""
-    if type(node) in _OF_THE_CORE or (isinstance(node, tuple) and hasattr(node, "_fields")):
+    if type(node) in _OF_THE_CORE or isinstance(node, jax.Array | np.ndarray):
+        return None
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
         return None
     flat, treedef = tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
     if len(flat) == 1 and not flat[0][0]:

@@ -110,6 +110,7 @@ def copyable(leaf: object, name: str) -> Copyable | None:
         UnsupportedLeafError: as for `describe`.
     """
     if not isinstance(leaf, torch.Tensor):
+        _refuse_objects(leaf, name)
         return None
     specialist = _specialist(leaf)
     if specialist is None and type(leaf) in _PLAIN:
