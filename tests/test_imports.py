@@ -182,12 +182,15 @@ def test_the_contract_notices(module: str, source: str, words: str | None) -> No
 
 
 def imported_by(code: str) -> tuple[set[str], float]:
-    """The top-level modules that running `code` brings in, and its seconds in the interpreter."""
+    """The top-level modules that running `code` brings in, and its seconds of processor time.
+
+    Not of the clock: a neighbour on the machine would count too. `make bench` reads the clock.
+    """
     script = (
         "import json, sys, time\n"
-        "start = time.perf_counter()\n"
+        "start = time.process_time()\n"
         f"{code}\n"
-        "seconds = time.perf_counter() - start\n"
+        "seconds = time.process_time() - start\n"
         "print(json.dumps([sorted({name.split('.')[0] for name in sys.modules}), seconds]))"
     )
     command = [sys.executable, "-c", script]
@@ -223,6 +226,7 @@ def test_importing_the_face_is_quick() -> None:
 
 
 def test_a_heavy_or_slow_import_would_be_noticed() -> None:
-    names, seconds = imported_by("import xckpt, tensorstore, time; time.sleep(0.35)")
+    spin = "end = time.process_time() + 0.35\nwhile time.process_time() < end: pass"
+    names, seconds = imported_by(f"import xckpt, tensorstore\n{spin}")
     assert not names.isdisjoint(HEAVY)
     assert seconds > IMPORT_SECONDS
