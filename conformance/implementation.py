@@ -21,7 +21,18 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Array", "Box", "Held", "Implementation", "Refused", "Shard", "Wanted", "find"]
+__all__ = [
+    "Array",
+    "Box",
+    "Fingerprints",
+    "Held",
+    "Implementation",
+    "Refused",
+    "Shard",
+    "Wanted",
+    "Writes",
+    "find",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,24 @@ class Implementation(Protocol):
 
     def verify(self, path: Path) -> Sequence[str]:
         """A line for everything that is damaged; empty if every byte is what was saved."""
+        ...
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """An implementation that can tell which rank wrote what."""
+
+    def written(self, path: Path) -> Mapping[str, Sequence[tuple[int, Box]]]:
+        """Leaf name -> (rank, box) of everything that the last save to ``path`` wrote."""
+        ...
+
+
+@runtime_checkable
+class Fingerprints(Protocol):
+    """An implementation whose checkpoints of equal states, saved alike, are equal."""
+
+    def fingerprint(self, path: Path) -> Mapping[str, bytes]:
+        """What makes a checkpoint's content, by name (files, or digests); no dates, no paths."""
         ...
 
 

@@ -1,0 +1,177 @@
+"""xckpt, with ranks as threads, over arrays of arbitrary boxes in NumPy memory.
+
+The options (sizes of chunks, threads, how files are read) follow from what is saved, so that the
+cases come to every way of laying out a checkpoint, and the same case always to the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+import xckpt
+from conformance.implementation import Array, Box, Held, Wanted
+from conformance.implementations.boxes import Boxes, Wish
+from conformance.implementations.threads import ThreadGroup, on_ranks
+from xckpt.core.keys import join_keys
+from xckpt.planner import DefaultSavePlanner, WriteItem
+
+__all__ = ["IMPLEMENTATION", "Xckpt"]
+
+Data = NDArray[np.generic]
+
+MANIFEST = "xckpt.json"
+
+CHUNK_BYTES = (64, 8 << 20, 16, 1000)
+SHARD_BYTES = (0, 256, 0, 4096)
+
+
+class _Recorder(DefaultSavePlanner):
+    """Notes every box whose data the storage asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: dict[tuple[str, tuple[int, ...]], Box] = {}
+
+    def resolve_data(self, write_item: WriteItem) -> object:
+        assert write_item.tensor_data is not None
+        chunk = write_item.tensor_data.chunk
+        key = (write_item.index.fqn, chunk.offsets)
+        self.asked[key] = Box(chunk.offsets, chunk.sizes)
+        return super().resolve_data(write_item)
+
+
+class Xckpt:
+    """Over NumPy memory. What another framework changes is in the four methods that come first."""
+
+    name = f"xckpt {xckpt.__version__}"
+    limits: Sequence[str] = ()
+
+    def __init__(self) -> None:
+        self._written: dict[str, list[tuple[int, Box]]] = {}
+
+    def leaf(self, rank: int, ranks: Sequence[Held]) -> object:
+        """A rank's leaf for `xckpt.save`, from what every rank holds of the array."""
+        return Boxes(ranks[rank])
+
+    def like(self, rank: int, ranks: Sequence[Wanted]) -> object:
+        """A rank's target for `xckpt.load`, from what every rank wants of the array."""
+        return Wish(ranks[rank])
+
+    def boxes(self, loaded: object, wanted: Wanted) -> list[Data]:
+        """The wanted boxes, from what `xckpt.load` returned for `like`."""
+        if not isinstance(loaded, list):
+            raise KeyError("the checkpoint has no such leaf")
+        return loaded
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        arrays = {name: held.array for rank in ranks for name, held in rank.items()}
+        options = _save_options(arrays)
+        states = [
+            {name: self.leaf(*_column(ranks, rank, name)) for name in held}
+            for rank, held in enumerate(ranks)
+        ]
+        planners = [_Recorder() for _ in ranks]
+
+        def save(group: ThreadGroup) -> None:
+            xckpt.save(
+                path,
+                states[group.rank],
+                overwrite=overwrite,
+                planner=planners[group.rank],
+                group=group,
+                options=options,
+            )
+
+        on_ranks(len(ranks), save)
+        self._written = {}
+        for rank, planner in enumerate(planners):
+            for (name, _), box in planner.asked.items():
+                self._written.setdefault(name, []).append((rank, box))
+
+    def load(
+        self, path: Path, ranks: Sequence[Mapping[str, Wanted]]
+    ) -> list[dict[str, list[Data]]]:
+        arrays = {name: wanted.array for rank in ranks for name, wanted in rank.items()}
+        options = _load_options(arrays)
+        likes = [
+            {name: self.like(*_column(ranks, rank, name)) for name in wanted}
+            for rank, wanted in enumerate(ranks)
+        ]
+        # The case may ask for some of the leaves only.
+        loaded = on_ranks(
+            len(ranks),
+            lambda group: xckpt.load(
+                path, likes[group.rank], strict=False, group=group, options=options
+            ),
+        )
+        return [
+            {name: self.boxes(found[name], wish) for name, wish in wanted.items()}
+            for wanted, found in zip(ranks, loaded, strict=True)
+        ]
+
+    def list(self, path: Path) -> dict[str, Array]:
+        found = xckpt.open(path).tree
+        assert isinstance(found, dict)
+        return {str(name): Array(leaf.shape, leaf.dtype) for name, leaf in found.items()}
+
+    def delete(self, path: Path) -> None:
+        # The manifest first, as it came last: without it there is no checkpoint.
+        (path / MANIFEST).unlink()
+        shutil.rmtree(path)
+
+    def verify(self, path: Path) -> Sequence[str]:
+        return xckpt.open(path).verify()
+
+    def written(self, path: Path) -> dict[str, Sequence[tuple[int, Box]]]:
+        names = {join_keys((name,)): name for name in self.list(path)}
+        return {names[name]: boxes for name, boxes in self._written.items()}
+
+    def fingerprint(self, path: Path) -> dict[str, bytes]:
+        files = [file for file in path.rglob("*") if file.is_file()]
+        return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+Said = TypeVar("Said")
+
+
+def _column(ranks: Sequence[Mapping[str, Said]], rank: int, name: str) -> tuple[int, list[Said]]:
+    """The number of a rank among those that name a leaf, and what they all say of it."""
+    named = [number for number, leaves in enumerate(ranks) if name in leaves]
+    return named.index(rank), [ranks[number][name] for number in named]
+
+
+def _number(arrays: Mapping[str, Array]) -> int:
+    return zlib.crc32(repr(sorted(arrays.items(), key=str)).encode())
+
+
+def _save_options(arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
+    number = _number(arrays)
+    return xckpt.SaveOptions(
+        chunk_bytes=CHUNK_BYTES[number % 4],
+        shard_bytes=SHARD_BYTES[number // 4 % 4],
+        crc32c=number // 16 % 4 == 0,
+        threads=1 + number // 64 % 2,
+        memory_bytes=(1 << 20, 100)[number // 128 % 2],
+    )
+
+
+def _load_options(arrays: Mapping[str, Array]) -> xckpt.LoadOptions:
+    number = _number(arrays) // 256
+    return xckpt.LoadOptions(
+        threads=1 + number % 2,
+        memory_bytes=(1 << 20, 100)[number // 2 % 2],
+        memory_map=number // 4 % 2 == 0,
+        share_reads=number // 8 % 2 == 0,
+    )
+
+
+IMPLEMENTATION = Xckpt()
