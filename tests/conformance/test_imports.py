@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 MAY_IMPORT = {"numpy", "hypothesis", "ml_dtypes", "conformance", *sys.stdlib_module_names}
 
-ALSO = {"conformance.reader": {"zarr"}}
-"""The independent reader of the format reads its chunks with zarr-python."""
+ALSO = {"conformance.reader": {"zarr", "xxhash"}}
+"""The independent reader of the format reads chunks with zarr-python and digests them."""
 
 
 def foreign(module: str, source: str) -> set[str]:

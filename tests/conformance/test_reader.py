@@ -1,0 +1,233 @@
+"""The independent reader finds what xckpt saved, of every kind, and refuses what was altered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import xckpt
+from conformance.reader import Broken, Checkpoint
+from tests.storage.boxed import Boxed
+from tests.storage.states import LAYOUTS, everything, random_array, same
+from xckpt.core.dtypes import DTYPES
+from xckpt.core.manifest import parse
+from xckpt.core.tree import flatten
+from xckpt.errors import ManifestError
+from xckpt.storage import commit as commits
+from xckpt.storage.digests import digest_bytes
+
+ROOT = Path(__file__).parent.parent.parent
+
+ODD_KEYS = {"a/b": 1, "zarr.json": 2, "..": 3, "ü": 4, "": 5, "__x": 6, "a.b": 7, 0: 8, "0": 9,
+            "%": 10, "x" * 161: 11, "ü" * 60: 12, "end.": 13, "xckpt.saving": 14}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("reader") / "ckpt"
+    xckpt.save(path, everything(), metadata={"run": "ü"}, options=LAYOUTS[request.param])
+    return path
+
+
+def leaves() -> dict[str, object]:
+    """The leaves of the saved state, arrays for those in pieces."""
+    flat = flatten(everything()).leaves
+    return {k: leaf.array if isinstance(leaf, Boxed) else leaf for k, leaf in flat.items()}
+
+
+def test_every_kind_of_leaf_is_read(saved: Path) -> None:
+    checkpoint = Checkpoint(saved)
+    assert list(checkpoint.leaves) == list(leaves())
+    for name, leaf in leaves().items():
+        tensor = checkpoint.leaves[name]["kind"] == "tensor"
+        found = checkpoint.read(name) if tensor else checkpoint.value(name)
+        assert same(found, leaf), name
+    assert checkpoint.manifest["user"] == {"run": "ü"}
+    assert checkpoint.verify() == []
+
+
+@given(st.data())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_box_is_what_numpy_slices(saved: Path, data: st.DataObject) -> None:
+    arrays = {name: leaf for name, leaf in leaves().items() if isinstance(leaf, np.ndarray)}
+    name = data.draw(st.sampled_from(sorted(arrays)))
+    array = arrays[name]
+    low = [data.draw(st.integers(0, size)) for size in array.shape]
+    sizes = [data.draw(st.integers(0, size - a)) for size, a in zip(array.shape, low, strict=True)]
+    wanted = array[tuple(slice(a, a + n) for a, n in zip(low, sizes, strict=True))]
+    assert same(Checkpoint(saved).read(name, low, sizes), np.asarray(wanted))
+
+
+def test_every_dtype_is_read_bit_for_bit(tmp_path: Path) -> None:
+    shapes = [(), (7,), (5, 11)]
+    state = {f"{d}{len(s)}": random_array(s, DTYPES[d]) for d in DTYPES for s in shapes}
+    xckpt.save(tmp_path / "ckpt", state, options=LAYOUTS["sharded crc32c"])
+    checkpoint = Checkpoint(tmp_path / "ckpt")
+    assert all(same(checkpoint.read(name), array) for name, array in state.items())
+
+
+def test_odd_names_are_found_where_they_lie(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", {key: np.full(2, n) for key, n in ODD_KEYS.items()})
+    checkpoint = Checkpoint(tmp_path / "ckpt")
+    assert [int(checkpoint.read(name)[0]) for name in checkpoint.leaves] == [*ODD_KEYS.values()]
+    assert checkpoint.verify() == []
+
+
+def test_a_root_that_is_an_array(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", np.arange(5))
+    assert same(Checkpoint(tmp_path / "ckpt").read(""), np.arange(5))
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_an_overwritten_checkpoint_is_read_where_its_root_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(5), "old": np.arange(3)})
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(9)}, overwrite=True)
+    checkpoint = Checkpoint(tmp_path / "ckpt")
+    assert bool(checkpoint.manifest.get("root")) is not exchanges
+    assert list(checkpoint.leaves) == ["w"] and same(checkpoint.read("w"), np.arange(9))
+    assert checkpoint.verify() == []
+
+
+VALUES = [None, True, False, 0, -255, 1 << 5000, 0.1, -0.0, 1e300, 5e-324, float("inf"),
+          float("nan"), 1 - 2j, complex("-inf+nanj"), "", "a\\u0041\n\ud800", "ü" * 3000, b"",
+          bytes(range(256)), b"x" * 5000]  # fmt: skip
+
+
+def test_every_python_value_is_read(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", dict(enumerate(VALUES)))
+    checkpoint = Checkpoint(tmp_path / "ckpt")
+    for number, value in enumerate(VALUES):
+        assert same(checkpoint.value(str(number)), value)
+
+
+def test_every_flipped_bit_of_a_file_is_noticed(tmp_path: Path) -> None:
+    """But for padding of edge chunks, of which there is none here."""
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"a": np.arange(6, dtype=np.int8), "n": 1})
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert {file.name for file in files} >= {"xckpt.json", "xckpt.digests", "zarr.json", "0"}
+    for file in files:
+        content = file.read_bytes()
+        for position in range(0, len(content), 7):
+            altered = bytearray(content)
+            altered[position] ^= 1 << position % 8
+            file.write_bytes(altered)
+            with pytest.raises(Broken):
+                refuse(path)
+        file.unlink()
+        with pytest.raises(Broken):
+            refuse(path)
+        file.write_bytes(content)
+    refuse(path)
+
+
+def refuse(path: Path) -> None:
+    """Raise if anything is wrong."""
+    problems = Checkpoint(path).verify()
+    if problems:
+        raise Broken("\n".join(problems))
+
+
+def sealed(path: Path, edit: Callable[[dict], object]) -> None:
+    """Change what a manifest says and seal it again."""
+    body = json.loads((path / "xckpt.json").read_bytes())["checkpoint"]
+    edit(body)
+    raw = json.dumps(body).encode()
+    head = b'{"format":"xckpt","version":1,"digest":"%s","checkpoint":%s}'
+    (path / "xckpt.json").write_bytes(head % (xxhash.xxh3_128_hexdigest(raw).encode(), raw))
+
+
+EDITS: dict[str, Callable[[dict], object]] = {
+    "an unknown field": lambda b: b.update(extra=1),
+    "an unknown field of a leaf": lambda b: b["leaves"][0].update(extra=1),
+    "an unknown field of a piece": lambda b: pieces(b)[0].update(extra=1),
+    "a missing field": lambda b: b.pop("digests"),
+    "an unknown kind": lambda b: b["leaves"][0].update(kind="pickle"),
+    "an unknown dtype": lambda b: b["leaves"][0].update(dtype="object"),
+    "two leaves of one name": lambda b: b["leaves"].append(b["leaves"][0]),
+    "a leaf in a leaf": lambda b: b["leaves"][1].update(name="even/x"),
+    "a name spelled otherwise": lambda b: b["leaves"][0].update(name="%41"),
+    "a name with an empty part": lambda b: b["leaves"][0].update(name="a//b"),
+    "a root that climbs": lambda b: b.update(root="a/../.."),
+    "an absolute root": lambda b: b.update(root="/tmp"),
+    "an unknown codec": lambda b: b.update(codecs=["gzip"]),
+    "a gap": lambda b: pieces(b).pop(),
+    "an overlap": lambda b: pieces(b)[0]["shape"].__setitem__(0, 8),
+    "a piece outside": lambda b: pieces(b)[0]["offset"].__setitem__(0, 100),
+    "an absurd shape": lambda b: b["leaves"][0].update(shape=[1 << 50, 1 << 50]),
+    "an absurd chunk": lambda b: b["leaves"][0].update(chunk=[1 << 20, 1 << 20]),
+    "too many chunks": lambda b: b["leaves"][0].update(shape=[1 << 40, 16], chunk=[1, 1]),
+    "a chunk of nothing": lambda b: b["leaves"][0].update(chunk=[0, 0]),
+    "a negative shape": lambda b: b["leaves"][0].update(shape=[-1, 16]),
+    "a shape of bools": lambda b: b["leaves"][0].update(shape=[True, 16]),
+    "other chunks": lambda b: b["leaves"][0].update(chunk=[3, 5]),
+    "a list without its items": lambda b: b.update(containers={"nested": "list"}),
+    "a container where a leaf is": lambda b: b.update(containers={"even": "list"}),
+    "no such value": lambda b: value(b).update(value="three"),
+    "no such type": lambda b: value(b).update(type="set"),
+}
+
+
+def pieces(body: dict) -> list[dict]:
+    return next(leaf["pieces"] for leaf in body["leaves"] if leaf.get("pieces"))
+
+
+def value(body: dict) -> dict:
+    return next(leaf for leaf in body["leaves"] if leaf["name"] == "step")
+
+
+@pytest.mark.parametrize("what", EDITS)
+def test_a_manifest_that_breaks_a_rule_is_refused_by_both(tmp_path: Path, what: str) -> None:
+    """Whatever xckpt refuses in a manifest, the independent reader refuses too."""
+    xckpt.save(tmp_path / "ckpt", everything(), options=LAYOUTS["plain"])
+    sealed(tmp_path / "ckpt", EDITS[what])
+    with pytest.raises(Broken):
+        Checkpoint(tmp_path / "ckpt")
+    data = (tmp_path / "ckpt/xckpt.json").read_bytes()
+    if what != "other chunks":  # the digest file tells
+        with pytest.raises(ManifestError):
+            parse(data, digest_bytes)
+
+
+@pytest.mark.parametrize(
+    "head", [b'{"format":"xckpt","version":2}', b'{"format":"zarr","version":1}', b"[]", b"", b"{"]
+)
+def test_another_document_is_refused(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "xckpt.json").write_bytes(head)
+    with pytest.raises(Broken):
+        Checkpoint(tmp_path)
+
+
+def test_the_command_lists_and_verifies(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", {"w": np.zeros((2, 3), np.int8), "step": 1})
+    command = [sys.executable, "-m", "conformance.reader", str(tmp_path / "ckpt")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "w int8 [2, 3]\nstep int \n"
+    (tmp_path / "ckpt/w/c/0/0").write_bytes(b"\1" * 6)
+    broken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert broken.returncode == 1 and "w/c/0/0: not what was saved" in broken.stderr
+
+
+def test_it_is_short_and_stands_alone() -> None:
+    """Under 200 lines, and nothing of xckpt: not even behind zarr-python's entry points."""
+    for module in ("reader", "reader_manifest"):
+        text = (ROOT / "conformance" / f"{module}.py").read_text()
+        assert "import xckpt" not in text and "from xckpt" not in text
+    assert len((ROOT / "conformance/reader.py").read_text().splitlines()) < 200
+    code = (
+        "import sys, conformance.reader; sys.exit(any(m.startswith('xckpt') for m in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
