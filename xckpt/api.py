@@ -11,11 +11,12 @@ import copy
 import os
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from xckpt import engine
 from xckpt.async_save import SaveFuture, begin, settle
-from xckpt.core.leaves import register_adapter
+from xckpt.core.leaves import adapters, register_adapter
 from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
@@ -46,6 +47,10 @@ register_adapter("xckpt.torch.xla_tensors", "xckpt.torch.xla_tensors")
 register_adapter("torch", "xckpt.torch.tensors")
 register_adapter("jax", "xckpt.jax.arrays")
 register_adapter("numpy", "xckpt.numpy")
+# What is imported already need not be waited for in the first save. An adapter that cannot be
+# loaded says so to those who need it.
+with suppress(Exception):
+    adapters()
 
 
 def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
@@ -181,7 +186,8 @@ def save_async(
         path: see `save`.
         state: see `save`.
         stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
-            memory it keeps between them the system may take back.
+            memory it keeps between them the system may take back. Getting the memory makes the
+            first save slower than a copy, unless a stager of one's own was prepared for it.
         overwrite: see `save`.
         metadata: see `save`.
         planner: see `save`; it is used from another thread.

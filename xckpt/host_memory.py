@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -43,8 +44,12 @@ Result = TypeVar("Result")
 CACHE_LINE = 64
 HUGE_PAGE = 2 << 20
 PAGE = 4096
-STEP = 8 * HUGE_PAGE
-"""Bytes that a thread copies at a time: enough to need the interpreter's lock rarely."""
+STEP = 4 * HUGE_PAGE
+"""Bytes that a thread copies at a time."""
+LONG_STEPS = 4
+LONG = 8
+"""The first few steps are this many times as long: they last while the first thread builds, since
+whoever ends a step needs the interpreter's lock to begin another."""
 MOST_THREADS = 16
 """Beyond this, more threads do not make memory faster."""
 ALONE_BYTES = 1 << 20
@@ -171,7 +176,10 @@ class HostCopies:
 
             return work
 
-        _run([clear(region[a:b]) for a, b in _pieces(region, 0, region.size)], region.size)
+        _run(
+            [clear(region[a:b]) for a, b in _pieces(region, 0, region.size, repeat(STEP))],
+            region.size,
+        )
 
     def release(self) -> None:
         """Let go of the memory; whoever has copies keeps them."""
@@ -305,17 +313,18 @@ def _array(region: Bytes, offset: int, part: Part) -> NDArray[np.generic]:
 
 
 def _tasks(layout: _Layout, region: Bytes) -> Iterator[Callable[[], None]]:
-    """The copying, in pieces of about a `STEP`."""
+    """The copying in pieces, the largest first, so that all threads end together."""
     small: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
     waiting = 0
-    for block in layout.blocks:
+    steps = chain(repeat(STEP * LONG, LONG_STEPS), repeat(STEP))
+    for block in sorted(layout.blocks, key=lambda block: block.size, reverse=True):
         if isinstance(block.source, Remote):
             continue
         if isinstance(block.source, np.ndarray):
             yield _copying([(_array(region, block.offset, block.source), block.source)])
             continue
         source = np.asarray(block.source)
-        for a, b in _pieces(region, block.offset, block.offset + block.size):
+        for a, b in _pieces(region, block.offset, block.offset + block.size, steps):
             small.append((region[a:b], source[a - block.offset : b - block.offset]))
             waiting += b - a
             if waiting >= STEP // 2:
@@ -335,12 +344,12 @@ def _copying(
     return copy
 
 
-def _pieces(region: Bytes, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """``[low, high)`` of a region, cut where its addresses are multiples of a `STEP`."""
-    skew = region.__array_interface__["data"][0] % STEP
+def _pieces(region: Bytes, low: int, high: int, steps: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """``[low, high)`` of a region in steps that end at huge pages of its addresses."""
+    skew = region.__array_interface__["data"][0] % HUGE_PAGE
     while low < high:
-        end = min(high, ((low + skew) // STEP + 1) * STEP - skew)
-        yield low, end
+        end = (low + skew + next(steps)) // HUGE_PAGE * HUGE_PAGE - skew
+        yield low, min(high, end)
         low = end
 
 

@@ -307,7 +307,8 @@ def _look_again() -> Sequence[Adapter]:
                 module = _registered[framework]
                 _loaded[framework] = importlib.import_module(module)  # type: ignore[assignment]
                 _waiting.remove(framework)
-        _present = tuple(_loaded[framework] for framework in _registered if framework in _loaded)
+        found = (_loaded[framework] for framework in _registered if framework in _loaded)
+        _present = tuple(dict.fromkeys(found))  # Two names may have one adapter.
         return _present
 
 

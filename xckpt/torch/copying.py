@@ -35,7 +35,7 @@ class Anew:
 def plain_anew(leaf: torch.Tensor, local: torch.Tensor) -> Anew:
     """A plain tensor or parameter; ``local`` is the same outside autograd."""
     if type(leaf) is torch.Tensor:
-        return Anew((local,), lambda made: made[0])
+        return Anew((local,), _itself)
     return Anew((local,), lambda made: as_parameter(leaf, made[0]))
 
 
@@ -49,10 +49,21 @@ def as_parameter(leaf: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
 def to_copyable(anew: Anew, dtype: str) -> Copyable:
     """The tensor's memory, as whoever stages the state wants it."""
 
+    if anew.over is _itself and reachable(anew.held[0]):
+        return Copyable((writable_numpy(anew.held[0]),), _plain_over)
+
     def rebuild(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
         return anew.over([from_numpy(each) for each in copies])
 
     return Copyable([_part(each, dtype) for each in anew.held], rebuild)
+
+
+def _itself(made: Sequence[torch.Tensor]) -> torch.Tensor:
+    return made[0]
+
+
+def _plain_over(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
+    return from_numpy(copies[0])
 
 
 def _part(tensor: torch.Tensor, dtype: str) -> Part:

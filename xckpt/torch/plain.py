@@ -91,8 +91,11 @@ def _check_storage(local: torch.Tensor, name: str) -> None:
     """Refuse a tensor whose memory was taken away (FSDP frees unsharded parameters so)."""
     if local.device.type not in ("cpu", "cuda") or local.numel() == 0:
         return
-    steps = zip(local.shape, local.stride(), strict=True)
-    last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    if local.is_contiguous():
+        last = local.storage_offset() + local.numel() - 1
+    else:
+        steps = zip(local.shape, local.stride(), strict=True)
+        last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
     if local.untyped_storage().nbytes() < (last + 1) * local.element_size():
         raise UnsupportedLeafError(
             f"{name}: the storage of this tensor of shape {tuple(local.shape)} was freed; save the "
