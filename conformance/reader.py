@@ -14,7 +14,7 @@ is in `conformance.reader_manifest`; here is how a checkpoint is read.
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import partial, reduce
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -63,6 +63,7 @@ def arrays_of(leaf: Json, codecs: Sequence[str], first: int) -> Iterator[Stored]
     item, pieces = DTYPES[dtype].itemsize, leaf.get("pieces")
     need(prod(max(n, 1) for n in shape) * item <= 1 << 56, "a tensor above the limit")
     need((pieces is None) != (leaf.get("chunk") is None), "exactly one of chunk and pieces")
+    need(pieces is None or leaf.get("shard") is None, "a shard beside pieces")
     if pieces is not None:
         manifest.check_pieces(shape, pieces)
     whole = leaf | {"offset": [0] * len(shape)}
@@ -145,9 +146,8 @@ class Checkpoint:
             data = np.asarray(self.open(array)[region])
         except (ValueError, RuntimeError, OSError, TypeError) as error:
             raise Broken(f"{key}: {error}") from error
-        number = 0
-        for k, count in zip(cell, array.counts, strict=True):
-            number = number * count + k
+        counts = zip(cell, array.counts, strict=True)
+        number = reduce(lambda above, each: above * each[1] + each[0], counts, 0)
         start = 16 * (array.first + number)
         digest = xxhash.xxh3_128_digest(data.tobytes())
         need(digest == self.digests[start : start + 16], f"{key}: not what was saved")

@@ -164,6 +164,9 @@ EDITS: dict[str, Callable[[dict], object]] = {
     "a root that climbs": lambda b: b.update(root="a/../.."),
     "an absolute root": lambda b: b.update(root="/tmp"),
     "an unknown codec": lambda b: b.update(codecs=["gzip"]),
+    "a shard beside pieces": lambda b: next(
+        leaf for leaf in b["leaves"] if leaf.get("pieces")
+    ).update(shard=[1, 1]),
     "a gap": lambda b: pieces(b).pop(),
     "an overlap": lambda b: pieces(b)[0]["shape"].__setitem__(0, 8),
     "a piece outside": lambda b: pieces(b)[0]["offset"].__setitem__(0, 100),

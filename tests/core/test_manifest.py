@@ -142,6 +142,24 @@ def test_a_version_that_never_was_is_refused_but_not_as_newer(version):
     assert not isinstance(caught.value, VersionError)
 
 
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (b'{"format"', b'{ "format"'),
+        (b'"version":1,', b'"version":1,"extra":1,'),
+        (b'"version":1,', b'"version":1,"checkpoint":{},'),
+        (b'"format":"xckpt","version":1', b'"version":1,"format":"xckpt"'),
+    ],
+)
+def test_the_envelope_has_one_spelling(old, new):
+    """No digest is taken of it, so another reader might understand it otherwise."""
+    assert old in ENCODED
+    with pytest.raises(ManifestError, match="around its content"):
+        parse(ENCODED.replace(old, new, 1), digest)
+    with pytest.raises(ManifestError, match="around its content"):
+        parse(ENCODED[:-1] + b',"extra":1}', digest)
+
+
 def test_another_format_is_refused():
     with pytest.raises(ManifestError, match="'zarr', not 'xckpt'"):
         parse(ENCODED.replace(b'"xckpt"', b'"zarr"', 1), digest)

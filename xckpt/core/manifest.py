@@ -1,10 +1,11 @@
 """The manifest: the one document that makes a folder a checkpoint.
 
-On disk it is ``{"format": "xckpt", "version": 1, "digest": "<hex>", "checkpoint": {...}}``, where
-the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
+On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, spelled just
+so, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
 
 1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
-2. Refuse it if the digest of the inner bytes differs: it was altered.
+2. Refuse it if what is around the inner bytes is spelled otherwise, or their digest differs: it was
+   altered.
 3. Decode it against the types in `xckpt.core.entries`; an unknown field is an error.
 4. Check it against the rules (`xckpt.core.manifest_rules`), before anything is allocated.
 """
@@ -218,6 +219,9 @@ def parse(data: bytes, digest: Digest) -> Manifest:
         raise ManifestError(f"the format never had a version {head.version}")
     envelope = _decode(data, _Envelope, "the manifest is truncated or altered")
     body = bytes(envelope.checkpoint)
+    if msgspec.json.encode(envelope) != data:
+        # Nothing digests what is around the content, so it has one spelling and no other field.
+        raise ManifestError("the manifest was altered: something is added around its content")
     if digest(body).hex() != envelope.digest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
     manifest = _decode(body, Manifest, "the manifest breaks the format")

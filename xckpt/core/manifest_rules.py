@@ -123,6 +123,8 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield fault
     elif (leaf.chunk is None) == (leaf.pieces is None):
         yield "exactly one of chunk and pieces must be given"
+    elif leaf.pieces is not None and leaf.shard is not None:
+        yield "a tensor in pieces has a shard shape in each of them, not one of its own"
     elif leaf.chunk is not None:
         yield from _grid_problems(leaf.shape, leaf.chunk, leaf.shard, item)
     else:

@@ -58,6 +58,16 @@ _DECODE: Final[dict[str, Callable[[str], Value]]] = {
     "bytes": lambda text: base64.b64decode(text, validate=True),
 }
 
+_NUMBER = r"(?:nan|-?inf|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
+
+_FORMS: Final = {
+    "int": re.compile("-?0x[0-9a-f]+"),
+    "float": re.compile(_NUMBER),
+    "complex": re.compile(f"{_NUMBER},{_NUMBER}"),
+    "None": re.compile(""),
+}
+"""What the text of a type looks like, where Python would take much else (``" 1_0"``)."""
+
 KINDS: Final = frozenset(_DECODE)
 """The types that the format carries."""
 
@@ -102,6 +112,8 @@ def decode_value(kind: str, text: str) -> Value:
         (1.5-0j)
     """
     try:
+        if kind in _FORMS and not _FORMS[kind].fullmatch(text):
+            raise ValueError(text)
         return _DECODE[kind](text)
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
         raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
