@@ -293,6 +293,20 @@ def test_a_folder_that_cannot_be_renamed_is_filled_in_place(
     assert names(tmp_path) == ["mount"]
 
 
+@pytest.mark.parametrize("place", ["in place", "generation"])
+def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """TensorStore writes over such a file, and leaves what is longer."""
+    monkeypatch.setattr(commits, "_renames", lambda folder: place == "generation")
+    monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    (path / "xckpt.json.__lock").write_bytes(b"{" * 10_000)
+    xckpt.save(path, NEW, overwrite=True)
+    assert step_at(path) == 2
+
+
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
     monkeypatch.setattr(commits, "_found", lambda store, committed: Found.NOTHING)

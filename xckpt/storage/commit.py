@@ -31,6 +31,7 @@ from xckpt.core.commit import Found, Step, decide
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.claims import Claim, ClaimText, claim, remove_dead
 from xckpt.storage.location import Location, open_store
+from xckpt.storage.stale_locks import empty_stale_lock
 
 __all__ = ["CLAIM", "DIGESTS", "MANIFEST", "Staging", "begin", "storage_errors"]
 
@@ -137,9 +138,14 @@ class Staging:
         if folder is not None:
             _sync_tree(folder)
             _sync_folder(folder.parent)
+            if self.step is Step.GENERATION:
+                # The manifest may survive a power cut before the name of the generations' folder.
+                _sync_folder(folder.parent.parent)
         store = open_store(self.target)
         # Listed before the commit: what others begin to write after it is not to be touched.
         replaced = self._replaced(store)
+        if self.target.folder is not None:
+            empty_stale_lock(self.target.folder, MANIFEST)
         stamp = store.write(MANIFEST, manifest, if_equal=self.seen).result()
         if not stamp.generation:
             raise CheckpointExistsError(
