@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conformance.implementation import Array, Box, Held, Shard, Wanted
-from conformance.tilings import Placed, parts, shapes, tilings
+from conformance.tilings import Placed, meshes, parts, shapes, tilings
 
 __all__ = [
     "Case",
@@ -51,6 +51,7 @@ SMALL = {"bool": 1, "int4": 4, "float4_e2m1fn": 4}
 NAMES = ("w", "b", "model/layers.0/w", "model.layers.0.w", "0", "a b", "é", "..", "x~1y", "%2F")
 
 MOST_RANKS = 5
+MOST_EVEN_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,21 +225,38 @@ def _special(dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
 
 
 @st.composite
-def leaves(draw: st.DrawFn, savers: int, loaders: int) -> Leaf:
-    """A leaf of any name, shape and dtype, held and wanted in any way."""
+def leaves(draw: st.DrawFn, savers: int, loaders: int, even: bool) -> Leaf:
+    """A leaf of any name, shape and dtype, held and wanted in any way, or by even meshes."""
     name = draw(st.sampled_from(NAMES))
     array = Array(draw(shapes()), draw(st.sampled_from(dtypes())))
-    source = draw(tilings(array.shape, savers))
-    target = draw(st.one_of(tilings(array.shape, loaders), parts(array.shape, loaders)))
+    if even:
+        source = draw(meshes(array.shape, savers, even=True))
+        target = draw(meshes(array.shape, loaders, even=True))
+    else:
+        source = draw(tilings(array.shape, savers))
+        target = draw(st.one_of(tilings(array.shape, loaders), parts(array.shape, loaders)))
     return Leaf(name, array, source, target, draw(st.integers(0, 255)))
 
 
 @st.composite
-def cases(draw: st.DrawFn, most_ranks: int = MOST_RANKS, most_leaves: int = 2) -> Case:
-    """Any case: up to ``most_ranks`` ranks save and as many load."""
-    savers, loaders = draw(st.integers(1, most_ranks)), draw(st.integers(1, most_ranks))
+def cases(
+    draw: st.DrawFn, most_ranks: int = 0, most_leaves: int = 2, *, even: bool = False
+) -> Case:
+    """Any case.
+
+    Args:
+        draw: given by Hypothesis.
+        most_ranks: how many ranks save, and how many load, at most; 0 for what is usual.
+        most_leaves: how many leaves there are, at most.
+        even: all is held and wanted by meshes that cut evenly, as a JAX sharding does.
+    """
+    ranks = st.integers(1, most_ranks or (MOST_EVEN_RANKS if even else MOST_RANKS))
+    savers, loaders = draw(ranks), draw(ranks)
     several = st.lists(
-        leaves(savers, loaders), min_size=1, max_size=most_leaves, unique_by=lambda leaf: leaf.name
+        leaves(savers, loaders, even),
+        min_size=1,
+        max_size=most_leaves,
+        unique_by=lambda leaf: leaf.name,
     )
     return Case(savers, loaders, tuple(draw(several)))
 

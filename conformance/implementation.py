@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 __all__ = [
     "Array",
     "Box",
+    "Even",
     "Fingerprints",
     "Held",
     "Implementation",
@@ -158,6 +159,16 @@ class Fingerprints(Protocol):
 
     def fingerprint(self, path: Path) -> Mapping[str, bytes]:
         """What makes a checkpoint's content, by name (files, or digests); no dates, no paths."""
+        ...
+
+
+@runtime_checkable
+class Even(Protocol):
+    """An implementation that only meshes of ranks suit, with even cuts; most others it refuses."""
+
+    @property
+    def even(self) -> bool:
+        """Whether the cases for it shall be such."""
         ...
 
 

@@ -24,6 +24,7 @@ from conformance.cases import Case, cases, checksum, numpy_dtype, region
 from conformance.implementation import (
     Array,
     Box,
+    Even,
     Fingerprints,
     Held,
     Implementation,
@@ -359,6 +360,7 @@ def run(
     implementation: Implementation, *, examples: int, seed: int, only: str = ""
 ) -> Iterator[Outcome]:
     """Every law on random cases; see `conformance.outcome.Part`."""
+    drawn = cases(even=isinstance(implementation, Even) and implementation.even)
     for name, law in LAWS.items():
         if only in ("", name):
-            yield judge.judge(name, law, implementation, cases(), examples=examples, seed=seed)
+            yield judge.judge(name, law, implementation, drawn, examples=examples, seed=seed)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from conformance.implementation import Box
 
-__all__ = ["Placed", "chunks", "parts", "shapes", "tilings"]
+__all__ = ["Placed", "chunks", "meshes", "parts", "shapes", "tilings"]
 
 Shape = tuple[int, ...]
 Range = tuple[int, int]

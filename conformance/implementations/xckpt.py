@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 import xckpt
 from conformance.implementation import Array, Box, Held, Wanted
 from conformance.implementations.boxes import Boxes, Wish
+from conformance.implementations.meshes import by_name
 from conformance.implementations.threads import ThreadGroup, on_ranks
 from xckpt.core.keys import join_keys
 from xckpt.planner import DefaultSavePlanner, WriteItem
@@ -70,11 +71,32 @@ class Xckpt:
             raise KeyError("the checkpoint has no such leaf")
         return loaded
 
+    def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
+        """Sizes and threads that follow from what is saved."""
+        number = _number(arrays)
+        return xckpt.SaveOptions(
+            chunk_bytes=CHUNK_BYTES[number % 4],
+            shard_bytes=SHARD_BYTES[number // 4 % 4],
+            crc32c=number // 16 % 4 == 0,
+            threads=1 + number // 64 % 2,
+            memory_bytes=(1 << 20, 100)[number // 128 % 2],
+        )
+
+    def load_options(self, arrays: Mapping[str, Array]) -> xckpt.LoadOptions:
+        """Threads and ways of reading that follow from what is loaded."""
+        number = _number(arrays) // 256
+        return xckpt.LoadOptions(
+            threads=1 + number % 2,
+            memory_bytes=(1 << 20, 100)[number // 2 % 2],
+            memory_map=number // 4 % 2 == 0,
+            share_reads=number // 8 % 2 == 0,
+        )
+
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
         arrays = {name: held.array for rank in ranks for name, held in rank.items()}
-        options = _save_options(arrays)
+        options = self.save_options(arrays)
         states = [
             {name: self.leaf(*_column(ranks, rank, name)) for name in held}
             for rank, held in enumerate(ranks)
@@ -101,7 +123,7 @@ class Xckpt:
         self, path: Path, ranks: Sequence[Mapping[str, Wanted]]
     ) -> list[dict[str, list[Data]]]:
         arrays = {name: wanted.array for rank in ranks for name, wanted in rank.items()}
-        options = _load_options(arrays)
+        options = self.load_options(arrays)
         likes = [
             {name: self.like(*_column(ranks, rank, name)) for name in wanted}
             for rank, wanted in enumerate(ranks)
@@ -145,33 +167,12 @@ Said = TypeVar("Said")
 
 def _column(ranks: Sequence[Mapping[str, Said]], rank: int, name: str) -> tuple[int, list[Said]]:
     """The number of a rank among those that name a leaf, and what they all say of it."""
-    named = [number for number, leaves in enumerate(ranks) if name in leaves]
-    return named.index(rank), [ranks[number][name] for number in named]
+    number = sum(name in leaves for leaves in ranks[:rank])
+    return number, by_name(ranks)[name]
 
 
 def _number(arrays: Mapping[str, Array]) -> int:
     return zlib.crc32(repr(sorted(arrays.items(), key=str)).encode())
-
-
-def _save_options(arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
-    number = _number(arrays)
-    return xckpt.SaveOptions(
-        chunk_bytes=CHUNK_BYTES[number % 4],
-        shard_bytes=SHARD_BYTES[number // 4 % 4],
-        crc32c=number // 16 % 4 == 0,
-        threads=1 + number // 64 % 2,
-        memory_bytes=(1 << 20, 100)[number // 128 % 2],
-    )
-
-
-def _load_options(arrays: Mapping[str, Array]) -> xckpt.LoadOptions:
-    number = _number(arrays) // 256
-    return xckpt.LoadOptions(
-        threads=1 + number % 2,
-        memory_bytes=(1 << 20, 100)[number // 2 % 2],
-        memory_map=number // 4 % 2 == 0,
-        share_reads=number // 8 % 2 == 0,
-    )
 
 
 IMPLEMENTATION = Xckpt()
