@@ -7,6 +7,7 @@ cases come to every way of laying out a checkpoint, and the same case always to 
 from __future__ import annotations
 
 import shutil
+import uuid
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,8 +27,6 @@ from xckpt.planner import DefaultSavePlanner, WriteItem
 __all__ = ["IMPLEMENTATION", "Xckpt"]
 
 Data = NDArray[np.generic]
-
-MANIFEST = "xckpt.json"
 
 CHUNK_BYTES = (64, 8 << 20, 16, 1000)
 SHARD_BYTES = (0, 256, 0, 4096)
@@ -146,9 +145,10 @@ class Xckpt:
         return {str(name): Array(leaf.shape, leaf.dtype) for name, leaf in found.items()}
 
     def delete(self, path: Path) -> None:
-        # The manifest first, as it came last: without it there is no checkpoint.
-        (path / MANIFEST).unlink()
-        shutil.rmtree(path)
+        # In one step: a delete that is killed leaves all of the checkpoint there, or nothing.
+        aside = path.with_name(f".{path.name}.deleted-{uuid.uuid4().hex[:12]}")
+        path.rename(aside)
+        shutil.rmtree(aside)
 
     def verify(self, path: Path) -> Sequence[str]:
         return xckpt.open(path).verify()
