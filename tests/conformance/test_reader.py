@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xckpt
-from conformance.reader import Broken, Checkpoint
+from conformance import reader_manifest as rules
+from conformance.reader import Broken, Checkpoint, Stored, arrays_of
 from tests.storage.boxed import Boxed
 from tests.storage.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
@@ -234,3 +236,66 @@ def test_it_is_short_and_stands_alone() -> None:
         "import sys, conformance.reader; sys.exit(any(m.startswith('xckpt') for m in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def cases(name: str) -> Any:
+    return json.loads((ROOT / "spec/cases" / f"{name}.json").read_text())
+
+
+@pytest.mark.parametrize("case", cases("names")["names"], ids=str)
+def test_names_lead_to_the_paths_of_the_specification(case: dict[str, Any]) -> None:
+    assert rules.path_of(case["name"]) == case["path"]
+    rules.check_names([case["name"]], {})
+
+
+@pytest.mark.parametrize("name", cases("names")["no_names"])
+def test_what_the_specification_calls_no_name_is_refused(name: str) -> None:
+    with pytest.raises(Broken):
+        rules.check_names([name], {})
+
+
+@pytest.mark.parametrize("case", cases("values")["values"], ids=str)
+def test_texts_mean_the_values_of_the_specification(case: dict[str, Any]) -> None:
+    assert ascii(rules.value_of(case["type"], case["text"])) == case["python"]
+
+
+@pytest.mark.parametrize("case", cases("values")["no_values"], ids=str)
+def test_what_the_specification_calls_no_value_is_refused(case: dict[str, str]) -> None:
+    with pytest.raises(Broken):
+        rules.value_of(case["type"], case["text"])
+
+
+class Recording(Checkpoint):
+    """A checkpoint of one leaf without data, which notes the chunks that are read."""
+
+    def __init__(self, leaf: dict[str, Any]) -> None:
+        self.leaves = {leaf["name"]: leaf}
+        self.arrays = {leaf["name"]: list(arrays_of(leaf, [], 0))}
+        self.read_cells: list[tuple[Stored, tuple[int, ...]]] = []
+
+    def read_chunk(self, array: Stored, cell: Sequence[int]) -> np.ndarray:
+        self.read_cells.append((array, tuple(cell)))
+        axes = zip(cell, array.chunk, array.shape, strict=True)
+        return np.zeros([min(c, n - k * c) for k, c, n in axes], np.int16)
+
+
+def test_boxes_need_the_chunks_of_the_specification() -> None:
+    for case in cases("reads"):
+        leaf = {"kind": "tensor", "name": "t", "dtype": "int16", "shape": case["shape"]}
+        regular = [array["shape"] for array in case["arrays"]] == [case["shape"]]
+        leaf |= case["arrays"][0] if regular else {"pieces": case["arrays"]}
+        checkpoint = Recording(leaf)
+        checkpoint.read("t", *case["wanted"])
+        arrays = checkpoint.arrays["t"]
+        found = []
+        for array, cell in checkpoint.read_cells:
+            axes = list(zip(cell, array.chunk, array.unit, array.offset, array.shape, strict=True))
+            chunk = int(np.ravel_multi_index(cell, array.counts)) if cell else 0
+            key = "/".join([array.path, "c", *(str(k * c // u) for k, c, u, _, _ in axes)])
+            box = [
+                [k * c + o for k, c, _, o, _ in axes],
+                [min(c, n - k * c) for k, c, _, _, n in axes],
+            ]
+            places = {"array": arrays.index(array), "chunk": chunk, "digest": array.first + chunk}
+            found.append({**places, "key": key.removeprefix("t/"), "box": box})
+        assert found == case["reads"], case

@@ -71,10 +71,10 @@ def test_any_text_is_a_value_or_refused(kind, text):
 @pytest.mark.parametrize(
     "kind, text",
     [
-        ("None", "None"), ("bool", "1"), ("int", "7"), ("int", " 0x7"), ("int", "0x_7"), ("int", "0X7"),
-        ("int", "0x"), ("float", "1_0.0"), ("float", " 1.0"), ("float", "infinity"), ("float", "1."),
-        ("float", "0x1p3"), ("complex", "1.0, 2.0"), ("complex", "1.0"), ("bytes", "aGk"),
-        ("bytes", "a Gk="), ("str", "\\U0001f600"), ("str", "\\u00E9"),
+        ("None", "None"), ("bool", "1"), ("int", "7"), ("int", " 0x7"), ("int", "0x_7"),
+        ("int", "0X7"), ("int", "0x"), ("float", "1_0.0"), ("float", " 1.0"), ("float", "1."),
+        ("float", "infinity"), ("float", "0x1p3"), ("complex", "1.0, 2.0"), ("complex", "1.0"),
+        ("bytes", "aGk"), ("bytes", "a Gk="), ("str", "\\U0001f600"), ("str", "\\u00E9"),
     ],
 )  # fmt: skip
 def test_what_python_would_take_but_no_encoder_writes_is_refused(kind, text):

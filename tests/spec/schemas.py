@@ -1,0 +1,113 @@
+"""The JSON schemas in spec/schemas, made from the types that the code reads documents with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from xckpt.core.dtypes import DTYPES
+from xckpt.core.entries import Manifest
+from xckpt.core.manifest import FORMAT, VERSION
+from xckpt.core.zarr_json import LITTLE_ENDIAN
+from xckpt.storage.claims import ClaimText
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+Schema = dict[str, Any]
+
+
+def schemas() -> dict[str, Schema]:
+    """File name -> schema."""
+    return {
+        "xckpt.json.schema.json": _manifest(),
+        "array.zarr.json.schema.json": _array(),
+        "group.zarr.json.schema.json": _group(),
+        "xckpt.saving.schema.json": _claim(),
+    }
+
+
+def _manifest() -> Schema:
+    (body,), parts = msgspec.json.schema_components([Manifest], ref_template="#/$defs/{name}")
+    return {
+        "$schema": DRAFT,
+        "title": "xckpt.json, the manifest",
+        **_object(
+            format={"const": FORMAT},
+            version={"const": VERSION},
+            digest={"type": "string", "pattern": "^[0-9a-f]{32}$"},
+            checkpoint=body,
+        ),
+        "$defs": parts,
+    }
+
+
+def _claim() -> Schema:
+    (body,), parts = msgspec.json.schema_components([ClaimText], ref_template="#/$defs/{name}")
+    return {"$schema": DRAFT, "title": "xckpt.saving, a claim", **body, "$defs": parts}
+
+
+def _array() -> Schema:
+    chain = {"oneOf": [{"const": [LITTLE_ENDIAN, *more]} for more in ([], [{"name": "crc32c"}])]}
+    inner = _object(
+        chunk_shape={"$ref": "#/$defs/sizes"},
+        codecs=chain,
+        index_codecs={"const": [LITTLE_ENDIAN, {"name": "crc32c"}]},
+        index_location={"const": "end"},
+    )
+    sharded = _object(name={"const": "sharding_indexed"}, configuration=inner)
+    keys = {"name": "default", "configuration": {"separator": "/"}}
+    return {
+        "$schema": DRAFT,
+        "title": "zarr.json of an array",
+        **_object(
+            zarr_format={"const": 3},
+            node_type={"const": "array"},
+            shape={"$ref": "#/$defs/sizes"},
+            data_type={"enum": list(DTYPES)},
+            chunk_grid=_object(
+                name={"const": "regular"},
+                configuration=_object(chunk_shape={"$ref": "#/$defs/sizes"}),
+            ),
+            chunk_key_encoding={"const": keys},
+            fill_value={"enum": [0, 1, False, [0, 0]]},
+            codecs={"oneOf": [chain, {"type": "array", "prefixItems": [sharded], "maxItems": 1}]},
+            attributes={
+                "type": "object",
+                "properties": {"offset": {"$ref": "#/$defs/sizes"}},
+                "additionalProperties": False,
+            },
+            storage_transformers={"const": []},
+        ),
+        "$defs": {"sizes": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+    }
+
+
+def _group() -> Schema:
+    sizes = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+    consolidated = _object(
+        kind={"const": "inline"},
+        must_understand={"const": False},
+        metadata={"type": "object", "additionalProperties": {"type": "object"}},
+    )
+    schema = _object(
+        zarr_format={"const": 3},
+        node_type={"const": "group"},
+        attributes={
+            "type": "object",
+            "properties": {"shape": sizes},
+            "additionalProperties": False,
+        },
+    )
+    schema["properties"]["consolidated_metadata"] = consolidated
+    return {"$schema": DRAFT, "title": "zarr.json of a group", **schema}
+
+
+def _object(**properties: Schema) -> Schema:
+    """An object that has all of these fields and no other."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
