@@ -156,6 +156,7 @@ def path_of(name: str) -> str:
             safe = f"%{ord(safe[0]):02X}{safe[1:]}"
         if safe[-1] in " .":
             safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
+        safe = re.sub(r"\.__lock$", "%2E__lock", safe)
         cut = f"{safe[:100]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
         parts.append(cut if len(safe) > 160 else safe)
     return "/".join(parts)

@@ -13,7 +13,8 @@ from xckpt.core.keys import join_keys, split_name, zarr_path
 NASTY = (
     "", "0", "-1", "-0", "00", "01", "1e3", "/", "a/b", "//", "%", "%25", "%2F", "%30", "%root",
     ".", "..", "...", "a.", "a ", " ", ".hidden", ".generations", "zarr.json", "xckpt.json",
-    "xckpt.digests", "xckpt.saving", "__a", "__xarray", "c", "CON", "naïve", "e\u0301", "日本",
+    "xckpt.digests", "xckpt.saving", "__a", "__xarray", "a.__lock", ".__lock", "c", "CON",
+    "naïve", "e\u0301", "日本",
     "🜁", "\n", "\x00", "\\", "a\\b", ":", "*", "~", "a" * 160, "a" * 161, "ü" * 60,
 )  # fmt: skip
 

@@ -118,8 +118,8 @@ def test_unknown_fields_fit_no_schema() -> None:
 
 @pytest.mark.parametrize("version", [0, 2, "1", None])
 def test_the_schema_is_of_version_1(version: object) -> None:
-    document = json.loads(encode(example(), digest))
-    assert not MANIFEST.is_valid({**document, "version": version})
+    document: Any = json.loads(encode(example(), digest))
+    assert not MANIFEST.is_valid(document | {"version": version})
 
 
 @pytest.mark.parametrize("name", NO_NAMES)
@@ -169,7 +169,8 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def test_the_reader_s_sections_are_there() -> None:
-    headings = set(re.findall(r"^##+ ([0-9.]+?)\.? ", FORMAT, re.MULTILINE))
+    text = FORMAT + (SPEC / "algorithms-1.md").read_text()
+    headings = set(re.findall(r"^##+ ([0-9.]+?)\.? ", text, re.MULTILINE))
     for module in ("reader", "reader_manifest"):
         text = (SPEC.parent / "conformance" / f"{module}.py").read_text()
         for group in re.findall(

@@ -14,7 +14,8 @@ Path: the name, component by component, made safe to store.
 
 1. A byte of the component's UTF-8 outside letters, digits and ``-_.%+@=,() `` becomes ``%XX``.
 2. A component that a store reserves (``zarr.json``, a leading ``.`` or ``__``, and so on) has its
-   first character escaped, and so has a final dot or space.
+   first character escaped, and so has a final dot or space. What ends in ``.__lock``, as
+   TensorStore's lock files do, has that dot escaped.
 3. A component of more than 160 bytes keeps its first 100 and adds ``~`` and a 128-bit digest of the
    whole. The manifest holds the name, so nothing has to read this one backwards.
 4. The root itself, when it is a leaf, is ``%root``.
@@ -34,6 +35,7 @@ KeyPath = tuple[str | int, ...]
 _INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
 _RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
+_LOCK = ".__lock"
 _LONGEST = 160
 _KEPT = 100
 
@@ -94,6 +96,8 @@ def _stored(part: str) -> str:
         safe = _escape_first(safe)
     if safe[-1] in " .":
         safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
+    if safe.endswith(_LOCK):
+        safe = f"{safe[: -len(_LOCK)]}%2E{_LOCK[1:]}"
     if len(safe) > _LONGEST:
         safe = f"{safe[:_KEPT]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
     return safe
