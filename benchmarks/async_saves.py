@@ -206,9 +206,10 @@ def _dcp(source: Any, contender: str) -> Callable[[Path], Callable[[], object]]:
 
 
 def _jax(parent: Path, quick: bool) -> dict[str, Any]:
+    arrays = state.as_jax(state.random_arrays(state.shapes(quick)))
+    # After JAX, whose adapter it then loads.
     import xckpt
 
-    arrays = state.as_jax(state.random_arrays(state.shapes(quick)))
     seconds: list[float] = []
     for _ in range(1 + LATER):
         with _folder(parent) as folder:

@@ -168,7 +168,10 @@ class HostCopies:
 
     def prepare(self, parts: Sequence[Part]) -> None:
         """Have the kernel give pages to the memory that these parts will take."""
-        region = self._memory(self._lay_out(parts).size)
+        layout = self._lay_out(parts)
+        region = self._memory(layout.size)
+        if layout is self._layout:
+            self._tasks = list(_tasks(layout, region))
 
         def clear(piece: Bytes) -> Callable[[], None]:
             def work() -> None:
