@@ -15,6 +15,7 @@ from xckpt import errors
 ERRORS = {
     "CheckpointExistsError",
     "CorruptCheckpointError",
+    "LeafTooLargeError",
     "ManifestError",
     "NotACheckpointError",
     "PlanError",

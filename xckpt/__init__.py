@@ -32,6 +32,7 @@ from xckpt.core.metadata import (
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
+    LeafTooLargeError,
     ManifestError,
     NotACheckpointError,
     PlanError,
@@ -59,6 +60,7 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "LeafTooLargeError",
     "LoadOptions",
     "ManifestError",
     "Metadata",

@@ -279,6 +279,7 @@ def load(
         ManifestError: the manifest cannot be trusted.
         TreeMismatchError: target and checkpoint differ; every difference is listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
+        LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         RanksFailedError: any of these, in a group of several ranks.
 
     Example:

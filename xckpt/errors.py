@@ -12,6 +12,7 @@
     ├── TreeMismatchError        (also a ValueError)         the target does not fit
     ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
+    ├── LeafTooLargeError        (also a MemoryError)        a leaf that memory cannot hold
     ├── StorageError             (also an OSError)           the disk or the bucket refused
     └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
 
@@ -27,6 +28,7 @@ from typing import Self
 __all__ = [
     "CheckpointExistsError",
     "CorruptCheckpointError",
+    "LeafTooLargeError",
     "ManifestError",
     "NotACheckpointError",
     "PlanError",
@@ -111,6 +113,10 @@ class PlanError(XckptError, ValueError):
 
 class UnsupportedLeafError(XckptError, TypeError):
     """A leaf that cannot be saved or loaded; the message gives its name."""
+
+
+class LeafTooLargeError(XckptError, MemoryError):
+    """There is no memory for what is to be loaded of a leaf; the message gives its name."""
 
 
 class StorageError(XckptError, OSError):

@@ -36,7 +36,13 @@ from xckpt.core.objects import LoadedObjects
 from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_value, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
+from xckpt.errors import (
+    LeafTooLargeError,
+    PlanError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+    XckptError,
+)
 
 __all__ = ["DefaultLoadPlanner", "LoadPlanner", "compare", "local_reads"]
 
@@ -260,11 +266,21 @@ class DefaultLoadPlanner(LoadPlanner):
         self._values[name] = data if opaque else decode_value(stored.kind, text)
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
-        """The part of the wanted box's buffer that the item fills."""
+        """The part of the wanted box's buffer that the item fills.
+
+        Raises:
+            LeafTooLargeError: there is no memory for the buffer.
+        """
         wanted = self._wanted[read_item.dest_index.fqn]
         assert wanted.target is not None and read_item.dest_index.index is not None
-        with self._lock:
-            buffer = wanted.target.buffer(read_item.dest_index.index)
+        try:
+            with self._lock:
+                buffer = wanted.target.buffer(read_item.dest_index.index)
+        except MemoryError as error:
+            raise LeafTooLargeError(
+                f"{read_item.dest_index.fqn or 'the root'}: no memory for it; load it sharded, or "
+                f"a part of it with xckpt.open ({error})"
+            ) from error
         if wanted.boxes[read_item.dest_index.index].sizes == read_item.lengths:
             return buffer
         # Every framework's buffer slices like NumPy's.

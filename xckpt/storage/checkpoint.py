@@ -25,7 +25,7 @@ from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_value
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
-from xckpt.storage.chunks import ChunkSource
+from xckpt.storage.chunks import ChunkSource, allocate
 from xckpt.storage.pool import Pool, ProgressCounter
 from xckpt.storage.reader import ZarrStorageReader
 
@@ -81,11 +81,13 @@ class StoredArray:
         Raises:
             IndexError: the index does not fit the shape.
             CorruptCheckpointError: a chunk is not what was saved.
+            LeafTooLargeError: there is no memory for so many elements.
             StorageError: another save has replaced the checkpoint meanwhile.
         """
         keys = _normalised(index, self.shape, self.name)
         low = tuple(key.start for key in keys)
-        box = np.empty([max(0, key.stop - key.start) for key in keys], numpy_dtype(self.dtype))
+        sizes = [max(0, key.stop - key.start) for key in keys]
+        box = allocate(sizes, numpy_dtype(self.dtype), self.name)
         if box.size:
             with self._source.noticing_replacement():
                 self._read(low, box)
@@ -115,7 +117,7 @@ class StoredArray:
             stop = [a + n for a, n in zip(start, part.sizes, strict=True)]
             chunk_numbers, boxes = cells(start, stop, piece.shape, piece.chunk)
             for chunk_number, cell in zip(chunk_numbers.tolist(), boxes, strict=True):
-                scratch = np.empty(cell.sizes, box.dtype)
+                scratch = allocate(cell.sizes, box.dtype, self.name)
                 self._source.read(key, chunk_number, (cell.offsets, cell.sizes), scratch)
                 _copy_overlap(
                     scratch,
@@ -312,7 +314,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
                 size: int = size,
             ) -> None:
                 try:
-                    self._source.read(key, number, cell, np.empty(cell[1], dtype))
+                    self._source.read(key, number, cell, allocate(cell[1], dtype, array.leaf))
                 except XckptError as error:
                     found.append(str(error))
                 finally:

@@ -22,13 +22,18 @@ from xckpt.core.boxes import interval
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest import Manifest, ZarrArray, arrays, parse
 from xckpt.core.zarr_json import array_document, documents
-from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    LeafTooLargeError,
+    ManifestError,
+    StorageError,
+)
 from xckpt.storage.arrays import open_array
 from xckpt.storage.commit import DIGESTS, MANIFEST, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
 from xckpt.storage.location import Location, file_problem, open_store
 
-__all__ = ["ArrayKey", "ChunkSource", "PendingRead", "RequestedDocuments"]
+__all__ = ["ArrayKey", "ChunkSource", "PendingRead", "RequestedDocuments", "allocate"]
 
 Shape = tuple[int, ...]
 ArrayKey = tuple[str, int]
@@ -254,6 +259,19 @@ class ChunkSource:
         self._all_digests = found.value
         return ""
 
+    def check_belonging(self) -> None:
+        """Refuse a manifest that lies among files of another checkpoint.
+
+        Whoever reads a chunk finds out; this is for those who read none.
+
+        Raises:
+            CorruptCheckpointError: the digest file is not the manifest's.
+        """
+        if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
+            problem = self.digest_file_problem()
+            if problem:
+                raise CorruptCheckpointError(f"{self.root}: {problem}")
+
     def read(
         self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], into: NDArray[np.generic]
     ) -> None:
@@ -273,7 +291,9 @@ class ChunkSource:
             CorruptCheckpointError: what is there can be no chunk.
         """
         array = self._arrays[key]
-        problem = file_problem(self.root, array.key(cell[0]), _most_bytes(array))
+        problem = file_problem(
+            self.root, array.key(cell[0]), _most_bytes(array, self.manifest.codecs)
+        )
         if problem:
             raise self._chunk_error(array, cell, f"the file is {problem}")
         plain = not self.manifest.codecs and array.shard is None and cell[1] == array.chunk
@@ -335,6 +355,20 @@ class ChunkSource:
         )
 
 
+def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> NDArray[np.generic]:
+    """New memory for elements of a leaf.
+
+    Raises:
+        LeafTooLargeError: there is none.
+    """
+    try:
+        return np.empty(sizes, dtype)
+    except MemoryError as error:
+        raise LeafTooLargeError(
+            f"{leaf or 'the root'}: no memory for {tuple(sizes)} elements of {dtype} ({error})"
+        ) from error
+
+
 def _take(found: ts.KvStore.ReadResult, into: NDArray[np.generic]) -> bool:
     """Copy an object's value into a chunk's memory; False if there is none of its size."""
     if found.state != "value" or len(found.value) != into.nbytes:
@@ -343,11 +377,15 @@ def _take(found: ts.KvStore.ReadResult, into: NDArray[np.generic]) -> bool:
     return True
 
 
-def _most_bytes(array: ZarrArray) -> int:
-    """More bytes than an object of an array can have: chunks, checksums, a shard's index."""
+def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
+    """The most bytes of an object of an array: chunks, checksums, a shard's index.
+
+    TensorStore does not mind what follows a chunk with a checksum.
+    """
     unit = array.shard or array.chunk
     chunks = prod(unit) // prod(array.chunk)
-    return prod(unit) * item_size(array.dtype) + chunks * 32 + 4096
+    index = 0 if array.shard is None else chunks * 16 + 4
+    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
 
 
 def _damage(error: str) -> str:

@@ -24,7 +24,7 @@ from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.sharing import Announcement, SharedReads, share_reads
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunks import ChunkSource
+from xckpt.storage.chunks import ChunkSource, allocate
 from xckpt.storage.commit import MANIFEST, storage_errors
 from xckpt.storage.digests import digest_bytes
 from xckpt.storage.exchange import Exchange, host_identity
@@ -140,6 +140,8 @@ class ZarrStorageReader:
         with storage_errors(str(self.location)), self.source.noticing_replacement():
             self._read_values(plan, planner)
             wishes = self._wishes(plan)
+            if not wishes.arrays:
+                self.source.check_belonging()
             self.source.prepare(wishes.arrays, check_documents=False)
             share = SharedReads(0)
             if self._exchange is not None:
@@ -176,11 +178,12 @@ class ZarrStorageReader:
 
         Raises:
             CorruptCheckpointError: it is not what was saved.
+            LeafTooLargeError: there is no memory for it.
         """
         assert self.source is not None
         key = (entry.name, 0)
         self.source.prepare([key])
-        data = np.empty(entry.size, np.uint8)
+        data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
         numbers, boxes = cells((0,), (entry.size,), (entry.size,), (entry.chunk,))
         for number, cell in zip(numbers.tolist(), boxes, strict=True):
             part = data[cell.offsets[0] : cell.offsets[0] + cell.sizes[0]]

@@ -31,7 +31,7 @@ from xckpt.core.plan import ReadItem
 from xckpt.core.sharing import Publication, SharedReads
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunks import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead
+from xckpt.storage.chunks import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead, allocate
 from xckpt.storage.exchange import Exchange
 from xckpt.storage.pool import Pool, ProgressCounter
 
@@ -206,7 +206,7 @@ class ChunkReads:
     def _begin(self, chunk: WantedChunk) -> _Begun:
         """Start reading a chunk, straight to its destination if possible."""
         direct = self._direct(chunk)
-        into = np.empty(chunk.sizes, chunk.dtype) if direct is None else direct
+        into = allocate(chunk.sizes, chunk.dtype, chunk.array[0]) if direct is None else direct
         cell = (chunk.offsets, chunk.sizes)
         pending = self.source.begin(chunk.array, chunk.number, cell, into)
         return _Begun(chunk, pending, direct is not None)
@@ -279,7 +279,8 @@ class ChunkReads:
         destination.copied = host is None
         if host is None:
             key = (item.storage_index.fqn, item.storage_index.index or 0)
-            host = np.empty(item.lengths, numpy_dtype(self.source.array(key).dtype))
+            dtype = numpy_dtype(self.source.array(key).dtype)
+            host = allocate(item.lengths, dtype, item.dest_index.fqn)
         if host.shape != tuple(item.lengths) or dtype_name(host.dtype) is None:
             raise PlanError(
                 f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
