@@ -20,6 +20,8 @@ from conformance.outcome import Outcome, Part, table
 
 PARTS = (
     "conformance.properties",
+    "conformance.refusals",
+    "conformance.damage",
     "conformance.machine",
     "conformance.crash",
     "conformance.golden",
