@@ -44,13 +44,14 @@ VALUES: dict[str, tuple[str, Callable[[str], object]]] = {
 """Type -> the form of its text, and what the text means."""
 
 PIECE = {"offset": [int], "shape": [int], "chunk": [int], "shard?": [int]}
-SHARDING = {"axes": [list], "placements?": [str], "spec?": [[str]]}
+SHARDING = {"axes": [(str, "any int")], "placements?": [str], "spec?": [[str]]}
 FIELDS = {
     "tensor": {"kind": str, "name": str, "dtype": str, "shape": [int], "chunk?": [int]}
     | {"shard?": [int], "pieces?": [PIECE], "sharding?": SHARDING, "annotation?": str},
     "value": {"kind": str, "name": str, "type": str, "value": str},
     "bytes": {"kind": str, "name": str, "type": str, "size": int, "chunk": int},
 }
+NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec"}
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
 MANIFEST |= {"containers?": dict, "user?": object, "planner?": object}
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -85,6 +86,10 @@ def fits(value: Any, form: Any) -> bool:
     """Whether a JSON value has a form; an object has no fields besides the form's (4.2)."""
     if isinstance(form, list):
         return isinstance(value, list) and all(fits(each, form[0]) for each in value)
+    if isinstance(form, tuple):
+        return isinstance(value, list) and len(value) == len(form) and all(map(fits, value, form))
+    if form == "any int":
+        return type(value) is int
     if form is int:
         return type(value) is int and 0 <= value <= 1 << 56
     if not isinstance(form, dict):
@@ -92,10 +97,9 @@ def fits(value: Any, form: Any) -> bool:
     fields = {field.rstrip("?"): field for field in form}
     if not isinstance(value, dict) or not value.keys() <= fields.keys():
         return False
-    return all(
-        (value.get(name) is None and name != field) or fits(value.get(name), form[field])
-        for name, field in fields.items()
-    )
+    optional = {name for name, field in fields.items() if name != field}
+    absent = {n for n in optional if n not in value or (n in NULLABLE and value[n] is None)}
+    return all(name in absent or fits(value.get(name), form[fields[name]]) for name in fields)
 
 
 def read_file(path: Path, most: int) -> bytes:

@@ -6,8 +6,9 @@ with equally many replicas each can be said, of up to eight shards; anything els
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 # Read once, when jax starts.
 FLAG = "--xla_force_host_platform_device_count=8"
@@ -24,11 +25,20 @@ from conformance.cases import numpy_dtype  # noqa: E402
 from conformance.implementation import Array, Box, Held, Refused, Wanted  # noqa: E402
 from conformance.implementations.meshes import mesh_of  # noqa: E402
 
-__all__ = ["abstract", "array_of", "boxes_of", "sharding_of"]
+__all__ = ["abstract", "array_of", "boxes_of", "sharding_of", "wide_numbers"]
 
 Data = NDArray[np.generic]
 
-jax.config.update("jax_enable_x64", True)
+
+@contextlib.contextmanager
+def wide_numbers() -> Iterator[None]:
+    """Have jax take numbers of 64 bits as they are, in every thread."""
+    before = jax.config.read("jax_enable_x64")
+    jax.config.update("jax_enable_x64", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
 
 
 def sharding_of(ranks: Sequence[Sequence[Box]]) -> NamedSharding:

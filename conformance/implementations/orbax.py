@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.implementation import Array, Held, Refused, Wanted
-from conformance.implementations.jax_arrays import abstract, array_of, boxes_of
+from conformance.implementations.jax_arrays import abstract, array_of, boxes_of, wide_numbers
 from conformance.implementations.meshes import by_name
 
 import orbax.checkpoint as ocp  # isort: skip  # after the flag that makes eight devices
@@ -39,6 +39,7 @@ class Orbax:
     def __init__(self) -> None:
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
+    @wide_numbers()
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
@@ -46,6 +47,7 @@ class Orbax:
         with _refusing_zero_size():
             self._checkpointer.save(path, args=ocp.args.PyTreeSave(state), force=overwrite)
 
+    @wide_numbers()
     def load(
         self, path: Path, ranks: Sequence[Mapping[str, Wanted]]
     ) -> list[dict[str, list[Data]]]:

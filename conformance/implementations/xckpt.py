@@ -48,7 +48,7 @@ class _Recorder(DefaultSavePlanner):
 
 
 class Xckpt:
-    """Over NumPy memory. What another framework changes is in the four methods that come first."""
+    """Over NumPy memory. What another framework changes is in the methods that come first."""
 
     name = f"xckpt {xckpt.__version__}"
     limits: Sequence[str] = ()
@@ -70,6 +70,12 @@ class Xckpt:
         if not isinstance(loaded, list):
             raise KeyError("the checkpoint has no such leaf")
         return loaded
+
+    def load_rank(
+        self, path: Path, like: dict[str, object], group: ThreadGroup, options: xckpt.LoadOptions
+    ) -> Mapping[str, object]:
+        """What one rank loads for ``like``, which may not name all leaves that there are."""
+        return xckpt.load(path, like, strict=False, group=group, options=options)
 
     def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
         """Sizes and threads that follow from what is saved."""
@@ -128,12 +134,9 @@ class Xckpt:
             {name: self.like(*_column(ranks, rank, name)) for name in wanted}
             for rank, wanted in enumerate(ranks)
         ]
-        # The case may ask for some of the leaves only.
         loaded = on_ranks(
             len(ranks),
-            lambda group: xckpt.load(
-                path, likes[group.rank], strict=False, group=group, options=options
-            ),
+            lambda group: self.load_rank(path, likes[group.rank], group, options),
         )
         return [
             {name: self.boxes(found[name], wish) for name, wish in wanted.items()}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import xckpt
 from conformance.implementation import Box, Held, Refused, Wanted
-from conformance.implementations.jax_arrays import abstract, array_of, boxes_of
+from conformance.implementations.jax_arrays import abstract, array_of, boxes_of, wide_numbers
 from conformance.implementations.meshes import by_name
 from conformance.implementations.xckpt import Xckpt
 
@@ -29,6 +29,7 @@ class XckptJax(Xckpt):
         "saying which rank wrote what: one process plays them all",
     )
 
+    @wide_numbers()
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
@@ -36,6 +37,7 @@ class XckptJax(Xckpt):
         arrays = {name: held[0].array for name, held in by_name(ranks).items()}
         xckpt.save(path, state, overwrite=overwrite, options=self.save_options(arrays))
 
+    @wide_numbers()
     def load(
         self, path: Path, ranks: Sequence[Mapping[str, Wanted]]
     ) -> list[dict[str, list[Data]]]:

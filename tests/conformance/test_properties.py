@@ -1,4 +1,4 @@
-"""xckpt keeps every law of the conformance suite."""
+"""xckpt keeps every law of the conformance suite, whatever framework carries the shards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from conformance.cases import Case, cases
-from conformance.implementations.xckpt import IMPLEMENTATION
+from conformance.implementation import Even, Refused, find
 from conformance.properties import LAWS
 
 
@@ -14,4 +14,23 @@ from conformance.properties import LAWS
 @given(case=cases())
 @settings(max_examples=20)
 def test_xckpt_keeps(law: str, case: Case) -> None:
-    LAWS[law](IMPLEMENTATION, case)
+    LAWS[law](find("conformance.implementations.xckpt"), case)
+
+
+@pytest.mark.parametrize("module", ["xckpt_torch", "xckpt_jax", "reader", "crossed"])
+def test_frameworks_reshard(module: str) -> None:
+    implementation = find(f"conformance.implementations.{module}")
+    outcomes: list[bool] = []
+
+    @given(case=cases(even=isinstance(implementation, Even) and implementation.even))
+    @settings(max_examples=15)
+    def reshards(case: Case) -> None:
+        try:
+            LAWS["reshard"](implementation, case)
+        except Refused:
+            outcomes.append(False)
+        else:
+            outcomes.append(True)
+
+    reshards()
+    assert sum(outcomes) > len(outcomes) / 4

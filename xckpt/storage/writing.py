@@ -187,11 +187,12 @@ class ChunkWrites:
         sized = [(item.tensor_storage_size() or 0, item) for item in items]
         small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
         large = deque(sorted((-size, n) for n, (size, _) in enumerate(sized) if size > SMALL_BYTES))
-        while large and pool.has_room(-large[0][0]):
+        while large and pool.has_room(-large[0][0]) and not pool.failed:
             self._submit(items[large.popleft()[1]], pool)
         meanwhile()
         for item in small:
-            self._submit(item, pool)
+            if not pool.failed:
+                self._submit(item, pool)
         while large and not pool.failed:
             self._submit(items[large.popleft()[1]], pool)
 
