@@ -188,9 +188,14 @@ def check_names(names: Sequence[str], kinds: dict[str, str]) -> None:
             need(sound and sorted(listed) == sorted(found), f"{name[:80]}: no namedtuple")
 
 
+def unit_of(part: Json) -> list[int]:
+    """The shape of what one object of an array holds: a zarr shard, or a chunk (7.3)."""
+    return part["chunk"] if part.get("shard") is None else part["shard"]
+
+
 def check_grid(shape: Sequence[int], part: Json, item: int) -> None:
     """The chunks of an array of a tensor are possible, and small enough to be held (7, 11)."""
-    chunk, shard = part["chunk"], part.get("shard") or part["chunk"]
+    chunk, shard = part["chunk"], unit_of(part)
     for cell in (chunk, shard):
         need(len(cell) == len(shape) and 0 not in cell, f"chunk {cell[:40]} of another shape")
         need(prod(cell) * item <= 1 << 32, "a chunk above the limit")
@@ -215,13 +220,13 @@ def check_pieces(shape: Sequence[int], pieces: Sequence[Json]) -> None:
 def document_of(dtype: str, part: Json, codecs: Sequence[str], attributes: Json) -> Json:
     """The zarr.json of an array (7.4)."""
     chain: list[Json] = [LITTLE, *({"name": codec} for codec in codecs)]
-    if part.get("shard"):
+    if part.get("shard") is not None:
         inner = {"chunk_shape": part["chunk"], "codecs": chain}
         inner |= {"index_codecs": [LITTLE, {"name": "crc32c"}], "index_location": "end"}
         chain = [{"name": "sharding_indexed", "configuration": inner}]
     zero: Any = 0.0 if "float" in dtype else False if dtype == "bool" else 0
     zero = 1.0 if dtype == "float8_e8m0fnu" else [0.0, 0.0] if dtype in COMPLEX else zero
-    grid = {"chunk_shape": part.get("shard") or part["chunk"]}
+    grid = {"chunk_shape": unit_of(part)}
     return {
         "zarr_format": 3,
         "node_type": "array",

@@ -68,6 +68,18 @@ def test_saved_documents_fit_their_schemas(tmp_path: Path, layout: str) -> None:
             (ARRAY if document["node_type"] == "array" else GROUP).validate(document)
 
 
+def test_golden_documents_fit_their_schemas() -> None:
+    found = (SPEC.parent / "conformance/golden").glob("1/*/ckpt/**/*.json")
+    files = sorted(file for file in found if file.is_file())
+    assert len(files) > 50
+    for file in files:
+        document = json.loads(file.read_bytes())
+        if file.name == "xckpt.json":
+            MANIFEST.validate(document)
+        else:
+            (ARRAY if document["node_type"] == "array" else GROUP).validate(document)
+
+
 @given(manifests())
 @settings(max_examples=30)
 def test_any_document_fits_its_schema(manifest: Manifest) -> None:
