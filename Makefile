@@ -1,4 +1,5 @@
-# make test | make test-xla | make demo | make bench | make lint | make clean
+# make test | make test-xla | make conformance | make conformance-long | make demo | make bench
+# make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
@@ -14,7 +15,7 @@ XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
 XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
 
-.PHONY: env env-xla test test-xla lint demo bench clean
+.PHONY: env env-xla test test-xla conformance conformance-long lint demo bench clean
 
 env: $(STAMP)
 
@@ -46,6 +47,26 @@ test: lint
 
 test-xla: env-xla
 	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_tensors.py tests/torch/test_buffers.py
+
+# Some cases are refused (torch has no int4): more than 500 and 10,000 are tried, so that as many
+# pass. The laws over NumPy memory; resharding through torch, JAX, the independent reader, and from each
+# to the others; any order of actions, crashes, files; then the peers, by the laws alone.
+JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
+LAWS := --part conformance.properties
+REST := --part conformance.machine --part conformance.crash --part conformance.golden
+
+define judge_all
+$(JUDGE).xckpt $(LAWS) --examples $(1)
+for each in xckpt xckpt_torch xckpt_jax reader crossed; do $(JUDGE).$$each $(LAWS) --property reshard --examples $(2) || exit 1; done
+$(JUDGE).xckpt $(REST) --examples $(3)
+$(BIN)/python -W ignore -m conformance.peers --examples $(3)
+endef
+
+conformance: env
+	$(call judge_all,100,600,25)
+
+conformance-long: env
+	$(call judge_all,1000,12000,500)
 
 demo: env
 	$(BIN)/python -m examples.demo
