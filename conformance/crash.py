@@ -54,16 +54,21 @@ CHECKPOINT = "checkpoint"
 State = Mapping[str, NDArray[np.generic]]
 
 
-def state(number: int, *extra: str) -> State:
-    """A state that tells whole ones from mixtures: every element depends on the number."""
-    return {
+def state(number: int, *extra: str, plain: bool) -> State:
+    """A state that tells whole ones from mixtures: every element depends on the number.
+
+    A plain one is for implementations that refuse the other.
+    """
+    leaves: dict[str, NDArray[np.generic]] = {
         "w": np.arange(24, dtype=np.float32).reshape(6, 4) + 100 * number,
-        "table": np.arange(20, dtype=np.int64).reshape(5, 4) * number,
         "bias": np.full(5, number, np.int16),
-        "step": np.array(number, np.int32),
-        "empty": np.zeros((0, 3), np.float32),
         **{name: np.full((2, 2), number, np.uint8) for name in extra},
     }
+    if not plain:
+        leaves["table"] = np.arange(20, dtype=np.int64).reshape(5, 4) * number
+        leaves["step"] = np.array(number, np.int32)
+        leaves["empty"] = np.zeros((0, 3), np.float32)
+    return leaves
 
 
 BOXES: Mapping[str, Sequence[Sequence[Box]]] = {
@@ -72,10 +77,9 @@ BOXES: Mapping[str, Sequence[Sequence[Box]]] = {
         [Box((0, 0), (2, 3)), Box((2, 0), (3, 1))],
         [Box((0, 3), (2, 1)), Box((2, 1), (3, 3))],
     ),
-    "bias": ([Box((0,), (5,))], [Box((0,), (5,))]),
     "step": ([Box((), ())], []),
 }
-"""What each of two ranks holds of a leaf; of all others rank 1 holds everything."""
+"""What each of two ranks holds of a leaf; of all others both hold everything."""
 
 
 def ranks_of(whole: State) -> list[dict[str, Held]]:
@@ -84,31 +88,38 @@ def ranks_of(whole: State) -> list[dict[str, Held]]:
     for name, values in whole.items():
         array = Array(values.shape, str(values.dtype))
         everything = Box((0,) * values.ndim, values.shape)
-        for held, boxes in zip(ranks, BOXES.get(name, ([], [everything])), strict=True):
+        for held, boxes in zip(ranks, BOXES.get(name, ([everything],) * 2), strict=True):
             shards = tuple(Shard(box, values[(*box.region, ...)]) for box in boxes)
             held[name] = Held(array, shards)
     return ranks
 
 
-OLD, NEW, NEXT = state(1, "only old"), state(2, "only new"), state(3)
-STATES = {"old": OLD, "new": NEW, "next": NEXT}
+STATES = {
+    plain: {
+        "old": state(1, "only old", plain=plain),
+        "new": state(2, "only new", plain=plain),
+        "next": state(3, plain=plain),
+    }
+    for plain in (False, True)
+}
+"""Plain or not -> the states by their names."""
 
 
-def save(implementation: Implementation, folder: Path, name: str) -> None:
+def save(implementation: Implementation, folder: Path, name: str, plain: bool) -> None:
     """Save one of `STATES`, over whatever is there."""
-    path = folder / CHECKPOINT
-    implementation.save(path, ranks_of(STATES[name]), overwrite=True)
+    ranks = ranks_of(STATES[plain][name])
+    implementation.save(folder / CHECKPOINT, ranks, overwrite=True)
 
 
-def save_new(implementation: Implementation, folder: Path) -> None:
-    implementation.save(folder / CHECKPOINT, ranks_of(NEW))
+def save_new(implementation: Implementation, folder: Path, plain: bool) -> None:
+    implementation.save(folder / CHECKPOINT, ranks_of(STATES[plain]["new"]))
 
 
-def overwrite(implementation: Implementation, folder: Path) -> None:
-    save(implementation, folder, "new")
+def overwrite(implementation: Implementation, folder: Path, plain: bool) -> None:
+    save(implementation, folder, "new", plain)
 
 
-def delete(implementation: Implementation, folder: Path) -> None:
+def delete(implementation: Implementation, folder: Path, plain: bool) -> None:
     implementation.delete(folder / CHECKPOINT)
 
 
@@ -119,7 +130,7 @@ class Scenario:
     law: str
     old: bool
     """Whether the old state is there before."""
-    act: Callable[[Implementation, Path], None]
+    act: Callable[[Implementation, Path, bool], None]
     meanwhile: frozenset[str]
     at_last: frozenset[str]
     """When the action has returned."""
@@ -155,8 +166,8 @@ SCENARIOS = (
 )
 
 
-def found_at(implementation: Implementation, path: Path) -> str:
-    """The name of the state at a path; ``error`` if a load or `verify` says that it is not whole.
+def found_at(implementation: Implementation, path: Path, states: Mapping[str, State]) -> str:
+    """Which of the states is at a path; ``error`` if a load or `verify` says that none is whole.
 
     Raises:
         AssertionError: something loads that nobody saved.
@@ -170,13 +181,20 @@ def found_at(implementation: Implementation, path: Path) -> str:
         loaded = implementation.load(path, [wanted])[0]
     except Exception:
         return "error"
-    for name, whole in STATES.items():
+    for name, whole in states.items():
         if loaded.keys() == whole.keys() and all(
             _same(loaded[leaf][0], values) for leaf, values in whole.items()
         ):
-            return "error" if implementation.verify(path) else name
+            return "error" if _damaged(implementation, path) else name
     values = {leaf: np.unique(np.asarray(found[0])).tolist() for leaf, found in loaded.items()}
     raise AssertionError(f"a mixture loads: {values}")
+
+
+def _damaged(implementation: Implementation, path: Path) -> bool:
+    try:
+        return bool(implementation.verify(path))
+    except Refused:
+        return False
 
 
 def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
@@ -190,6 +208,8 @@ class Crashes:
     implementation: Implementation
     scenario: Scenario
     recording: Recording
+    plain: bool
+    """Whether the states are plain."""
     folder: Path
     """Where they are replayed; what is made there is left to the caller."""
     found: Counter[str] = field(default_factory=Counter)
@@ -242,8 +262,8 @@ class Crashes:
         for count, disk in disks:
             folder = self._fresh(disk.image())
             try:
-                save(self.implementation, folder, "next")
-                found = found_at(self.implementation, folder / CHECKPOINT)
+                save(self.implementation, folder, "next", self.plain)
+                found = self.found_in(folder)
             except Exception as error:
                 found = f"{type(error).__name__}: {error}"
             self.found[found] += 1
@@ -255,7 +275,7 @@ class Crashes:
         folder = self._fresh(image)
         found, fault = "", ""
         try:
-            found = found_at(self.implementation, folder / CHECKPOINT)
+            found = self.found_in(folder)
         except Exception as error:
             fault = str(error)
         if found and found not in allowed:
@@ -265,6 +285,10 @@ class Crashes:
             files = "\n".join(f"    {path}" for path in image)
             self.faults.append(f"{self.where(count)} and {what}: {fault}\n  what is left:\n{files}")
         return found
+
+    def found_in(self, folder: Path) -> str:
+        """What a reader finds in a folder; see `found_at`."""
+        return found_at(self.implementation, folder / CHECKPOINT, STATES[self.plain])
 
     def allowed(self, count: int, *, power: bool) -> frozenset[str]:
         """What a reader may find after the first ``count`` operations."""
@@ -289,16 +313,29 @@ class Crashes:
         return folder
 
 
-def record(recorder: Recorder, scenario: Scenario, folder: Path) -> Recording:
+def record(recorder: Recorder, scenario: Scenario, folder: Path, *, plain: bool) -> Recording:
     """Play a scenario in an empty folder, and record it.
 
     Raises:
         ActionError: the implementation raised.
         CannotRecordError: it cannot be recorded.
+        Refused: the implementation refuses.
     """
     if scenario.old:
-        recorder.do(save, folder, "old")
-    return recorder.record(folder, scenario.act, folder)
+        recorder.do(save, folder, "old", plain)
+    return recorder.record(folder, scenario.act, folder, plain)
+
+
+def must_be_plain(recorder: Recorder) -> bool:
+    """Whether the implementation refuses what is not plain."""
+    try:
+        with tempfile.TemporaryDirectory(prefix="crashes-", dir=memory()) as folder:
+            recorder.do(save, Path(folder), "old", False)
+    except Refused:
+        return True
+    except ActionError:
+        return False  # it will be told when it is recorded
+    return False
 
 
 def run(
@@ -315,45 +352,47 @@ def run(
         return
     afterwards = Outcome(AFTERWARDS)
     with recorder:
+        judge = _Judge(implementation, recorder, must_be_plain(recorder), examples, seed)
         for scenario in SCENARIOS:
             outcome = Outcome(scenario.law)
             if only in ("", AFTERWARDS, scenario.law):
-                _judge(recorder, implementation, scenario, examples, seed, outcome, afterwards)
+                judge.judge(scenario, outcome, afterwards)
             if only in ("", scenario.law):
                 yield outcome
     if only in ("", AFTERWARDS):
         yield afterwards
 
 
-def _judge(
-    recorder: Recorder,
-    implementation: Implementation,
-    scenario: Scenario,
-    examples: int,
-    seed: int,
-    outcome: Outcome,
-    afterwards: Outcome,
-) -> None:
-    """Count what comes of a scenario, and of saves after its crashes."""
-    with tempfile.TemporaryDirectory(prefix="crashes-", dir=memory()) as name:
-        folder = Path(name)
-        (folder / "recorded").mkdir()
-        try:
-            recording = record(recorder, scenario, folder / "recorded")
-        except (CannotRecordError, Refused) as refusal:
-            outcome.refused += 1
-            outcome.refusals[str(refusal)] += 1
-            return
-        except ActionError as error:
-            outcome.failed, outcome.error = 1, str(error)
-            return
-        crashes = Crashes(implementation, scenario, recording, folder / "replayed")
-        crashes.kills()
-        crashes.power_cuts(examples, seed)
-        _count(crashes, outcome)
-        following = Crashes(implementation, scenario, recording, folder / "followed")
-        following.saves_afterwards(max(examples // 4, 1), seed)
-        _count(following, afterwards)
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    implementation: Implementation
+    recorder: Recorder
+    plain: bool
+    examples: int
+    seed: int
+
+    def judge(self, scenario: Scenario, outcome: Outcome, afterwards: Outcome) -> None:
+        """Count what comes of a scenario, and of saves after its crashes."""
+        with tempfile.TemporaryDirectory(prefix="crashes-", dir=memory()) as name:
+            folder = Path(name)
+            (folder / "recorded").mkdir()
+            try:
+                recording = record(self.recorder, scenario, folder / "recorded", plain=self.plain)
+            except (CannotRecordError, Refused) as refusal:
+                outcome.refused += 1
+                outcome.refusals[str(refusal)] += 1
+                return
+            except ActionError as error:
+                outcome.failed, outcome.error = 1, str(error)
+                return
+            judged = self.implementation, scenario, recording, self.plain
+            crashes = Crashes(*judged, folder / "replayed")
+            crashes.kills()
+            crashes.power_cuts(self.examples, self.seed)
+            _count(crashes, outcome)
+            following = Crashes(*judged, folder / "followed")
+            following.saves_afterwards(max(self.examples // 4, 1), self.seed)
+            _count(following, afterwards)
 
 
 def _count(crashes: Crashes, outcome: Outcome) -> None:

@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from conformance.disk import Image, Operation
-from conformance.implementation import Array, Box, Held, Implementation, Refused, Shard
+from conformance.implementation import Array, Box, Held, Implementation, Refused, Shard, find
 from conformance.tracing import CannotRecordError, Tracer
 
 __all__ = [
@@ -48,7 +48,7 @@ __all__ = [
     "replay",
 ]
 
-SECONDS = 120
+SECONDS = 60
 """How long an action may take."""
 
 _REFUSED = 77
@@ -75,14 +75,14 @@ class Recorder:
     """The process that forks savers, seen from here; a context."""
 
     def __init__(self, implementation: Implementation) -> None:
-        """Start it for an implementation, which must be one that pickle takes.
+        """Start it for an implementation: one that its module names, or that pickle takes.
 
         Raises:
             ActionError: the implementation cannot be imported there, or cannot save.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, implementation))
+        self._process = context.Process(target=_serve, args=(there, _portable(implementation)))
         self._process.start()
         there.close()
         try:
@@ -205,9 +205,17 @@ def nothing(implementation: Implementation) -> None:
     """An action that does nothing."""
 
 
-def _serve(pipe: Connection, implementation: Implementation) -> None:
+def _portable(implementation: Implementation) -> Implementation | str:
+    """Something for another process to have the implementation from."""
+    module = type(implementation).__module__
+    named = getattr(sys.modules.get(module), "IMPLEMENTATION", None)
+    return module if named is implementation else implementation
+
+
+def _serve(pipe: Connection, portable: Implementation | str) -> None:
     """Carry out orders until the pipe is closed."""
     try:
+        implementation = find(portable) if isinstance(portable, str) else portable
         _import_what_a_save_imports(implementation)
         pipe.send(("done", None))
     except BaseException:
@@ -295,31 +303,53 @@ class _Child:
 def _import_what_a_save_imports(implementation: Implementation) -> None:
     """Have a forked process save once, and import here what it had to import.
 
-    Importing a library is harmless before a fork; using it is not.
+    Importing most libraries is harmless before a fork; using them is not. Where the imports start
+    threads, every forked process makes them anew.
+
+    Raises:
+        ActionError: the implementation cannot save.
     """
-    reading, writing = os.pipe()
-    process = os.fork()
-    if process == 0:
-        os.close(reading)
-        code = 0
-        try:
-            _save_something(implementation)
-            names = "\n".join(sorted(set(sys.modules)))
-            with os.fdopen(writing, "w") as stream:
-                stream.write(names)
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        os._exit(code)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        names = stream.read().split("\n")
-    if os.waitpid(process, 0)[1]:
-        raise ActionError(f"{implementation.name} cannot save; its error is above")
+    names = _told_by_child(lambda: _modules_of_a_save(implementation))
+    if _told_by_child(lambda: str(_threads_after(names.split()))) == "1":
+        _import_all(names.split())
+
+
+def _modules_of_a_save(implementation: Implementation) -> str:
+    _save_something(implementation)
+    return " ".join(sorted(sys.modules))
+
+
+def _threads_after(names: Sequence[str]) -> int:
+    _import_all(names)
+    return len(os.listdir("/proc/self/task"))
+
+
+def _import_all(names: Sequence[str]) -> None:
     for name in names:
         if name not in sys.modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(name)
+
+
+def _told_by_child(tell: Callable[[], str]) -> str:
+    """What a function returns in a forked process."""
+    reading, writing = os.pipe()
+    process = os.fork()
+    if process == 0:
+        code = 1
+        try:
+            with os.fdopen(writing, "w") as stream:
+                stream.write(tell())
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        told = stream.read()
+    if os.waitpid(process, 0)[1]:
+        raise ActionError("the implementation cannot save; its error is above")
+    return told
 
 
 def _save_something(implementation: Implementation) -> None:
