@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 from collections import Counter
@@ -327,15 +328,20 @@ def record(recorder: Recorder, scenario: Scenario, folder: Path, *, plain: bool)
 
 
 def must_be_plain(recorder: Recorder) -> bool:
-    """Whether the implementation refuses what is not plain."""
-    try:
+    """Whether the implementation refuses what is not plain.
+
+    Raises:
+        ActionError: it can save neither.
+        CannotRecordError: not in a forked process.
+    """
+    for plain in (False, True):
         with tempfile.TemporaryDirectory(prefix="crashes-", dir=memory()) as folder:
-            recorder.do(save, Path(folder), "old", False)
-    except Refused:
-        return True
-    except ActionError:
-        return False  # it will be told when it is recorded
-    return False
+            try:
+                recorder.do(save, Path(folder), "old", plain)
+            except Refused:
+                continue
+            return plain
+    return True
 
 
 def run(
@@ -345,14 +351,19 @@ def run(
     after its kills; see `conformance.outcome.Part`."""
     if only not in ("", AFTERWARDS, *(scenario.law for scenario in SCENARIOS)):
         return
-    try:
-        recorder = Recorder(implementation)
-    except ActionError as error:
-        yield Outcome(only or SCENARIOS[0].law, failed=1, error=str(error))
-        return
     afterwards = Outcome(AFTERWARDS)
-    with recorder:
-        judge = _Judge(implementation, recorder, must_be_plain(recorder), examples, seed)
+    with contextlib.ExitStack() as stack:
+        try:
+            recorder = stack.enter_context(Recorder(implementation))
+            plain = must_be_plain(recorder)
+        except ActionError as error:
+            yield Outcome(only or SCENARIOS[0].law, failed=1, error=str(error))
+            return
+        except CannotRecordError as error:
+            for law in [only] if only else [*(scenario.law for scenario in SCENARIOS), AFTERWARDS]:
+                yield Outcome(law, refused=1, refusals=Counter([str(error)]))
+            return
+        judge = _Judge(implementation, recorder, plain, examples, seed)
         for scenario in SCENARIOS:
             outcome = Outcome(scenario.law)
             if only in ("", AFTERWARDS, scenario.law):

@@ -137,6 +137,9 @@ class CheckpointMachine(RuleBasedStateMachine):
             recording = self.recorder.record(self.folder, overwrite, *arguments, most=most)
         except Refused:
             return
+        except CannotRecordError:
+            type(self).recorder = None  # nor could the next one be
+            return
         found = self.look(name)
         if found is not None and same(found, case.whole()):
             self.there[name] = case

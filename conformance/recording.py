@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -48,8 +48,11 @@ __all__ = [
     "replay",
 ]
 
-SECONDS = 60
+SECONDS = 30
 """How long an action may take."""
+
+SECONDS_TO_SAVE = 20
+"""How long a forked process may take to save a few bytes."""
 
 _REFUSED = 77
 _MOST_TEXT = 60_000
@@ -58,6 +61,10 @@ _MOST_TEXT = 60_000
 
 class ActionError(Exception):
     """An action raised; the message is its traceback."""
+
+
+class TooLateError(ActionError):
+    """It took too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,7 @@ class Recorder:
 
         Raises:
             ActionError: the implementation cannot be imported there, or cannot save.
+            CannotRecordError: forked processes of it cannot save.
         """
         context = multiprocessing.get_context("spawn")
         self._pipe, there = context.Pipe()
@@ -135,8 +143,8 @@ class Recorder:
         return self._answer()
 
     def _answer(self) -> Any:
-        if not self._pipe.poll(SECONDS):
-            raise ActionError(f"no answer within {SECONDS} seconds")
+        if not self._pipe.poll(2 * SECONDS):
+            raise ActionError(f"no answer within {2 * SECONDS} seconds")
         kind, answer = self._pipe.recv()
         if kind == "cannot":
             raise CannotRecordError(answer)
@@ -218,6 +226,9 @@ def _serve(pipe: Connection, portable: Implementation | str) -> None:
         implementation = find(portable) if isinstance(portable, str) else portable
         _import_what_a_save_imports(implementation)
         pipe.send(("done", None))
+    except CannotRecordError as error:
+        pipe.send(("cannot", str(error)))
+        return
     except BaseException:
         pipe.send(("failed", traceback.format_exc()))
         return
@@ -227,9 +238,11 @@ def _serve(pipe: Connection, portable: Implementation | str) -> None:
         except EOFError:
             return
         try:
-            answer = _carry_out(order, partial(function, implementation, *args), more)
+            with _limited(SECONDS):
+                answer = _carry_out(order, partial(function, implementation, *args), more)
             pipe.send(("done", answer))
-        except CannotRecordError as error:
+        except (CannotRecordError, TooLateError) as error:
+            # Whether the library hangs, or only its forked process, cannot be told from here.
             pipe.send(("cannot", str(error)))
         except Refused as error:
             pipe.send(("refused", str(error)))
@@ -237,8 +250,33 @@ def _serve(pipe: Connection, portable: Implementation | str) -> None:
             pipe.send(("failed", str(error)))
 
 
+@contextlib.contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    """Raise `TooLateError` when it takes longer."""
+
+    def late(*_: object) -> None:
+        raise TooLateError(f"it takes longer than {seconds} seconds")
+
+    signal.signal(signal.SIGALRM, late)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+
+
 def _carry_out(order: str, action: Callable[[], None], more: Any) -> object:
     child = _Child(action)
+    try:
+        return _let_run(child, order, more)
+    except ActionError:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child.process, signal.SIGKILL)
+            os.waitpid(child.process, 0)
+        raise
+
+
+def _let_run(child: _Child, order: str, more: Any) -> object:
     if order == "record":
         root, most = more
         tracer = Tracer(child.process, root, most=most)
@@ -308,10 +346,20 @@ def _import_what_a_save_imports(implementation: Implementation) -> None:
 
     Raises:
         ActionError: the implementation cannot save.
+        CannotRecordError: it cannot in a forked process.
     """
-    names = _told_by_child(lambda: _modules_of_a_save(implementation))
-    if _told_by_child(lambda: str(_threads_after(names.split()))) == "1":
-        _import_all(names.split())
+
+    def save() -> str:
+        with _limited(SECONDS_TO_SAVE):
+            return _told_by_child(lambda: _modules_of_a_save(implementation))
+
+    try:
+        names = save().split()
+        if _told_by_child(lambda: str(_threads_after(names))) == "1":
+            _import_all(names)
+            save()
+    except TooLateError as error:
+        raise CannotRecordError(f"a forked process cannot save: {error}") from error
 
 
 def _modules_of_a_save(implementation: Implementation) -> str:
@@ -345,16 +393,29 @@ def _told_by_child(tell: Callable[[], str]) -> str:
             traceback.print_exc()
         os._exit(code)
     os.close(writing)
-    with os.fdopen(reading) as stream:
-        told = stream.read()
-    if os.waitpid(process, 0)[1]:
-        raise ActionError("the implementation cannot save; its error is above")
+    try:
+        with os.fdopen(reading) as stream:
+            told = stream.read()
+        if os.waitpid(process, 0)[1]:
+            raise ActionError("the implementation cannot save; its error is above")
+    except ActionError:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        raise
     return told
 
 
 def _save_something(implementation: Implementation) -> None:
-    box = Box((0,), (2,))
-    held = Held(Array((2,), "float32"), (Shard(box, np.ones(2, np.float32)),))
-    rank: Mapping[str, Held] = {"something": held}
+    """Two ranks save an array by rows and another of which both hold all: everybody can."""
+    rows, both = Array((4, 2), "float32"), Array((5,), "float32")
+    whole = Shard(Box((0,), (5,)), np.ones(5, np.float32))
+    ranks = [
+        {
+            "rows": Held(rows, (Shard(Box((row, 0), (2, 2)), np.ones((2, 2), np.float32)),)),
+            "both": Held(both, (whole,)),
+        }
+        for row in (0, 2)
+    ]
     with tempfile.TemporaryDirectory() as folder:
-        implementation.save(Path(folder) / "checkpoint", [rank])
+        implementation.save(Path(folder) / "checkpoint", ranks)

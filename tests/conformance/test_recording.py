@@ -8,16 +8,17 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from conformance import recording
 from conformance.disk import Create, MakeFolder, Operation, Write, apply, starting
-from conformance.implementation import Implementation, Refused
-from conformance.implementations.xckpt import IMPLEMENTATION
+from conformance.implementation import Held, Implementation, Refused
+from conformance.implementations.xckpt import IMPLEMENTATION, Xckpt
 from conformance.recording import (
     ActionError,
     CannotRecordError,
@@ -35,9 +36,9 @@ def recorder() -> Iterator[Recorder]:
         yield found
 
 
-def image_after(recording: Recording) -> dict[str, bytes | None]:
-    disk = starting(recording.before)
-    for operation in recording.operations:
+def image_after(found: Recording) -> dict[str, bytes | None]:
+    disk = starting(found.before)
+    for operation in found.operations:
         disk = apply(disk, operation)
     return dict(disk.image())
 
@@ -46,9 +47,9 @@ def image_after(recording: Recording) -> dict[str, bytes | None]:
 @settings(max_examples=40)
 def test_operations_are_recorded(recorder: Recorder, operations: list[Operation]) -> None:
     with tempfile.TemporaryDirectory(dir=memory()) as one, tempfile.TemporaryDirectory() as other:
-        recording = recorder.record(Path(one), perform_in_saver, operations, Path(one))
-        assert list(recording.operations) == perform_all(operations, Path(other))
-        assert image_after(recording) == image_of(Path(one))
+        found = recorder.record(Path(one), perform_in_saver, operations, Path(one))
+        assert list(found.operations) == perform_all(operations, Path(other))
+        assert image_after(found) == image_of(Path(one))
 
 
 @given(some_operations, st.integers(0, 10))
@@ -57,12 +58,12 @@ def test_a_process_is_killed_before_an_operation(
     recorder: Recorder, operations: list[Operation], most: int
 ) -> None:
     with tempfile.TemporaryDirectory(dir=memory()) as one, tempfile.TemporaryDirectory() as other:
-        recording = recorder.record(Path(one), perform_in_saver, operations, Path(one), most=most)
+        found = recorder.record(Path(one), perform_in_saver, operations, Path(one), most=most)
         possible = perform_all(operations, Path(other))
         # It may also be killed before one that would have failed.
-        assert recording.killed or len(possible) <= most
-        assert list(recording.operations) == possible[:most]
-        assert image_after(recording) == image_of(Path(one))
+        assert found.killed or len(possible) <= most
+        assert list(found.operations) == possible[:most]
+        assert image_after(found) == image_of(Path(one))
 
 
 def write_in_many_ways(_: Implementation, root: Path) -> None:
@@ -91,9 +92,9 @@ def write_in_many_ways(_: Implementation, root: Path) -> None:
 
 
 def test_many_ways_to_write(recorder: Recorder, tmp_path: Path) -> None:
-    recording = recorder.record(tmp_path, write_in_many_ways, tmp_path)
+    found = recorder.record(tmp_path, write_in_many_ways, tmp_path)
     image = image_of(tmp_path)
-    assert image_after(recording) == image
+    assert image_after(found) == image
     assert image["d/a"] == b"firxyzecondthirdfourth".ljust(33, b"\0") == image["d/moved"]
 
 
@@ -115,15 +116,15 @@ def write_from_threads_and_processes(_: Implementation, root: Path) -> None:
 
 
 def test_threads_and_processes(recorder: Recorder, tmp_path: Path) -> None:
-    recording = recorder.record(tmp_path, write_from_threads_and_processes, tmp_path)
-    assert len(recording.operations) == 5 * (1 + 2 * 20)
-    assert image_after(recording) == image_of(tmp_path)
+    found = recorder.record(tmp_path, write_from_threads_and_processes, tmp_path)
+    assert len(found.operations) == 5 * (1 + 2 * 20)
+    assert image_after(found) == image_of(tmp_path)
 
 
 def test_all_processes_are_killed(recorder: Recorder, tmp_path: Path) -> None:
-    recording = recorder.record(tmp_path, write_from_threads_and_processes, tmp_path, most=70)
-    assert recording.killed and len(recording.operations) == 70
-    assert image_after(recording) == image_of(tmp_path)
+    found = recorder.record(tmp_path, write_from_threads_and_processes, tmp_path, most=70)
+    assert found.killed and len(found.operations) == 70
+    assert image_after(found) == image_of(tmp_path)
 
 
 def write_elsewhere(_: Implementation, root: Path, other: Path) -> None:
@@ -139,8 +140,8 @@ def test_what_fails_or_is_elsewhere_is_left_out(recorder: Recorder, tmp_path: Pa
     root, other = tmp_path / "root", tmp_path / "root-not"
     root.mkdir()
     other.mkdir()
-    recording = recorder.record(root, write_elsewhere, root, other)
-    assert recording.operations == (Create("y"), Write("y", 0, b"2"))
+    found = recorder.record(root, write_elsewhere, root, other)
+    assert found.operations == (Create("y"), Write("y", 0, b"2"))
 
 
 def map_to_write(_: Implementation, root: Path) -> None:
@@ -194,6 +195,21 @@ def test_a_process_is_killed_in_time(recorder: Recorder) -> None:
     assert not recorder.kill(60, fail, "nothing")
 
 
+class Hanging(Xckpt):
+    """A library that does not survive a fork."""
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        threading.Event().wait()
+
+
+def test_who_hangs_when_forked_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SECONDS_TO_SAVE", 1)
+    with pytest.raises(CannotRecordError, match="longer than 1 seconds"):
+        recording._import_what_a_save_imports(Hanging())
+
+
 def make_two(_: Implementation, root: Path) -> None:
     (root / "d").mkdir()
     (root / "d" / "x").mkdir()
@@ -203,5 +219,5 @@ def test_through_a_symbolic_link(recorder: Recorder, tmp_path: Path) -> None:
     root, link = tmp_path / "root", tmp_path / "link"
     root.mkdir()
     link.symlink_to(root)
-    recording = recorder.record(link, make_two, link)
-    assert recording.operations == (MakeFolder("d"), MakeFolder("d/x"))
+    found = recorder.record(link, make_two, link)
+    assert found.operations == (MakeFolder("d"), MakeFolder("d/x"))
