@@ -52,18 +52,18 @@ test-xla: env-xla
 # pass. The laws over NumPy memory; resharding through torch, JAX, the independent reader, and from each
 # to the others; any order of actions, crashes, files; then the peers, by the laws alone.
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
-LAWS := --part conformance.properties
+LAWS := --part conformance.properties --part conformance.refusals
 REST := --part conformance.machine --part conformance.crash --part conformance.golden
 
 define judge_all
 $(JUDGE).xckpt $(LAWS) --examples $(1)
 for each in xckpt xckpt_torch xckpt_jax reader crossed; do $(JUDGE).$$each $(LAWS) --property reshard --examples $(2) || exit 1; done
 $(JUDGE).xckpt $(REST) --examples $(3)
-$(BIN)/python -W ignore -m conformance.peers --examples $(3)
+$(BIN)/python -W ignore -m conformance.peers --examples $(1)
 endef
 
 conformance: env
-	$(call judge_all,100,600,25)
+	$(call judge_all,200,600,50)
 
 conformance-long: env
 	$(call judge_all,1000,12000,500)

@@ -1,7 +1,7 @@
 """``python -m conformance.peers``: this project and its peers by the same laws, in one table.
 
 Each cell says how many cases passed / were refused / failed, or that all were refused. With
-``--keep`` the smallest failing case of each kind of error goes to
+``--keep`` the smallest failing case of each error goes to
 ``conformance/found/PEER-LAW.json``, with its peer's version; `still_fails` tries it again.
 """
 
@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import properties
+from conformance import properties, refusals
 from conformance.cases import from_json
 from conformance.implementation import Implementation, Refused, find
 from conformance.outcome import Outcome
@@ -26,6 +27,8 @@ PEERS: Mapping[str, str] = {
     "torch DCP": "conformance.implementations.torch_dcp",
     "Orbax": "conformance.implementations.orbax",
 }
+
+LAWS: Mapping[str, properties.Law] = {**properties.LAWS, **refusals.LAWS}
 
 FOUND = Path(__file__).parent / "found"
 
@@ -56,7 +59,7 @@ def still_fails(document: Mapping[str, Any]) -> str:
     """What a case that was kept raises today; empty if nothing."""
     implementation = find(document["module"])
     try:
-        properties.LAWS[document["law"]](implementation, from_json(document["case"]))
+        LAWS[document["law"]](implementation, from_json(document["case"]))
     except Refused as refusal:
         return f"Refused: {refusal}"
     except Exception as error:
@@ -92,16 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         implementation = find(module)
         name = implementation.name
         print(f"{name} ...", file=sys.stderr, flush=True)
-        judged[name] = list(
-            properties.run(implementation, examples=chosen.examples, seed=chosen.seed)
-        )
-        notes += [f"{name} refuses: {limit}" for limit in implementation.limits]
+        judged[name] = [
+            outcome
+            for part in (properties, refusals)
+            for outcome in part.run(implementation, examples=chosen.examples, seed=chosen.seed)
+        ]
+        refused = sum((outcome.refusals for outcome in judged[name]), Counter[str]())
+        notes += [f"{name} refused {count}: {why}" for why, count in refused.most_common()]
         kept: set[str] = set()
         for outcome in judged[name]:
             notes += [f"{name}, {outcome.law}: {outcome.error}"] if outcome.failed else []
-            kind = outcome.error.partition(":")[0]
-            if chosen.keep and outcome.failed and kind not in kept:
-                kept.add(kind)
+            if chosen.keep and outcome.failed and outcome.error not in kept:
+                kept.add(outcome.error)
                 notes.append(f"  kept in {_keep(peer, implementation, outcome)}")
     print(f"{chosen.examples} cases a law, seed {chosen.seed}; passed / refused / failed:\n")
     print(table(judged), *notes, sep="\n")
