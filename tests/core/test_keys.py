@@ -64,7 +64,7 @@ def test_places_are_safe_to_store(path):
     for part in place.split("/"):
         assert re.fullmatch(r"[A-Za-z0-9\-_.%+@=,() ~]+", part)
         assert len(part) <= 160
-        assert not part.startswith(("__", "."))
+        assert not part.startswith(("__", ".")) and not part.endswith(".__lock")
         assert part[-1] not in " ."
         assert part not in ("zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving")
     assert len(place.split("/")) == max(1, len(path))
