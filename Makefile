@@ -53,7 +53,7 @@ test-xla: env-xla
 # to the others; any order of actions, crashes, files; then the peers, by the laws alone.
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
 LAWS := --part conformance.properties --part conformance.refusals
-REST := --part conformance.machine --part conformance.crash --part conformance.golden
+REST := --part conformance.damage --part conformance.machine --part conformance.crash --part conformance.golden
 
 define judge_all
 $(JUDGE).xckpt $(LAWS) --examples $(1)

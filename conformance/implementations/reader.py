@@ -22,6 +22,7 @@ class SavedAndRead(Xckpt):
     """Everything but saving and deleting is the reader's."""
 
     name = f"{Xckpt.name}, read by the independent reader"
+    golden_readers = "conformance.implementations.reader_golden"
 
     def load(
         self, path: Path, ranks: Sequence[Mapping[str, Wanted]]

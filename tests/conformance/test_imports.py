@@ -14,8 +14,9 @@ ROOT = Path(__file__).parent.parent.parent
 
 MAY_IMPORT = {"numpy", "hypothesis", "ml_dtypes", "conformance", *sys.stdlib_module_names}
 
-ALSO = {"conformance.reader": {"zarr", "xxhash"}}
-"""The independent reader of the format reads chunks with zarr-python and digests them."""
+ALSO = {"conformance.reader": {"zarr", "xxhash"}, "conformance.mutation": {"pytest"}}
+"""The independent reader of the format reads chunks with zarr-python and digests them; a mutation
+run is one of pytest's tests."""
 
 
 def foreign(module: str, source: str) -> set[str]:
