@@ -63,7 +63,7 @@ $(BIN)/python -W ignore -m conformance.peers --examples $(1)
 endef
 
 conformance: env
-	$(call judge_all,200,600,50)
+	$(call judge_all,100,600,50)
 
 conformance-long: env
 	$(call judge_all,1000,12000,500)
