@@ -65,12 +65,20 @@ def array_of(ranks: Sequence[Held]) -> jax.Array:
     """What the ranks hold of an array, as one array.
 
     Raises:
-        Refused: see `sharding_of`; or jax has no such dtype on the CPU.
+        Refused: see `sharding_of`; or the ranks contradict each other or leave gaps, which one
+            array of one process cannot.
     """
     array = ranks[0].array
+    if any(held.array != array for held in ranks):
+        raise Refused("ranks that contradict each other: one process has one array")
     sharding = sharding_of([[shard.box for shard in held.shards] for held in ranks])
     data = {shard.box: shard.data for held in ranks for shard in held.shards}
-    indices = sharding.addressable_devices_indices_map(array.shape)
+    try:
+        indices = sharding.addressable_devices_indices_map(array.shape)
+    except ValueError:
+        raise Refused("boxes that no NamedSharding gives") from None
+    if {_box(index, array) for index in indices.values()} != set(data):
+        raise Refused("boxes that no NamedSharding gives")
     parts = []
     for device, index in indices.items():
         part = np.array(data[_box(index, array)], order="C", copy=True)
