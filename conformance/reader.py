@@ -123,7 +123,7 @@ class Checkpoint:
         for array in self.arrays[name] if box.size else ():
             at = [a - o for a, o in zip(low, array.offset, strict=True)]
             axes = zip(at, box.shape, array.shape, array.chunk, strict=True)
-            spans = (range(max(a, 0) // c, -(-min(a + n, m) // c)) for a, n, m, c in axes)
+            spans = (range(max(a, 0) // c, (a < m) * -(-min(a + n, m) // c)) for a, n, m, c in axes)
             for cell in product(*spans):
                 data = self.read_chunk(array, cell)
                 lows = [k * c - a for k, c, a in zip(cell, array.chunk, at, strict=True)]

@@ -69,6 +69,13 @@ def test_every_box_is_what_numpy_slices(saved: Path, data: st.DataObject) -> Non
     assert same(Checkpoint(saved).read(name, low, sizes), np.asarray(wanted))
 
 
+def test_a_piece_that_ends_inside_a_chunk_before_the_box(saved: Path) -> None:
+    """Its last chunk reaches, with its padding, into the box; its elements do not."""
+    pieces = np.asarray(leaves()["pieces"])
+    for low in range(pieces.shape[0] - 1):
+        assert same(Checkpoint(saved).read("pieces", [low, 0], [2, 1]), pieces[low : low + 2, :1])
+
+
 def test_every_dtype_is_read_bit_for_bit(tmp_path: Path) -> None:
     shapes = [(), (7,), (5, 11)]
     state = {f"{d}{len(s)}": random_array(s, DTYPES[d]) for d in DTYPES for s in shapes}
