@@ -15,6 +15,7 @@ takes other memory.
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -60,13 +61,14 @@ class AsyncStager(Protocol):
         """
         return self._synchronize_after_execute
 
+    @abc.abstractmethod
     def stage(self, state_dict: Any) -> Any:  # noqa: ANN401  # any tree, or a future of one
         """The same tree over memory that later changes do not reach.
 
         Returns the staged tree, or a `concurrent.futures.Future` of it if the copying goes on after
         the call.
         """
-        raise NotImplementedError(f"{type(self).__name__} must implement stage")
+        ...
 
     def synchronize_staging(self) -> None:
         """Return when the state that was given to `stage` may be changed."""

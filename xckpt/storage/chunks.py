@@ -142,7 +142,7 @@ class ChunkSource:
             )
 
     def prepare(self, keys: Iterable[ArrayKey], *, check_documents: bool = True) -> None:
-        """Open arrays: check their zarr.json against the manifest and fetch their digests.
+        """Fetch the digests of arrays, and check their zarr.json against the manifest.
 
         Raises:
             CorruptCheckpointError: some zarr.json or the digest file was altered; all are listed.
@@ -182,9 +182,8 @@ class ChunkSource:
             for array in chosen
         ]
         if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
-            problem = self.digest_file_problem()
-            if problem:
-                raise CorruptCheckpointError(f"{self.root}: {problem}")
+            if not self._all_digests:
+                self._check_digest_file()
             return [self._all_digests[where] for where in ranges]
         futures = [
             store.read(DIGESTS, byte_range=where) if where.stop > where.start else None
@@ -268,9 +267,12 @@ class ChunkSource:
             CorruptCheckpointError: the digest file is not the manifest's.
         """
         if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
-            problem = self.digest_file_problem()
-            if problem:
-                raise CorruptCheckpointError(f"{self.root}: {problem}")
+            self._check_digest_file()
+
+    def _check_digest_file(self) -> None:
+        problem = self.digest_file_problem()
+        if problem:
+            raise CorruptCheckpointError(f"{self.root}: {problem}")
 
     def read(
         self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], into: NDArray[np.generic]

@@ -183,13 +183,15 @@ class Exchange:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Close every socket, so that no peer waits for this rank."""
+        """Close every socket, so that no peer waits for this rank, and end what still delivers."""
         with self._changed:
             self._closed = True
         for connection in (*self._sockets, self._listener):
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+        for thread in self._threads:
+            thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _raise(self) -> None:

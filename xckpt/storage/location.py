@@ -18,7 +18,7 @@ import tensorstore as ts
 
 from xckpt.errors import StorageError
 
-__all__ = ["Location", "context", "file_problem", "open_store"]
+__all__ = ["Location", "context", "file_problem", "is_location", "open_store"]
 
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
@@ -121,6 +121,15 @@ class Location:
             return self.path
         scheme = next((s for s, driver in _BUCKETS.items() if driver == self.driver), self.driver)
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
+
+
+def is_location(path: object) -> bool:
+    """Whether it is a path or URL that xckpt can save to and load from."""
+    try:
+        Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
+    except (StorageError, TypeError):
+        return False
+    return True
 
 
 def _is_utf8(text: str) -> bool:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -157,11 +158,23 @@ class ChunkReads:
         self.destinations = [_Destination(item, prod(item.lengths)) for item in wishes.items]
         self.lock = threading.Lock()
         self._begun: deque[_Begun] = deque()
+        self._under_way: dict[int, PendingRead] = {}
         total = sum(chunk.nbytes for chunk in self.chunks.values())
         self.progress = ProgressCounter(total, options.progress)
 
     def run(self, share: SharedReads, exchange: Exchange | None) -> None:
-        """Read everything, in threads; chunks of other ranks come through the exchange."""
+        """Read everything, in threads; chunks of other ranks come through the exchange.
+
+        After a failure nothing is written any more: what is under way ends before it is raised, so
+        that the targets can be loaded from elsewhere.
+        """
+        try:
+            self._run(share, exchange)
+        except BaseException:
+            self._drain()
+            raise
+
+    def _run(self, share: SharedReads, exchange: Exchange | None) -> None:
         published = {publication.chunk for publication in share.publish}
         taken = set(share.taken) & set(self.chunks)
         with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
@@ -209,7 +222,17 @@ class ChunkReads:
         into = allocate(chunk.sizes, chunk.dtype, chunk.array[0]) if direct is None else direct
         cell = (chunk.offsets, chunk.sizes)
         pending = self.source.begin(chunk.array, chunk.number, cell, into)
+        with self.lock:
+            self._under_way[id(pending)] = pending
         return _Begun(chunk, pending, direct is not None)
+
+    def _drain(self) -> None:
+        """Wait for reads that nobody will finish."""
+        with self.lock:
+            under_way = list(self._under_way.values())
+        for pending in under_way:
+            with contextlib.suppress(ValueError):
+                pending.future.result()
 
     def _finish(self, begun: _Begun, pool: Pool) -> None:
         """Wait for a chunk, verify it, and take it to those who want it."""
@@ -221,6 +244,8 @@ class ChunkReads:
             else:
                 self._deliver(chunk, begun.pending.into)
         finally:
+            with self.lock:
+                del self._under_way[id(begun.pending)]
             pool.release(chunk.nbytes)
         self.progress.add(chunk.nbytes)
 

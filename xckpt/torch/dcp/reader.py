@@ -29,7 +29,7 @@ from xckpt.core.sharing import SharedReads
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.options import LoadOptions
 from xckpt.storage.digests import digest_bytes
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, is_location
 from xckpt.storage.reader import ZarrStorageReader
 from xckpt.torch.buffers import torch_dtype
 from xckpt.torch.dcp.keys import StoredObject, stored_objects
@@ -207,11 +207,7 @@ class XckptStorageReader(dcp.StorageReader):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path or URL that xckpt can read."""
-        try:
-            Location.parse(checkpoint_id)
-        except (StorageError, TypeError):
-            return False
-        return True
+        return is_location(checkpoint_id)
 
     def read_metadata(self) -> dcp.Metadata:
         """What the checkpoint holds, in DCP's words.

@@ -38,9 +38,9 @@ from xckpt.core.grid import GridOptions
 from xckpt.core.manifest import BytesEntry, Manifest, build, to_metadata
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan import SavePlan, WriteItem
-from xckpt.errors import PlanError, StorageError
+from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, is_location
 from xckpt.storage.writer import ZarrStorageWriter
 from xckpt.storage.writing import WriteOrders, Written
 from xckpt.torch.dcp import place
@@ -187,11 +187,7 @@ class XckptStorageWriter(dcp.StorageWriter):
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether it is a path or URL that xckpt can write to."""
-        try:
-            Location.parse(checkpoint_id)
-        except (StorageError, TypeError):
-            return False
-        return True
+        return is_location(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """Begin a save; what an earlier one in this thread has left is removed.
