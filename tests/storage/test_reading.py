@@ -17,7 +17,7 @@ from xckpt.storage.chunks import ChunkSource, PendingRead
 class Slow:
     """A future that says when somebody has waited for it."""
 
-    def __init__(self, future: Any) -> None:  # noqa: ANN401  # TensorStore's, of either kind
+    def __init__(self, future: Any) -> None:  # TensorStore's, of either kind
         self.future = future
         self.ended = False
 
@@ -38,7 +38,7 @@ def test_after_a_failed_load_nothing_writes_into_the_targets(
     begun: list[Slow] = []
     begin = ChunkSource.begin
 
-    def recorded(*args: Any) -> PendingRead:  # noqa: ANN401  # as they come
+    def recorded(*args: Any) -> PendingRead:  # as they come
         pending = begin(*args)
         begun.append(Slow(pending.future))
         return dataclasses.replace(pending, future=begun[-1])  # pyright: ignore[reportArgumentType]
