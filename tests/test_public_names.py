@@ -17,6 +17,7 @@ ERRORS = {
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
+    "MappingError",
     "NotACheckpointError",
     "PlanError",
     "RankFailure",

@@ -11,6 +11,7 @@
     ├── CorruptCheckpointError   (also a ValueError)         data are not what was saved
     ├── TreeMismatchError        (also a ValueError)         the target does not fit
     ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
+    ├── MappingError             (also a ValueError)         a mapping does not fit the tensors
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
     ├── LeafTooLargeError        (also a MemoryError)        a leaf that memory cannot hold
     ├── StorageError             (also an OSError)           the disk or the bucket refused
@@ -30,6 +31,7 @@ __all__ = [
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
+    "MappingError",
     "NotACheckpointError",
     "PlanError",
     "RankFailure",
@@ -109,6 +111,10 @@ class TreeMismatchError(XckptError, ValueError):
 
 class PlanError(XckptError, ValueError):
     """The ranks' shards do not make up whole tensors, or the ranks contradict each other."""
+
+
+class MappingError(XckptError, ValueError):
+    """A mapping between models is ambiguous, leaves gaps, or does not fit the tensors or data."""
 
 
 class UnsupportedLeafError(XckptError, TypeError):

@@ -211,6 +211,11 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         return self._source.manifest
 
     @property
+    def chunk_source(self) -> ChunkSource:
+        """Reads and verifies single chunks."""
+        return self._source
+
+    @property
     def user_metadata(self) -> object:
         """What the caller passed as ``metadata=`` when saving."""
         return self.manifest.user
