@@ -1,22 +1,43 @@
-"""What a mapping knows of a tensor: shape and dtype."""
+"""What a mapping knows of a tensor before any of it is read: its shape and its element type."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
+
+from xckpt.core.dtypes import DTYPES
 
 __all__ = ["TensorSpec"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """A tensor without its elements.
+    """Shape and element type of a tensor.
+
+    Raises:
+        ValueError: a size is negative, or the format has no such dtype.
 
     Example:
-        >>> TensorSpec((4, 2), "bfloat16")
-        TensorSpec(shape=(4, 2), dtype='bfloat16')
+        >>> spec = TensorSpec((3, 4), "bfloat16")
+        >>> spec.elements, str(spec)
+        (12, 'bfloat16[3, 4]')
     """
 
     shape: tuple[int, ...]
-    """Elements of each dimension."""
+    """Elements per dimension."""
     dtype: str
-    """The format's name of the element type."""
+    """The format's name of the element type; see `xckpt.core.dtypes`."""
+
+    def __post_init__(self) -> None:
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"a shape has no negative sizes, got {list(self.shape)}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"no dtype is called {self.dtype!r}; there are {', '.join(DTYPES)}")
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"

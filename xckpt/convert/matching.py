@@ -1,0 +1,175 @@
+"""Which leaves each rule takes: every leaf is matched once, or the fault is named.
+
+Names are looked up by skeleton (runs of digits made equal), so ten thousand leaves and a thousand
+rules are ten thousand look-ups; only patterns with a text are tried against every name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from xckpt.convert.patterns import Pattern, Value, skeleton
+from xckpt.convert.rules import Rule
+from xckpt.errors import MappingError
+
+__all__ = ["Instance", "Matches", "match_rules"]
+
+Key = tuple[Value, ...]
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """A rule at one value of the indices that stand on both sides."""
+
+    rule: Rule
+    values: Mapping[str, Value]
+    """Those indices and texts."""
+    stacked: tuple[str, ...]
+    """Indices of the source alone."""
+    sources: tuple[Mapping[Ints, str], ...]
+    """For each source pattern: values of the stacked indices -> leaf name."""
+
+
+@dataclass(slots=True)
+class Matches:
+    """What matching found."""
+
+    instances: list[Instance] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    """Leaves that no rule takes."""
+    idle: list[Rule] = field(default_factory=list)
+    """Rules that take no leaf."""
+    problems: list[str] = field(default_factory=list)
+
+
+def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
+    """Share the leaves out among the rules."""
+    matches = Matches()
+    # rule -> source pattern -> values of that rule's source indices -> leaf
+    taken: list[list[dict[Key, str]]] = [[{} for _ in rule.source] for rule in rules]
+    by_skeleton, with_texts = _lookup(rules)
+    for name in names:
+        found = []
+        for number, place, pattern in (*by_skeleton.get(skeleton(name), ()), *with_texts):
+            rule = rules[number]
+            try:
+                values = pattern.match(name, rule.indices)
+            except MappingError as error:
+                matches.problems.append(f"rule {rule}: {error}")
+                found.append(number)
+                continue
+            if values is not None:
+                found.append(number)
+                key = tuple(values[index] for index in rule.source_indices)
+                taken[number][place][key] = name
+        if len(found) > 1:
+            both = " and ".join(f"rule {rules[number]}" for number in found[:3])
+            matches.problems.append(f"{name!r} is ambiguous: {both} match it")
+        elif not found:
+            matches.unused.append(name)
+    for rule, leaves in zip(rules, taken, strict=True):
+        _instantiate(rule, leaves, matches)
+    return matches
+
+
+def _lookup(
+    rules: Sequence[Rule],
+) -> tuple[dict[str, list[tuple[int, int, Pattern]]], list[tuple[int, int, Pattern]]]:
+    by_skeleton: dict[str, list[tuple[int, int, Pattern]]] = {}
+    with_texts: list[tuple[int, int, Pattern]] = []
+    for number, rule in enumerate(rules):
+        for place, pattern in enumerate(rule.source_patterns):
+            entry = (number, place, pattern)
+            if pattern.skeleton is None:
+                with_texts.append(entry)
+            else:
+                by_skeleton.setdefault(pattern.skeleton, []).append(entry)
+    return by_skeleton, with_texts
+
+
+def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> None:
+    """Group the leaves of one rule by the indices that stand on both sides."""
+    if not rule.source:
+        _constants(rule, matches)
+        return
+    keys = list(dict.fromkeys(key for by_key in leaves for key in by_key))
+    if not keys:
+        matches.idle.append(rule)
+        return
+    names = rule.source_indices
+    kept = set(rule.target_indices) if rule.target else set(names)
+    stacked = tuple(name for name in names if name not in kept)
+    wanted, problems = _wanted(rule, keys)
+    lacking = [
+        (pattern.name(dict(zip(names, key, strict=True))))
+        for pattern, by_key in zip(rule.source_patterns, leaves, strict=True)
+        for key in wanted
+        if key not in by_key
+    ]
+    if lacking:
+        problems.append(f"the source has no {', '.join(map(repr, lacking[:5]))}{_more(lacking)}")
+    if problems:
+        matches.problems += [f"rule {rule}: {problem}" for problem in problems]
+        return
+    groups: dict[Key, list[Key]] = {}
+    for key in wanted:
+        shared = tuple(v for n, v in zip(names, key, strict=True) if n in kept)
+        groups.setdefault(shared, []).append(key)
+    shared_names = [name for name in names if name in kept]
+    places = [names.index(name) for name in stacked]
+    for shared, members in groups.items():
+        sources = tuple(
+            {tuple(int(key[p]) for p in places): by_key[key] for key in members}
+            for by_key in leaves
+        )
+        values = dict(zip(shared_names, shared, strict=True))
+        matches.instances.append(Instance(rule, values, stacked, sources))
+
+
+def _more(items: Sequence[object]) -> str:
+    return f" and {len(items) - 5} more" if len(items) > 5 else ""
+
+
+def _wanted(rule: Rule, keys: list[Key]) -> tuple[list[Key], list[str]]:
+    """The values of a rule's source indices that have to be there, given those that are.
+
+    Stated ranges must be full. An index that is stacked counts from 0 without a gap, in step with
+    every value of the others.
+    """
+    names = rule.source_indices
+    kept = set(rule.target_indices) if rule.target else set(names)
+    bound = [i for i, name in enumerate(names) if name in rule.indices or name not in kept]
+    choices: list[Sequence[Value]] = []
+    problems: list[str] = []
+    for i in bound:
+        if names[i] in rule.indices:
+            choices.append(rule.indices[names[i]])
+            continue
+        values = sorted({int(key[i]) for key in keys})
+        choices.append(values)
+        if values != list(range(len(values))):
+            gap = next(j for j, value in enumerate(values) if value != j)
+            problems.append(f"index {names[i]!r} has {values[gap]} but not {gap}")
+    wanted: dict[Key, None] = {}
+    for key in keys:
+        if key in wanted:
+            continue
+        for chosen in product(*choices):
+            full = list(key)
+            for i, value in zip(bound, chosen, strict=True):
+                full[i] = value
+            wanted[tuple(full)] = None
+    return list(wanted), problems
+
+
+def _constants(rule: Rule, matches: Matches) -> None:
+    """A rule without source has an instance for each stated value of the target's indices."""
+    names = rule.target_indices
+    if open_names := [name for name in names if name not in rule.indices]:
+        matches.problems.append(f"rule {rule}: state the range of {', '.join(open_names)}")
+        return
+    for values in product(*(rule.indices[name] for name in names)):
+        matches.instances.append(Instance(rule, dict(zip(names, values, strict=True)), (), ()))

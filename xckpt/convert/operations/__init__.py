@@ -1,0 +1,36 @@
+"""The operations of the mapping language.
+
+Each is a frozen value with an inverse, and is typed: a *bijection*; a bijection *with side data*,
+which the rule states and which is asserted where it would be lost; or *lossy*, with a stated bound.
+"""
+
+from xckpt.convert.operations.base import Exactness, Operation, operation_from_document, run
+from xckpt.convert.operations.parts import (
+    Concatenate,
+    Deinterleave,
+    GroupedDeinterleave,
+    GroupedInterleave,
+    Interleave,
+    Split,
+)
+from xckpt.convert.operations.shapes import Rearrange, Reshape, Rope, Transpose
+from xckpt.convert.operations.stacks import Stack, Unstack
+
+__all__ = [
+    "Concatenate",
+    "Deinterleave",
+    "Exactness",
+    "GroupedDeinterleave",
+    "GroupedInterleave",
+    "Interleave",
+    "Operation",
+    "Rearrange",
+    "Reshape",
+    "Rope",
+    "Split",
+    "Stack",
+    "Transpose",
+    "Unstack",
+    "operation_from_document",
+    "run",
+]

@@ -1,0 +1,161 @@
+"""What every operation is: a frozen value that acts on a bundle and knows its inverse.
+
+In a document (a mapping file) an operation is a table. Its first field stands under the operation's
+name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = [8, 4], axis = 1}``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import msgspec
+
+from xckpt.convert.bundles import Bundle, Slot, Trace
+from xckpt.convert.tracing import Traced
+from xckpt.errors import MappingError
+
+__all__ = ["Exactness", "Operation", "axis_of", "operation_from_document", "run"]
+
+Exactness = Literal["bijection", "side data", "lossy"]
+
+_OPERATIONS: dict[str, type[Operation]] = {}
+
+
+class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of all operations."""
+
+    name: ClassVar[str] = ""
+    """What a document calls it."""
+    exactness: ClassVar[Exactness] = "bijection"
+    """Whether the way back needs nothing else, needs stated side data, or is not exact."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.name:
+            _OPERATIONS[cls.name] = cls
+
+    def __post_init__(self) -> None:
+        for field in self.__struct_fields__:
+            value = getattr(self, field)
+            if isinstance(value, list):
+                msgspec.structs.force_setattr(self, field, _frozen(value))
+        try:
+            self.validate()
+        except ValueError as error:
+            raise MappingError(f"{self}: {error}") from error
+
+    def validate(self) -> None:
+        """Raise ValueError if the arguments can never be right."""
+
+    def arity(self) -> tuple[int, int] | None:
+        """How many tensors it takes and gives; None where it acts on each of any number."""
+        return None
+
+    def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
+        """The bundle after the operation.
+
+        Raises:
+            ValueError: the tensors do not fit.
+        """
+        return tuple(slot.map(lambda tensor: self.on(tensor, trace)) for slot in bundle)
+
+    def on(self, tensor: Traced, trace: Trace) -> Traced:
+        """One tensor after an operation that acts on each tensor of the bundle."""
+        raise NotImplementedError
+
+    def inverse(self) -> Operation:
+        """The operation that undoes this one."""
+        raise NotImplementedError
+
+    def to_document(self) -> dict[str, Any]:
+        """The table that stands for it in a mapping file."""
+        first, *_ = self.__struct_fields__
+        fields = msgspec.to_builtins(self)
+        return {self.name: fields.pop(first, msgspec.to_builtins(getattr(self, first))), **fields}
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """The operation with these arguments, as a document writes them."""
+        return msgspec.convert(fields, cls)
+
+    def __str__(self) -> str:
+        main, *rest = self.to_document().items()
+        words = [f"{main[0]} {main[1]}", *(f"{key} {value}" for key, value in rest)]
+        return ", ".join(words)
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def operation_from_document(document: Mapping[str, Any]) -> Operation:
+    """The operation that a table stands for.
+
+    Raises:
+        MappingError: there is no such operation, or its arguments are wrong.
+
+    Example:
+        >>> operation_from_document({"transpose": [1, 0]})
+        Transpose(axes=(1, 0))
+    """
+    if not isinstance(document, Mapping):
+        raise MappingError(
+            f"an operation is a table such as {{ transpose = [1, 0] }}: {document!r}"
+        )
+    names = [key for key in document if key in _OPERATIONS]
+    if len(names) != 1:
+        raise MappingError(
+            f"{dict(document)!r} names {' and '.join(names) or 'no operation'}; "
+            f"an operation is one of {', '.join(sorted(_OPERATIONS))}"
+        )
+    kind = _OPERATIONS[names[0]]
+    fields = {key: value for key, value in document.items() if key != names[0]}
+    first = kind.__struct_fields__[0]
+    if first in fields:
+        raise MappingError(f"{dict(document)!r}: {first!r} is what stands under {names[0]!r}")
+    try:
+        return kind.from_fields({first: document[names[0]], **fields})
+    except msgspec.ValidationError as error:
+        raise MappingError(f"{names[0]}: {error}") from error
+
+
+def axis_of(axis: int, rank: int) -> int:
+    """A valid axis, counted from 0.
+
+    Raises:
+        ValueError: there is no such axis.
+    """
+    if not -rank <= axis < rank:
+        raise ValueError(f"there is no axis {axis} of {rank}")
+    return axis % rank
+
+
+def run(operations: Sequence[Operation], bundle: Bundle, trace: Trace) -> Bundle:
+    """The bundle after several operations.
+
+    Raises:
+        MappingError: one does not fit its tensors; the message says which.
+    """
+    for operation in operations:
+        arity = operation.arity()
+        try:
+            if arity and arity[0] != len(bundle):
+                raise ValueError(f"takes {arity[0]} tensors, and has {len(bundle)}")
+            bundle = operation.apply(bundle, trace)
+        except ValueError as error:
+            if isinstance(error, MappingError):
+                raise
+            raise MappingError(f"{operation}: {error}; its input: {shapes(bundle)}") from error
+    return bundle
+
+
+def shapes(bundle: Bundle) -> str:
+    """The shapes of a bundle, for a message."""
+    return ", ".join(_slot_shapes(slot) for slot in bundle) or "nothing"
+
+
+def _slot_shapes(slot: Slot) -> str:
+    each = list(dict.fromkeys(str(tensor.spec) for tensor in slot.tensors.values()))
+    more = f" x {len(slot.tensors)}" if slot.indices else ""
+    return " or ".join(each[:3]) + more

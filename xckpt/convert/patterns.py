@@ -1,0 +1,269 @@
+"""Names with typed indices: how one rule speaks of many leaves.
+
+A pattern is anchored: it matches a whole name or not at all. In braces stand
+
+- ``{layer}``: a whole number without leading zeros,
+- ``{layer+1}``, ``{6*block+5}``, ``{6*block+local}``: a number that is affine in indices,
+- ``{rest...}``: any text of at least one character, "/" and "." included.
+
+Everything else is literal; ``{{`` and ``}}`` are braces. An index that stands alone in some place
+is read off there; one that only stands in sums is found by trying the values of its stated range.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+from xckpt.errors import MappingError
+
+__all__ = ["Affine", "Pattern", "skeleton"]
+
+Value = int | str
+Ranges = Mapping[str, range]
+
+_TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+_TEXT = re.compile(r"([A-Za-z_]\w*)\.\.\.")
+_TERM = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)(?:\*(\d+))?|(\d+)")
+_DIGITS = re.compile(r"[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """``constant + sum(factor * index)``.
+
+    Example:
+        >>> str(Affine.parse("6*block + 5"))
+        '6*block+5'
+    """
+
+    factors: tuple[tuple[str, int], ...]
+    constant: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Affine:
+        """What stands between braces.
+
+        Raises:
+            MappingError: it is not a sum of indices, multiples of indices and numbers.
+        """
+        factors: dict[str, int] = {}
+        constant = 0
+        for term in text.replace(" ", "").split("+"):
+            found = _TERM.fullmatch(term)
+            if found is None:
+                raise MappingError(
+                    f"{{{text}}}: an index is a name, a number times a name, or a sum of these"
+                )
+            before, name, after, number = found.groups()
+            if number is not None:
+                constant += int(number)
+            else:
+                factors[name] = factors.get(name, 0) + int(before or 1) * int(after or 1)
+        if not factors or 0 in factors.values():
+            raise MappingError(f"{{{text}}} has no index in it")
+        return cls(tuple(factors.items()), constant)
+
+    def at(self, values: Mapping[str, Value]) -> int:
+        """The number for these indices."""
+        return self.constant + sum(factor * int(values[name]) for name, factor in self.factors)
+
+    def __str__(self) -> str:
+        terms = [name if factor == 1 else f"{factor}*{name}" for name, factor in self.factors]
+        return "+".join([*terms, *([str(self.constant)] if self.constant else [])])
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A parsed pattern; make one with `Pattern.parse`.
+
+    Example:
+        >>> pattern = Pattern.parse("model.layers.{layer}.{rest...}")
+        >>> pattern.match("model.layers.12.mlp.up.weight", {})
+        {'rest': 'mlp.up.weight', 'layer': 12}
+        >>> pattern.match("model.layers.x.mlp", {}) is None
+        True
+        >>> Pattern.parse("h/{6*block+5}").name({"block": 2})
+        'h/17'
+    """
+
+    text: str
+    parts: tuple[str | Affine | tuple[str], ...]
+    """Literals, indices and (in a tuple) names of texts, in order."""
+    expression: re.Pattern[str]
+    lazy: re.Pattern[str] | None
+    """Like `expression`, with the shortest texts first; None where one text at most is there."""
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """The pattern that ``text`` writes.
+
+        Raises:
+            MappingError: braces do not close, or what stands between them is no index.
+        """
+        return _parse(text)
+
+    @property
+    def indices(self) -> tuple[str, ...]:
+        """Names of the indices and texts, each once, in order of appearance."""
+        names: dict[str, None] = {}
+        for part in self.parts:
+            if isinstance(part, Affine):
+                names.update((name, None) for name, _ in part.factors)
+            elif isinstance(part, tuple):
+                names[part[0]] = None
+        return tuple(names)
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the texts."""
+        return tuple(part[0] for part in self.parts if isinstance(part, tuple))
+
+    @property
+    def skeleton(self) -> str | None:
+        """The skeleton that every matching name has; None where the pattern has a text."""
+        if self.texts:
+            return None
+        return skeleton("".join(part if isinstance(part, str) else "0" for part in self.parts))
+
+    def name(self, values: Mapping[str, Value]) -> str:
+        """The name for these values of the indices."""
+        return "".join(
+            part
+            if isinstance(part, str)
+            else str(part.at(values) if isinstance(part, Affine) else values[part[0]])
+            for part in self.parts
+        )
+
+    def match(self, name: str, ranges: Ranges) -> dict[str, Value] | None:
+        """The indices for which the pattern is ``name``, within their ranges; None if it never is.
+
+        Raises:
+            MappingError: several values of the indices give this name.
+        """
+        found = self.expression.fullmatch(name)
+        if found is None:
+            return None
+        if self.lazy is not None:
+            other = self.lazy.fullmatch(name)
+            if other is not None and other.groups() != found.groups():
+                raise MappingError(f"{self.text!r} matches {name!r} in several ways")
+        values: dict[str, Value] = {}
+        equations: list[tuple[Affine, int]] = []
+        for part, text in zip(self._placeholders(), found.groups(), strict=True):
+            if isinstance(part, Affine):
+                equations.append((part, int(text)))
+            elif values.setdefault(part[0], text) != text:
+                return None
+        solutions = list(_solutions(equations, ranges))
+        if len(solutions) > 1:
+            raise MappingError(
+                f"{self.text!r} is {name!r} for {solutions[0]} and for {solutions[1]}"
+            )
+        return {**values, **solutions[0]} if solutions else None
+
+    def _placeholders(self) -> Iterator[Affine | tuple[str]]:
+        for part in self.parts:
+            if not isinstance(part, str):
+                yield part
+
+
+@functools.lru_cache(maxsize=4096)
+def _parse(text: str) -> Pattern:
+    parts: list[str | Affine | tuple[str]] = []
+    end = 0
+    for token in _TOKEN.finditer(text):
+        parts.append(text[end : token.start()])
+        end = token.end()
+        if token[0] in ("{{", "}}"):
+            parts.append(token[0][0])
+        elif token[1] is None:
+            raise MappingError(f"{text!r}: a brace does not close; {{{{ is a literal one")
+        elif found := _TEXT.fullmatch(token[1].strip()):
+            parts.append((found[1],))
+        else:
+            parts.append(Affine.parse(token[1]))
+    parts.append(text[end:])
+    kept = tuple(part for part in parts if part != "")
+    texts = sum(isinstance(part, tuple) for part in kept)
+    numbers = {name for part in kept if isinstance(part, Affine) for name, _ in part.factors}
+    for part in kept:
+        if isinstance(part, tuple) and part[0] in numbers:
+            raise MappingError(f"{text!r}: {part[0]!r} is both a number and a text")
+    adjacent = any(not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(kept))
+    lazy = _expression(kept, ".+?") if texts > 1 or adjacent else None
+    return Pattern(text, kept, _expression(kept, ".+"), lazy)
+
+
+def _expression(parts: tuple[str | Affine | tuple[str], ...], text: str) -> re.Pattern[str]:
+    pieces = (
+        re.escape(part)
+        if isinstance(part, str)
+        else f"({text})"
+        if isinstance(part, tuple)
+        else "(0|[1-9][0-9]*)"
+        for part in parts
+    )
+    return re.compile("".join(pieces), re.DOTALL)
+
+
+def _solutions(equations: list[tuple[Affine, int]], ranges: Ranges) -> Iterator[dict[str, int]]:
+    """Values of the indices for which each sum is its number, at most two of them."""
+    known: dict[str, int] = {}
+    for sum_, number in equations:
+        if len(sum_.factors) == 1:
+            ((name, factor),) = sum_.factors
+            value, rest = divmod(number - sum_.constant, factor)
+            if rest or known.setdefault(name, value) != value or not _allowed(name, value, ranges):
+                return
+    names = dict.fromkeys(name for sum_, _ in equations for name, _ in sum_.factors)
+    unknown = [name for name in names if name not in known]
+    # One of them follows from the others: the one whose range is longest, or not stated.
+    unknown.sort(key=lambda name: len(ranges[name]) if name in ranges else 1 << 62)
+    *tried, last = unknown or [""]
+    for name in tried:
+        if name not in ranges:
+            raise MappingError(f"index {name!r} stands only in sums: state its range")
+    count = 0
+    for values in product(*(ranges[name] for name in tried)):
+        attempt = {**known, **dict(zip(tried, values, strict=True))}
+        if (not last or _solve_last(attempt, last, equations, ranges)) and all(
+            sum_.at(attempt) == number for sum_, number in equations
+        ):
+            yield {name: attempt[name] for name in names}
+            count += 1
+            if count == 2:
+                return
+
+
+def _solve_last(
+    values: dict[str, int], name: str, equations: list[tuple[Affine, int]], ranges: Ranges
+) -> bool:
+    """Find the one index that is still unknown, from the first sum that has it."""
+    for sum_, number in equations:
+        factors = dict(sum_.factors)
+        if name in factors:
+            given = sum(
+                factor * values[other] for other, factor in factors.items() if other != name
+            )
+            value, rest = divmod(number - sum_.constant - given, factors[name])
+            values[name] = value
+            return rest == 0 and _allowed(name, value, ranges)
+    return False
+
+
+def _allowed(name: str, value: int, ranges: Ranges) -> bool:
+    return value in ranges[name] if name in ranges else value >= 0
+
+
+def skeleton(name: str) -> str:
+    """A name with each run of digits made one "0": names that one pattern matches share it.
+
+    Example:
+        >>> skeleton("layers.12.fc1")
+        'layers.0.fc0'
+    """
+    return _DIGITS.sub("0", name)
