@@ -23,7 +23,7 @@ from conformance.disk import (
     Write,
 )
 from conformance.implementation import Implementation
-from xckpt.storage.commit import _exchange
+from xckpt.storage.folders import exchange
 
 PATHS = ("a", "b", "d", "d/a", "d/b", "d/e", "d/e/a")
 
@@ -66,7 +66,7 @@ def perform(operation: Operation, root: Path) -> None:
         case Rename(source, target):
             os.rename(root / source, root / target)
         case Exchange(one, other):
-            _exchange(root / one, root / other)
+            exchange(root / one, root / other)
         case Link(source, target):
             os.link(root / source, root / target)
         case Remove(path):

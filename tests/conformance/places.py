@@ -62,7 +62,7 @@ class ParentNotSynced(Patched):
     """A fault: a committed checkpoint may vanish with the power."""
 
     name = "xckpt, parent folder not synced"
-    function = "_sync_folder"
+    function = "sync_folder"
     replacement = staticmethod(_nothing)
 
 
@@ -77,7 +77,7 @@ class TwoSteps(Patched):
     """A fault: a moment without a checkpoint."""
 
     name = "xckpt, exchange in steps"
-    function = "_exchange"
+    function = "exchange"
     replacement = staticmethod(_swap)
 
 

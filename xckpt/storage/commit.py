@@ -16,7 +16,6 @@ removes what was written. Only the coordinator does any of this.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import uuid
@@ -30,6 +29,7 @@ import tensorstore as ts
 from xckpt.core.commit import Found, Step, decide
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.claims import Claim, ClaimText, claim, remove_dead
+from xckpt.storage.folders import exchange, make_folder, sync_folder
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.stale_locks import empty_stale_lock
 
@@ -42,9 +42,6 @@ GENERATIONS = ".generations"
 
 _MISSING = b"\x02"
 """TensorStore's generation of a key that does not exist."""
-
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 
 @contextlib.contextmanager
@@ -116,7 +113,7 @@ class Staging:
         open_store(self.location).write(MANIFEST, manifest, if_equal=_MISSING).result()
         _sync_tree(staged)
         if self.step is Step.EXCHANGE:
-            _exchange(staged, target)
+            exchange(staged, target)
         else:
             try:
                 os.rename(staged, target)
@@ -128,7 +125,7 @@ class Staging:
                     ) from error
                 raise
         self.committed = True
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
         # After an exchange the old checkpoint is there.
         shutil.rmtree(staged, ignore_errors=True)
         claim.release()
@@ -137,10 +134,10 @@ class Staging:
         folder = self.location.folder
         if folder is not None:
             _sync_tree(folder)
-            _sync_folder(folder.parent)
+            sync_folder(folder.parent)
             if self.step is Step.GENERATION:
                 # The manifest may survive a power cut before the name of the generations' folder.
-                _sync_folder(folder.parent.parent)
+                sync_folder(folder.parent.parent)
         store = open_store(self.target)
         # Listed before the commit: what others begin to write after it is not to be touched.
         replaced = self._replaced(store)
@@ -232,7 +229,7 @@ def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: b
     step = decide(str(target), found, overwrite=overwrite, renames=True, exchanges=True)
     if step is Step.GENERATION:
         return _generation(target, identity, open_store(target).read(MANIFEST).result())
-    _make_folder(folder.parent)
+    make_folder(folder.parent)
     remove_dead(folder)
     claimed = claim(folder, identity)
     try:
@@ -282,37 +279,13 @@ def _can_exchange(folder: Path) -> bool:
     one.mkdir()
     other.mkdir()
     try:
-        _exchange(one, other)
+        exchange(one, other)
     except OSError:
         return False
     finally:
         one.rmdir()
         other.rmdir()
     return True
-
-
-def _exchange(a: Path, b: Path) -> None:
-    """Exchange two folders atomically (Linux's renameat2).
-
-    Raises:
-        OSError: the kernel or the file system cannot.
-    """
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError as error:
-        raise OSError("this platform has no renameat2") from error
-    source, target = os.fsencode(a), os.fsencode(b)
-    if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(a))
-
-
-def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, so that their names survive a power cut."""
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for each in missing:
-        _sync_folder(each.parent)
 
 
 def _remove_tree(folder: Path) -> None:
@@ -336,13 +309,4 @@ def _sync_tree(folder: Path) -> None:
     """
     for each, folders, _ in os.walk(folder, topdown=False):
         if folders:
-            _sync_folder(each)
-
-
-def _sync_folder(folder: str | Path) -> None:
-    """fsync a folder, so that the names in it survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+            sync_folder(each)
