@@ -1,0 +1,147 @@
+"""What lies at a path: the format is found out from the files, never from their contents alone.
+
+`detect` looks at the names in a folder, or at the first bytes of a file, and `open_source` opens
+what it found. `open_sink` goes by the wish of the caller and by the name of the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Final, cast
+
+from xckpt.convert.formats.paths import system_errors
+from xckpt.convert.sinks import TensorSink
+from xckpt.convert.sources import TensorSource
+from xckpt.errors import NotACheckpointError
+from xckpt.storage.location import Location
+
+__all__ = ["detect", "open_sink", "open_source"]
+
+SOURCES: Final[Mapping[str, tuple[str, str]]] = {
+    "xckpt": ("xckpt.convert.sources", "XckptSource"),
+    "safetensors": ("xckpt.convert.formats.safetensors", "SafetensorsSource"),
+}
+"""Format -> module and class of its source."""
+
+SINKS: Final[Mapping[str, tuple[str, str]]] = {
+    "safetensors": ("xckpt.convert.formats.safetensors_sink", "SafetensorsSink"),
+}
+"""Format -> module and class of its sink."""
+
+LOOKED_FOR: Final[Mapping[str, str]] = {
+    "xckpt": "a folder with xckpt.json",
+    "safetensors": "*.safetensors files, with *.safetensors.index.json if they are several",
+}
+"""Format -> what tells it, for people."""
+
+SHOWN = 8
+
+
+def open_source(path: str | os.PathLike[str], format: str | None = None) -> TensorSource:
+    """Open whatever checkpoint lies at a path.
+
+    Args:
+        path: a file or folder; a URL too for checkpoints of ours.
+        format: one of `SOURCES`; found out by default.
+
+    Raises:
+        NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
+            and what was found.
+        XckptError: the format's own errors.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros((2, 3), np.float16)}, "some.safetensors")
+        >>> open_source("some.safetensors").specs
+        {'w': TensorSpec(shape=(2, 3), dtype='float16')}
+    """
+    module, name = SOURCES[_known(format or detect(path), SOURCES, "read")]
+    opened: Callable[[object], TensorSource] = getattr(import_module(module), name)
+    return opened(path)
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """The format of what lies at a path.
+
+    Raises:
+        NotACheckpointError: nothing is there, or nothing that is known.
+    """
+    folder = Location.parse(path).folder
+    if folder is None:
+        return "xckpt"
+    with system_errors(folder):
+        if not folder.exists():
+            raise NotACheckpointError(f"{folder}: nothing is there; check the path")
+        found = _of_folder(folder) if folder.is_dir() else _of_file(folder)
+    if found is None:
+        looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
+        raise NotACheckpointError(
+            f"{folder} is no checkpoint of a known format.\nLooked for:{looked}\n"
+            f"Found: {_shown(folder)}"
+        )
+    return found
+
+
+def _of_folder(folder: Path) -> str | None:
+    names = {entry.name for entry in folder.iterdir()}
+    if "xckpt.json" in names:
+        return "xckpt"
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return "safetensors"
+    return None
+
+
+def _of_file(path: Path) -> str | None:
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        return "safetensors"
+    with path.open("rb") as file:
+        first = file.read(9)
+    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= path.stat().st_size - 8:
+        return "safetensors"
+    return None
+
+
+def _shown(path: Path) -> str:
+    if not path.is_dir():
+        with path.open("rb") as file:
+            first = file.read(8)
+        return f"a file of {path.stat().st_size:,} bytes that begins with {first!r}"
+    names = sorted(entry.name for entry in path.iterdir())
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return (", ".join(names[:SHOWN]) or "an empty folder") + more
+
+
+def open_sink(
+    path: str | os.PathLike[str], format: str | None = None, *, overwrite: bool = False
+) -> TensorSink | None:
+    """The sink for an output, or None if it is to be a checkpoint of ours.
+
+    Args:
+        path: where it goes.
+        format: "xckpt" or one of `SINKS`; by default the name decides: ``*.safetensors`` is one.
+        overwrite: what is there may be replaced, if it is an output of the same format.
+
+    Raises:
+        NotACheckpointError: there is no such format.
+
+    Example:
+        >>> open_sink("model.safetensors").path.name, open_sink("folder")
+        ('model.safetensors', None)
+    """
+    if format is None and os.fspath(path).endswith(".safetensors"):
+        format = "safetensors"
+    if format in (None, "xckpt"):
+        return None
+    module, name = SINKS[_known(format, SINKS, "written")]
+    return cast(TensorSink, getattr(import_module(module), name)(path, overwrite=overwrite))
+
+
+def _known(format: str, formats: Mapping[str, object], done: str) -> str:
+    if format not in formats:
+        known = ", ".join(("xckpt", *formats) if "xckpt" not in formats else formats)
+        raise NotACheckpointError(f"the format {format!r} cannot be {done}; known are {known}")
+    return format
