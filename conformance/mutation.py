@@ -3,8 +3,9 @@
 1. `mutants` walks a module's syntax tree and makes each change that `_changes` knows: a comparison
    that is off by one or turned round, another operator, a number one larger, a condition negated,
    ``and`` for ``or``, ``min`` for ``max``, an argument ``axis`` changed, a statement left out.
-2. `survives` forks a process that imports the changed module in place of the real one and runs the
-   tests. A mutant that no test fails on has survived; one that takes too long is killed.
+2. `Trial.survives` forks a process that imports the changed module in place of the real one and
+   runs the tests up to the first that fails, those first that have found the last mutants. A mutant
+   that no test fails on has survived; one that takes too long is killed.
 
     python -m conformance.mutation xckpt.core.boxes tests/core/test_boxes.py --every 4
 
@@ -25,10 +26,12 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, ModuleType
 
-__all__ = ["Mutant", "main", "mutants", "survives"]
+import pytest
+
+__all__ = ["Mutant", "Trial", "main", "mutants"]
 
 COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE),
@@ -54,6 +57,9 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
 }
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any",
          "minimum": "maximum", "maximum": "minimum"}  # fmt: skip
+
+IMPORTED_ONCE = ("numpy", "msgspec", "ml_dtypes", "hypothesis.extra.numpy")
+"""Modules that no mutant touches: imported before the fork, and not by every child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,32 +160,76 @@ class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(self.code, module.__dict__)
 
 
-def survives(module: str, code: CodeType | None, tests: Sequence[str], seconds: float) -> bool:
-    """Whether no test fails with a changed module (or, without code, with the real one)."""
-    child = os.fork()
-    if child == 0:
-        os._exit(_test(module, code, tests))
+@dataclass(slots=True)
+class Trial:
+    """Tests that mutants of a module are put to."""
+
+    module: str
+    tests: Sequence[str]
+    killers: list[str] = field(default_factory=list)
+    """Tests that have failed on a mutant, the last one first."""
+
+    def survives(self, code: CodeType | None, seconds: float) -> bool:
+        """Whether no test fails with a changed module (or, without code, with the real one)."""
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(read)
+            os._exit(_test(self, code, write))
+        os.close(write)
+        status = _wait(child, seconds)
+        with os.fdopen(read) as pipe:
+            failed = pipe.read().strip()
+        if failed:
+            self.killers = [failed, *(each for each in self.killers if each != failed)]
+        return status == 0
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """How a process ended; None if it had to be killed."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status == 0
+            return status
         time.sleep(0.02)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return False
+    return None
 
 
-def _test(module: str, code: CodeType | None, tests: Sequence[str]) -> int:
-    import pytest
+class _Hurry:
+    """Lets pytest run the likeliest tests first, and say which has failed."""
 
+    def __init__(self, killers: Sequence[str], pipe: int) -> None:
+        self.rank = {test: number for number, test in enumerate(killers)}
+        self.pipe = pipe
+
+    def pytest_configure(self) -> None:
+        from hypothesis import Phase, settings
+
+        # A smaller example would take its time and tell nothing more.
+        settings.register_profile("hurry", settings(), phases=(Phase.explicit, Phase.generate))
+        settings.load_profile("hurry")
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.rank.get(item.nodeid, len(self.rank)))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            os.write(self.pipe, f"{report.nodeid}\n".encode())
+
+
+def _test(trial: Trial, code: CodeType | None, pipe: int) -> int:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     if code is not None:
-        sys.meta_path.insert(0, _Loader(module, code))
+        sys.meta_path.insert(0, _Loader(trial.module, code))
     options = ["-x", "-q", "--numprocesses=0", "-p", "no:cacheprovider", "--hypothesis-seed=1"]
-    return int(pytest.main([*options, *tests]))
+    # Hypothesis is imported before pytest can rewrite its assertions, which changes nothing here.
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    return int(pytest.main([*options, *trial.tests], plugins=[_Hurry(trial.killers, pipe)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -189,21 +239,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--every", type=int, default=1, help="try one mutant of so many")
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=60.0, help="that the tests may take")
+    parser.add_argument(
+        "--seconds", type=float, help="that the tests may take; 5 times what they need by default"
+    )
     chosen = parser.parse_args(arguments)
-    # Imported once, and not by every child.
-    importlib.import_module("numpy")
+    for once in IMPORTED_ONCE:
+        importlib.import_module(once)
     spec = importlib.machinery.PathFinder.find_spec(*_where(chosen.module))
     assert spec is not None and spec.origin is not None
     with open(spec.origin) as stream:
         source = stream.read()
     begun = time.monotonic()
-    if not survives(chosen.module, None, chosen.tests, 10 * chosen.seconds):
+    trial = Trial(chosen.module, chosen.tests)
+    if not trial.survives(None, chosen.seconds or 600):
         parser.error("the tests fail without any change")
+    limit = chosen.seconds or 10 + 5 * (time.monotonic() - begun)
     tried = survived = 0
     for mutant in list(mutants(source, spec.origin))[chosen.first :: chosen.every]:
         tried += 1
-        if survives(chosen.module, mutant.code, chosen.tests, chosen.seconds):
+        if trial.survives(mutant.code, limit):
             survived += 1
             print(f"{chosen.module}:{mutant.line}: {mutant.change}", flush=True)
     seconds = time.monotonic() - begun
