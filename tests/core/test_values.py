@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xckpt.core.values import decode_value, encode_value, value_kind
-from xckpt.errors import ManifestError, UnsupportedLeafError
+from xckpt.core.values import decode_content, decode_value, encode_value, value_kind
+from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 
 KINDS = ("None", "bool", "int", "float", "complex", "str", "bytes")
 
@@ -95,3 +95,12 @@ def test_other_objects_are_no_values(leaf):
     assert value_kind(leaf) is None
     with pytest.raises(UnsupportedLeafError, match=type(leaf).__name__):
         encode_value(leaf)
+
+
+@pytest.mark.parametrize(
+    "kind, content", [("str", b"\xbc"), ("str", b"\xed\xa0\x80"), ("int", b"7")]
+)
+def test_stored_content_that_is_no_value_is_refused_by_name(kind, content):
+    with pytest.raises(CorruptCheckpointError, match=f"a/b: its . bytes are no {kind} value"):
+        decode_content("a/b", kind, content)
+    assert decode_content("a/b", "opaque", content) == content

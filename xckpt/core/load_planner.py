@@ -35,7 +35,7 @@ from xckpt.core.metadata import (
 from xckpt.core.objects import LoadedObjects
 from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
-from xckpt.core.values import decode_value, value_kind
+from xckpt.core.values import decode_content, value_kind
 from xckpt.errors import (
     LeafTooLargeError,
     PlanError,
@@ -260,10 +260,7 @@ class DefaultLoadPlanner(LoadPlanner):
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        data = value.getvalue()
-        opaque = stored.kind == "opaque"
-        text = "" if opaque else data.decode("utf-8", "surrogatepass")
-        self._values[name] = data if opaque else decode_value(stored.kind, text)
+        self._values[name] = decode_content(name, stored.kind, value.getvalue())
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
         """The part of the wanted box's buffer that the item fills.

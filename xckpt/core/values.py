@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from xckpt.errors import ManifestError, UnsupportedLeafError
+from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 
-__all__ = ["KINDS", "Value", "decode_value", "encode_value", "value_kind"]
+__all__ = ["KINDS", "Value", "decode_content", "decode_value", "encode_value", "value_kind"]
 
 Value = None | bool | int | float | complex | str | bytes
 
@@ -117,3 +117,23 @@ def decode_value(kind: str, text: str) -> Value:
         return _DECODE[kind](text)
     except (KeyError, ValueError, TypeError, binascii.Error) as error:
         raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
+
+
+def decode_content(name: str, kind: str, content: bytes) -> Value:
+    """The value of a leaf whose text is stored as bytes of UTF-8; opaque bytes are themselves.
+
+    Raises:
+        CorruptCheckpointError: the content is no such value.
+
+    Example:
+        >>> decode_content("step", "int", b"0x7"), decode_content("blob", "opaque", b"0x7")
+        (7, b'0x7')
+    """
+    if kind == "opaque":
+        return content
+    try:
+        return decode_value(kind, content.decode())
+    except (UnicodeDecodeError, ManifestError) as error:
+        raise CorruptCheckpointError(
+            f"{name or 'the root'}: its {len(content):,} bytes are no {kind} value"
+        ) from error

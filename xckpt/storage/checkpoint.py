@@ -22,7 +22,7 @@ from xckpt.core.grid import cells
 from xckpt.core.manifest import BytesEntry, Manifest, TensorEntry, ValueEntry, ZarrArray, arrays
 from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.tree import unflatten
-from xckpt.core.values import Value, decode_value
+from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.chunks import ChunkSource, allocate
@@ -257,9 +257,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def _value_of(self, entry: BytesEntry) -> Value:
         with self._source.noticing_replacement():
             content = self._reader.read_bytes(entry)
-        if entry.type == "opaque":
-            return content
-        return decode_value(entry.type, content.decode("utf-8", "surrogatepass"))
+        return decode_content(entry.name, entry.type, content)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)

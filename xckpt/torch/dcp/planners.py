@@ -29,7 +29,7 @@ from xckpt.core.load_planner import LoadPlanner
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan import ReadItem, WriteItem
 from xckpt.core.save_planner import SavePlanner
-from xckpt.core.values import decode_value
+from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import reachable, torch_dtype
 from xckpt.torch.dcp.keys import StoredObject
@@ -163,7 +163,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         assert isinstance(stored, BytesStorageMetadata)
         content = value.getvalue()
         if stored.kind != "opaque":
-            decoded = decode_value(stored.kind, content.decode("utf-8", "surrogatepass"))
+            decoded = decode_content(name, stored.kind, content)
             self._arrived(wanted, name, 1, decoded)
         elif wanted.stored.leaf is None:
             self._arrived(wanted, name, 1, content)
