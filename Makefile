@@ -1,5 +1,5 @@
-# make test | make test-xla | make conformance | make conformance-long | make demo | make bench
-# make lint | make clean
+# make test | make test-xla | make conformance | make conformance-long | make fuzz | make demo
+# make bench | make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
@@ -15,7 +15,13 @@ XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
 XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
 
-.PHONY: env env-xla test test-xla conformance conformance-long lint demo bench clean
+# What only the fuzzer needs, beside the environment of the tests.
+FUZZ_PACKAGES := .venv-fuzz
+FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
+FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
+FUZZ_RUNS ?= 1000000
+
+.PHONY: env env-xla test test-xla conformance conformance-long fuzz lint demo bench clean
 
 env: $(STAMP)
 
@@ -35,6 +41,11 @@ $(XLA_STAMP):
 	$(PYTHON) -m venv $(XCKPT_XLA_VENV)
 	@# The list is complete. What torch asks for besides (triton) is never imported.
 	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(XLA_CONSTRAINTS)
+	@touch $@
+
+$(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
+	rm -rf $(FUZZ_PACKAGES)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(FUZZ_PACKAGES) --requirement $(FUZZ_CONSTRAINTS)
 	@touch $@
 
 lint: env
@@ -68,6 +79,10 @@ conformance: env
 conformance-long: env
 	$(call judge_all,1000,12000,500)
 
+# A million inputs by default; `make fuzz FUZZ_RUNS=20000` is a quick one.
+fuzz: $(FUZZ_STAMP)
+	PYTHONPATH=.:$(FUZZ_PACKAGES) $(BIN)/python -m tests.fuzz --runs $(FUZZ_RUNS)
+
 demo: env
 	$(BIN)/python -m examples.demo
 
@@ -76,5 +91,5 @@ bench: env
 	$(BIN)/python -m benchmarks.readme
 
 clean:
-	rm -rf $(VENV) .venv-xla dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-xla $(FUZZ_PACKAGES) dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
