@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced
 
 __all__ = ["Assertion", "Bundle", "Lossy", "Slot", "Trace"]
@@ -73,9 +74,13 @@ class Trace:
 
     rule: str = ""
     """The rule whose operations run, as it prints."""
+    wanted: TensorSpec | None = None
+    """What the target wants of the leaf that the rule makes, where only a constant makes it."""
     ranges: Mapping[str, range] = field(default_factory=dict)
     """The stated ranges of that rule's indices."""
     assertions: list[Assertion] = field(default_factory=list)
+    dropped: list[Traced] = field(default_factory=list)
+    """Tensors left out without a look at them."""
     lossy: dict[Lossy, None] = field(default_factory=dict)
 
     def must_equal(self, tensor: Traced, expected: Traced, reason: str) -> None:
@@ -95,7 +100,9 @@ def one_for_each(bundle: Sequence[Slot]) -> Sequence[tuple[tuple[int, ...], tupl
         ValueError: the slots have other indices, or other values of them.
     """
     first = bundle[0]
-    for slot in bundle[1:]:
+    for i, slot in enumerate(bundle):
+        if not slot.tensors:
+            raise ValueError(f"its input {i} is optional and absent")
         if slot.indices != first.indices or slot.tensors.keys() != first.tensors.keys():
             raise ValueError(
                 f"its inputs run over other indices: {first.indices} and {slot.indices}"

@@ -23,7 +23,7 @@ A copy whose source is "" writes a constant: `value`, or, where its source side 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -76,6 +76,8 @@ class StridedCopy:
     """What is computed on the way, in order; empty where bits are copied as they are."""
     value: complex = 0
     """The number that is written, where `source` is ""."""
+    alias: bool = False
+    """Whether another copy uses the same elements of the source: the first of tied names."""
 
     @property
     def elements(self) -> int:
@@ -118,31 +120,16 @@ class StridedCopy:
         if start == 0 and stop == self.sizes[axis]:
             return self
         sizes = (*self.sizes[:axis], stop - start, *self.sizes[axis + 1 :])
-        return StridedCopy(
-            self.source,
-            self.target,
-            sizes,
-            _moved(self.source_offsets, self.source_strides[axis], start),
-            self.source_strides,
-            _moved(self.target_offsets, self.target_strides[axis], start),
-            self.target_strides,
-            self.arithmetic,
-            self.value,
+        return replace(
+            self,
+            sizes=sizes,
+            source_offsets=_moved(self.source_offsets, self.source_strides[axis], start),
+            target_offsets=_moved(self.target_offsets, self.target_strides[axis], start),
         )
 
     def with_target(self, offsets: Ints, strides: Strides) -> StridedCopy:
         """The same elements, at another place of the target."""
-        return StridedCopy(
-            self.source,
-            self.target,
-            self.sizes,
-            self.source_offsets,
-            self.source_strides,
-            offsets,
-            strides,
-            self.arithmetic,
-            self.value,
-        )
+        return replace(self, target_offsets=offsets, target_strides=strides)
 
     def simplified(self) -> StridedCopy:
         """The same copy with as few axes as it takes, each as long as can be.
@@ -165,16 +152,11 @@ class StridedCopy:
             merged = _merge_one_pair(axes)
         if len(axes) == len(self.sizes):
             return self
-        return StridedCopy(
-            self.source,
-            self.target,
-            tuple(size for size, _, _ in axes),
-            self.source_offsets,
-            tuple(source for _, source, _ in axes),
-            self.target_offsets,
-            tuple(target for _, _, target in axes),
-            self.arithmetic,
-            self.value,
+        return replace(
+            self,
+            sizes=tuple(size for size, _, _ in axes),
+            source_strides=tuple(source for _, source, _ in axes),
+            target_strides=tuple(target for _, _, target in axes),
         )
 
 

@@ -13,14 +13,14 @@ import os
 import tomllib
 from collections.abc import Iterable
 from collections.abc import Mapping as Map
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xckpt.convert.bundles import Bundle, Slot, Trace
 from xckpt.convert.checks import problems_with
 from xckpt.convert.copies import StridedCopy
 from xckpt.convert.matching import Instance, match_rules
-from xckpt.convert.operations import run
+from xckpt.convert.operations import Constant, run
 from xckpt.convert.resolved import ResolvedMapping
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
@@ -63,8 +63,13 @@ class Mapping:
         """The mapping back, derived."""
         return Mapping(rule.inverse() for rule in self.rules)
 
-    def resolve(self, source: Map[str, TensorSpec]) -> ResolvedMapping:
+    def resolve(
+        self, source: Map[str, TensorSpec], wanted: Map[str, TensorSpec] | None = None
+    ) -> ResolvedMapping:
         """The target leaves that a source of these shapes gives, and the copies that make them.
+
+        What the target wants decides only which optional names and which constants are made.
+        Where it is not known, constants are made and optional names are not.
 
         Raises:
             MappingError: rules are ambiguous, lack a leaf, make one twice, or do not fit the
@@ -78,7 +83,7 @@ class Mapping:
         makers: dict[str, Rule] = {}
         for instance in matches.instances:
             try:
-                for name, tensor in _targets(instance, leaves, trace):
+                for name, tensor in _targets(instance, leaves, trace, wanted):
                     if name in made:
                         problems.append(
                             f"{name!r} is made twice: by rule {makers[name]} and by rule "
@@ -94,6 +99,7 @@ class Mapping:
             targets={name: tensor.spec for name, tensor in made.items()},
             copies={name: _named(name, tensor) for name, tensor in made.items()},
             assertions=tuple(trace.assertions),
+            dropped=tuple(trace.dropped),
             lossy=tuple(trace.lossy),
             unused=tuple(matches.unused),
             idle=tuple(matches.idle),
@@ -107,7 +113,7 @@ class Mapping:
             MappingError: every source leaf that is not used, every target leaf that is not made,
                 every other shape or dtype, listed together.
         """
-        resolved = self.resolve(source)
+        resolved = self.resolve(source, target)
         problems = problems_with(resolved, target)
         if problems:
             raise MappingError.listing("the mapping does not fit", problems)
@@ -170,38 +176,50 @@ def _at(instance: Instance) -> str:
 
 
 def _targets(
-    instance: Instance, leaves: Map[str, Traced], trace: Trace
+    instance: Instance,
+    leaves: Map[str, Traced],
+    trace: Trace,
+    wanted: Map[str, TensorSpec] | None,
 ) -> list[tuple[str, Traced]]:
     """The target leaves that one instance of a rule makes."""
     rule = instance.rule
-    trace.rule, trace.ranges = str(rule), rule.indices
+    trace.rule, trace.ranges, trace.wanted = str(rule), rule.indices, None
+    patterns = rule.target_patterns
+    if not rule.source:
+        name = patterns[0].name(instance.values)
+        if not _is_made(rule, name, wanted):
+            return []
+        if len(rule.operations) == 1 and wanted is not None:
+            trace.wanted = wanted.get(name)
     bundle: Bundle = tuple(
         Slot(instance.stacked, {key: leaves[name] for key, name in by_key.items()})
         for by_key in instance.sources
     )
-    made: list[tuple[str, Traced]] = []
-    for pattern, slot in zip(
-        rule.target_patterns, run(rule.operations, bundle, trace), strict=True
-    ):
+    made: list[tuple[str, str, Traced]] = []
+    for pattern, slot in zip(patterns, run(rule.operations, bundle, trace), strict=True):
         for key, tensor in slot.tensors.items():
             values = {**instance.values, **dict(zip(slot.indices, key, strict=True))}
-            made.append((pattern.name(values), tensor))
-    return made
+            made.append((pattern.text, pattern.name(values), tensor))
+    kept = [
+        (name, tensor)
+        for text, name, tensor in made
+        if text not in rule.optional or (wanted is not None and name in wanted)
+    ]
+    if made and not kept and wanted is None:
+        # Optional names all: the first one carries the data.
+        kept = [(name, tensor) for text, name, tensor in made if text == made[0][0]]
+    return kept
+
+
+def _is_made(rule: Rule, name: str, wanted: Map[str, TensorSpec] | None) -> bool:
+    """Whether a rule without source makes a leaf: where it is wanted, or nobody knows."""
+    if wanted is not None:
+        return name in wanted
+    first = rule.operations[0]
+    unknown = isinstance(first, Constant) and first.value == "unchecked"
+    return not unknown and not rule.optional
 
 
 def _named(name: str, tensor: Traced) -> tuple[StridedCopy, ...]:
     """A leaf's copies, with its name."""
-    return tuple(
-        StridedCopy(
-            copy.source,
-            name,
-            copy.sizes,
-            copy.source_offsets,
-            copy.source_strides,
-            copy.target_offsets,
-            copy.target_strides,
-            copy.arithmetic,
-            copy.value,
-        ).simplified()
-        for copy in tensor.copies
-    )
+    return tuple(replace(copy, target=name).simplified() for copy in tensor.copies)

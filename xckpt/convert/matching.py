@@ -104,8 +104,9 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
     stacked = tuple(name for name in names if name not in kept)
     wanted, problems = _wanted(rule, keys)
     lacking = [
-        (pattern.name(dict(zip(names, key, strict=True))))
+        pattern.name(dict(zip(names, key, strict=True)))
         for pattern, by_key in zip(rule.source_patterns, leaves, strict=True)
+        if by_key or pattern.text not in rule.optional
         for key in wanted
         if key not in by_key
     ]
@@ -122,7 +123,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
     places = [names.index(name) for name in stacked]
     for shared, members in groups.items():
         sources = tuple(
-            {tuple(int(key[p]) for p in places): by_key[key] for key in members}
+            {tuple(int(key[p]) for p in places): by_key[key] for key in members if by_key}
             for by_key in leaves
         )
         values = dict(zip(shared_names, shared, strict=True))

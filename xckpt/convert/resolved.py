@@ -11,6 +11,7 @@ from xckpt.convert.bundles import Assertion, Lossy
 from xckpt.convert.copies import StridedCopy, restrict
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
+from xckpt.convert.tracing import Traced
 from xckpt.core.boxes import Boxes
 from xckpt.core.metadata import ChunkStorageMetadata
 
@@ -29,6 +30,8 @@ class ResolvedMapping:
     """Target leaf -> copies that cover it."""
     assertions: tuple[Assertion, ...] = ()
     """What must hold in the data; to be read before anything is written."""
+    dropped: tuple[Traced, ...] = ()
+    """What is left out without a look at it: tensors made of the source."""
     lossy: tuple[Lossy, ...] = ()
     """The steps that do not bring every value back, with their bounds."""
     unused: tuple[str, ...] = ()

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xckpt.convert.operations import Operation, Stack, Unstack, operation_from_document
+from xckpt.convert.operations import Each, Operation, Stack, Unstack, operation_from_document
 from xckpt.convert.patterns import Pattern
 from xckpt.errors import MappingError
 
 __all__ = ["Rule"]
 
-_FIELDS = ("source", "target", "operations", "indices")
+_FIELDS = ("source", "target", "operations", "indices", "optional")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -44,6 +44,9 @@ class Rule:
     """What is done, in order."""
     indices: Mapping[str, range]
     """Values of indices, where they are stated; a rule that matches at all must match them all."""
+    optional: tuple[str, ...]
+    """Patterns of `source` or `target` whose leaves may be absent. As a source such a leaf is tied
+    to others that are there; as a target it is made only where it is wanted."""
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Rule:
         target: str | Sequence[str],
         operations: Sequence[Operation] = (),
         indices: Mapping[str, range | Sequence[int] | int] | None = None,
+        optional: str | Sequence[str] = (),
     ) -> None:
         put = object.__setattr__
         put(self, "source", (source,) if isinstance(source, str) else tuple(source))
@@ -58,6 +62,7 @@ class Rule:
         put(self, "operations", tuple(operations))
         ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
         put(self, "indices", ranges)
+        put(self, "optional", (optional,) if isinstance(optional, str) else tuple(optional))
         self._validate()
 
     @property
@@ -83,7 +88,7 @@ class Rule:
     def inverse(self) -> Rule:
         """The rule back, derived: sides exchanged, each operation inverted, the last one first."""
         back = [operation.inverse() for operation in reversed(self.operations)]
-        return Rule(self.target, self.source, back, self.indices)
+        return Rule(self.target, self.source, back, self.indices, self.optional)
 
     def _validate(self) -> None:
         problems: list[str] = []
@@ -95,6 +100,8 @@ class Rule:
         before, after = set(self.source_indices), set(self.target_indices)
         if strange := set(self.indices) - before - after:
             problems.append(f"no name has the index {', '.join(sorted(strange))}")
+        if strange := set(self.optional) - {*self.source, *self.target}:
+            problems.append(f"it has no {' or '.join(sorted(strange))} that could be optional")
         if self.source and self.target:
             problems += self._unstacked_problems(before, after)
         problems += self._arity_problems()
@@ -103,8 +110,8 @@ class Rule:
 
     def _unstacked_problems(self, before: set[str], after: set[str]) -> list[str]:
         problems: list[str] = []
-        stacked = [o.index for o in self.operations if isinstance(o, Stack)]
-        unstacked = [o.index for o in self.operations if isinstance(o, Unstack)]
+        stacked = _indices_of(self.operations, Stack)
+        unstacked = _indices_of(self.operations, Unstack)
         for name in sorted(before - after):
             if stacked.count(name) != 1:
                 problems.append(f"index {name!r} is not in the target: stack it once")
@@ -137,7 +144,7 @@ class Rule:
         """
         if strange := [key for key in document if key not in _FIELDS]:
             raise MappingError(f"a rule has {', '.join(_FIELDS)}, not {', '.join(strange)}")
-        for side in ("source", "target"):
+        for side in ("source", "target", "optional"):
             names = document.get(side, ())
             if not isinstance(names, str) and not (
                 isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
@@ -152,6 +159,7 @@ class Rule:
             document.get("target", ()),
             [operation_from_document(each) for each in operations],
             indices,
+            document.get("optional", ()),
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -164,6 +172,8 @@ class Rule:
                 name: [r.start, r.stop] if r.step == 1 else [r.start, r.stop, r.step]
                 for name, r in self.indices.items()
             }
+        if self.optional:
+            document["optional"] = _short(self.optional)
         return document
 
     def __str__(self) -> str:
@@ -172,6 +182,18 @@ class Rule:
 
     def __hash__(self) -> int:
         return hash((self.source, self.target, self.operations))
+
+
+def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstack]) -> list[str]:
+    """The index of every stack or unstack; one in several branches of an `Each` counts once."""
+    found: list[str] = []
+    for operation in operations:
+        if isinstance(operation, kind):
+            found.append(operation.index)
+        elif isinstance(operation, Each):
+            inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
+            found += dict.fromkeys(inner)
+    return found
 
 
 def _short(names: tuple[str, ...]) -> str | list[str]:

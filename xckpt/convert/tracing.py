@@ -17,7 +17,7 @@ element unasked. The only hard one is `reshaped`:
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from xckpt.convert.arithmetic import Arithmetic
@@ -27,6 +27,7 @@ from xckpt.core.metadata import ChunkStorageMetadata
 
 __all__ = [
     "Traced",
+    "aliased",
     "computed",
     "concatenated",
     "constant",
@@ -117,21 +118,14 @@ def part(tensor: Traced, axis: int, start: int, stop: int) -> Traced:
 
 def computed(tensor: Traced, step: Arithmetic) -> Traced:
     """The tensor after one more step of arithmetic."""
-    copies = tuple(
-        StridedCopy(
-            copy.source,
-            copy.target,
-            copy.sizes,
-            copy.source_offsets,
-            copy.source_strides,
-            copy.target_offsets,
-            copy.target_strides,
-            (*copy.arithmetic, step),
-            copy.value,
-        )
-        for copy in tensor.copies
-    )
+    copies = tuple(replace(copy, arithmetic=(*copy.arithmetic, step)) for copy in tensor.copies)
     return Traced(tensor.shape, step.target, copies)
+
+
+def aliased(tensor: Traced) -> Traced:
+    """The tensor under one more name."""
+    copies = tuple(replace(copy, alias=True) for copy in tensor.copies)
+    return Traced(tensor.shape, tensor.dtype, copies)
 
 
 def _shifted(copies: Iterable[StridedCopy], axis: int, by: int) -> Iterator[StridedCopy]:
@@ -256,16 +250,12 @@ def _axis_split(copy: StridedCopy, axis: int, inner: int) -> StridedCopy:
         row = strides[axis]
         return (*strides[:axis], tuple(s * inner for s in row), row, *strides[axis + 1 :])
 
-    return StridedCopy(
-        copy.source,
-        copy.target,
-        (*copy.sizes[:axis], copy.sizes[axis] // inner, inner, *copy.sizes[axis + 1 :]),
-        copy.source_offsets,
-        rows(copy.source_strides),
-        copy.target_offsets,
-        rows(copy.target_strides),
-        copy.arithmetic,
-        copy.value,
+    sizes = (*copy.sizes[:axis], copy.sizes[axis] // inner, inner, *copy.sizes[axis + 1 :])
+    return replace(
+        copy,
+        sizes=sizes,
+        source_strides=rows(copy.source_strides),
+        target_strides=rows(copy.target_strides),
     )
 
 

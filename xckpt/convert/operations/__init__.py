@@ -5,6 +5,8 @@ which the rule states and which is asserted where it would be lost; or *lossy*, 
 """
 
 from xckpt.convert.operations.base import Exactness, Operation, operation_from_document, run
+from xckpt.convert.operations.each import Each
+from xckpt.convert.operations.lossy import Add, Cast, Scale
 from xckpt.convert.operations.parts import (
     Concatenate,
     Deinterleave,
@@ -14,23 +16,34 @@ from xckpt.convert.operations.parts import (
     Split,
 )
 from xckpt.convert.operations.shapes import Rearrange, Reshape, Rope, Transpose
+from xckpt.convert.operations.side_data import Constant, Drop, Pad, Strip, Tie, Untie
 from xckpt.convert.operations.stacks import Stack, Unstack
 
 __all__ = [
+    "Add",
+    "Cast",
     "Concatenate",
+    "Constant",
     "Deinterleave",
+    "Drop",
+    "Each",
     "Exactness",
     "GroupedDeinterleave",
     "GroupedInterleave",
     "Interleave",
     "Operation",
+    "Pad",
     "Rearrange",
     "Reshape",
     "Rope",
+    "Scale",
     "Split",
     "Stack",
+    "Strip",
+    "Tie",
     "Transpose",
     "Unstack",
+    "Untie",
     "operation_from_document",
     "run",
 ]

@@ -38,7 +38,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if isinstance(value, list):
+            if isinstance(value, list | tuple):
                 msgspec.structs.force_setattr(self, field, _frozen(value))
         try:
             self.validate()
@@ -71,8 +71,8 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def to_document(self) -> dict[str, Any]:
         """The table that stands for it in a mapping file."""
         first, *_ = self.__struct_fields__
-        fields = msgspec.to_builtins(self)
-        return {self.name: fields.pop(first, msgspec.to_builtins(getattr(self, first))), **fields}
+        fields = {key: _plain(value) for key, value in msgspec.to_builtins(self).items()}
+        return {self.name: fields.pop(first, _plain(getattr(self, first))), **fields}
 
     @classmethod
     def from_fields(cls, fields: dict[str, Any]) -> Self:
@@ -87,6 +87,10 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 def _frozen(value: object) -> object:
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain(value: object) -> object:
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
 
 
 def operation_from_document(document: Mapping[str, Any]) -> Operation:
@@ -116,7 +120,9 @@ def operation_from_document(document: Mapping[str, Any]) -> Operation:
         raise MappingError(f"{dict(document)!r}: {first!r} is what stands under {names[0]!r}")
     try:
         return kind.from_fields({first: document[names[0]], **fields})
-    except msgspec.ValidationError as error:
+    except MappingError:
+        raise
+    except ValueError as error:  # msgspec.ValidationError is one
         raise MappingError(f"{names[0]}: {error}") from error
 
 
