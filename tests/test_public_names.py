@@ -62,7 +62,7 @@ NAMES = {
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
-    "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"},
+    "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec", "family"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.torch.dcp": {
         "XckptStorageReader",

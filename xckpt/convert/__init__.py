@@ -5,8 +5,9 @@ to strided copies; see `xckpt.convert.copies` for that normal form.
 """
 
 from xckpt.convert.copies import StridedCopy
+from xckpt.convert.families import family
 from xckpt.convert.mapping import Mapping, ResolvedMapping
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
 
-__all__ = ["Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"]
+__all__ = ["Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec", "family"]
