@@ -2,7 +2,13 @@
 
 A `Mapping` is data: rules of anchored names and invertible operations. On shapes alone it resolves
 to strided copies; see `xckpt.convert.copies` for that normal form.
+
+`convert` writes a checkpoint of another model or format; TensorStore is loaded with it, and not
+before.
 """
+
+import importlib
+from typing import TYPE_CHECKING
 
 from xckpt.convert.copies import StridedCopy
 from xckpt.convert.families import family
@@ -10,4 +16,22 @@ from xckpt.convert.mapping import Mapping, ResolvedMapping
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
 
-__all__ = ["Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec", "family"]
+if TYPE_CHECKING:
+    from xckpt.convert.converting import convert
+
+__all__ = [
+    "Mapping",
+    "ResolvedMapping",
+    "Rule",
+    "StridedCopy",
+    "TensorSpec",
+    "convert",
+    "family",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load what reads and writes when somebody names it."""
+    if name == "convert":
+        return importlib.import_module("xckpt.convert.converting").convert
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

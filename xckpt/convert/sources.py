@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from xckpt.convert.names import by_mapping_name
 from xckpt.convert.tensors import TensorSpec
+from xckpt.convert.transposing import copy_bits
 from xckpt.core.boxes import Boxes, intersect
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.grid import cells
-from xckpt.core.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from xckpt.core.metadata import ChunkStorageMetadata, Sharding, TensorStorageMetadata
 from xckpt.options import LoadOptions
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
 from xckpt.storage.chunks import ChunkSource, PendingRead, allocate
@@ -156,6 +157,16 @@ class XckptSource:
             if name not in self._tensors
         }
 
+    @property
+    def containers(self) -> Mapping[str, str]:
+        """Name of each container of the saved tree that is no plain dict -> its kind."""
+        return self.checkpoint.metadata.containers
+
+    @cached_property
+    def shardings(self) -> Mapping[str, Sharding]:
+        """Name -> the sharding that wrote a tensor."""
+        return {name: stored.sharding for name, stored in self._tensors.items() if stored.sharding}
+
     @cached_property
     def annotations(self) -> Mapping[str, str]:
         """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
@@ -243,7 +254,7 @@ class XckptSource:
     def _finish(self, read: _Read) -> None:
         self._chunks.finish(read.pending)
         if read.target is not None:
-            np.copyto(read.target, read.pending.into[read.part])
+            copy_bits(read.target, read.pending.into[read.part])
 
     def identity(self) -> bytes:
         """The digest of the manifest, which has the digest of all digests in it."""

@@ -8,7 +8,9 @@ A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a fil
 2. `remove_dead` removes each staging folder whose claim is of this host and no longer locked.
    The kernel drops the lock with the process, so neither a reused process number nor another
    container hides a death.
-3. A ``.new`` file that can be locked is removed too. Should it be a living save's that has not come
+3. A save of many hours can be gone on with: its ID is known, so `reclaim` takes over what a killed
+   one left. Its journals, ``.NAME.saving-ID.journal-RANK``, are removed with the rest.
+4. A ``.new`` file that can be locked is removed too. Should it be a living save's that has not come
    to lock it yet, that save makes another.
 """
 
@@ -25,12 +27,38 @@ from pathlib import Path
 
 import msgspec
 
-__all__ = ["Claim", "ClaimText", "claim", "remove_dead"]
+from xckpt.errors import CheckpointExistsError
+
+__all__ = [
+    "Claim",
+    "ClaimText",
+    "claim",
+    "journal_of",
+    "journals",
+    "reclaim",
+    "remove_dead",
+    "remove_journals",
+]
 
 _ATTEMPTS = 5
 
 _LONGEST_NAME = 200
 """Bytes of the checkpoint's name that are kept; file systems take 255 for all of it."""
+
+
+_held: set[int] = set()
+"""Descriptors of this process's claims."""
+
+
+def _let_go() -> None:
+    """In a forked process, which may outlive its parent and must not keep its claims alive."""
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 class ClaimText(msgspec.Struct):
@@ -54,12 +82,16 @@ class Claim:
     """The staging folder; made and filled by the save itself."""
     descriptor: int
 
+    def __post_init__(self) -> None:
+        _held.add(self.descriptor)
+
     def release(self) -> None:
         """Give the claim up; it stays, unlocked, if the staging folder could not be removed."""
         if self.descriptor >= 0:
             if not self.folder.exists():
                 with contextlib.suppress(OSError):
                     self.path.unlink()
+            _held.discard(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
 
@@ -90,13 +122,59 @@ def claim(folder: Path, identity: str) -> Claim:
     raise AssertionError("unreachable")
 
 
-def remove_dead(folder: Path) -> None:
-    """Remove what killed saves of this host left beside ``folder``."""
+def reclaim(folder: Path, identity: str) -> Claim | None:
+    """Take over what a save of this identity has left; None if there is nothing.
+
+    Raises:
+        CheckpointExistsError: that save is alive.
+        OSError: its claim cannot be opened.
+    """
+    staged = folder.parent / f"{_prefix(folder)}{identity}"
+    path = staged.with_name(f"{staged.name}.claim")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if not _lock(descriptor):
+        os.close(descriptor)
+        raise CheckpointExistsError(
+            f"{folder}: another process is writing here; wait for it, or choose another path"
+        )
+    found = Claim(path, staged, descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():
+            return found
+    found.release()
+    return None
+
+
+def journal_of(staged: Path, rank: int) -> Path:
+    """Where a rank of a save that can be gone on with notes what it has written."""
+    return staged.with_name(f"{staged.name}.journal-{rank}")
+
+
+def journals(staged: Path) -> list[Path]:
+    """The journals of a save that can be gone on with."""
+    return sorted(staged.parent.glob(f"{glob.escape(staged.name)}.journal-*"))
+
+
+def remove_journals(staged: Path) -> None:
+    """Remove the journals of a save, which has ended or cannot be gone on with."""
+    for path in journals(staged):
+        path.unlink(missing_ok=True)
+
+
+def remove_dead(folder: Path, *, but: str = "") -> None:
+    """Remove what killed saves of this host left beside ``folder``, but for one identity's."""
     for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.claim"):
+        if but and path.name == f"{_prefix(folder)}{but}.claim":
+            continue
         with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "r+b") as file:
             text = msgspec.json.decode(file.read(), type=ClaimText)
             if text.host == socket.gethostname() and _lock(file.fileno()):
-                shutil.rmtree(path.with_suffix(""), ignore_errors=True)
+                staged = path.with_suffix("")
+                shutil.rmtree(staged, ignore_errors=True)
+                remove_journals(staged)
                 path.unlink()
     for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.new"):
         with contextlib.suppress(OSError), open(path, "r+b") as file:

@@ -28,7 +28,7 @@ import tensorstore as ts
 
 from xckpt.core.commit import Found, Step, decide
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
-from xckpt.storage.claims import Claim, ClaimText, claim, remove_dead
+from xckpt.storage.claims import Claim, ClaimText, claim, reclaim, remove_dead
 from xckpt.storage.folders import exchange, make_folder, sync_folder
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.stale_locks import empty_stale_lock
@@ -85,6 +85,27 @@ class Staging:
     claim: Claim | None = None
     """The claim to the staging folder, where there is one."""
     committed: bool = False
+    resumed: bool = False
+    """Whether an earlier process has written some of it; see `begin`."""
+
+    def suspend(self) -> None:
+        """Stop, and keep what is written for a process that goes on with it."""
+        if self.claim is not None:
+            self.claim.release()
+
+    def clear(self) -> None:
+        """Remove what an earlier process has written."""
+        if self.claim is not None:
+            _remove_tree(self.claim.folder)
+            self.claim.folder.mkdir(exist_ok=True)
+            self.resumed = False
+
+    def tidy(self) -> None:
+        """Remove what an earlier process was killed over, and its manifest."""
+        if self.claim is not None:
+            for lock in self.claim.folder.rglob("*.__lock"):
+                lock.unlink()
+            (self.claim.folder / MANIFEST).unlink(missing_ok=True)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -192,26 +213,31 @@ class Staging:
                 entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
-def begin(target: Location, *, overwrite: bool) -> Staging:
+def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
     """Look at a path and open a place to write to.
+
+    Args:
+        target: where the checkpoint shall be.
+        overwrite: whether it may replace another.
+        identity: of a save that is gone on with after a kill: on local folders, what an earlier
+            one of this identity has written is there again.
 
     Raises:
         CheckpointExistsError: something is there, and it may not be replaced.
         StorageError: the storage refused.
     """
     with storage_errors(str(target)):
-        identity = uuid.uuid4().hex[:12]
         if target.folder is not None:
             folder = Path(os.path.realpath(target.folder))
             target = replace(target, path=str(folder))
             if _renames(folder):
-                return _begin_folder(target, folder, identity, overwrite=overwrite)
+                return _begin_folder(target, folder, overwrite=overwrite, identity=identity)
         store = open_store(target)
         seen = store.read(MANIFEST).result()
         found = _found(store, committed=seen.state == "value")
         step = decide(str(target), found, overwrite=overwrite, renames=False, exchanges=False)
         if step is Step.GENERATION:
-            return _generation(target, identity, seen)
+            return _generation(target, seen)
         text = msgspec.json.encode(ClaimText.own())
         claimed = store.write(CLAIM, text, if_equal=_MISSING).result().generation
         if not claimed:
@@ -224,20 +250,24 @@ def _renames(folder: Path) -> bool:
     return not (folder.is_dir() and (folder.is_mount() or not os.access(folder.parent, os.W_OK)))
 
 
-def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: bool) -> Staging:
+def _begin_folder(target: Location, folder: Path, *, overwrite: bool, identity: str) -> Staging:
     found = _found_in(folder)
     step = decide(str(target), found, overwrite=overwrite, renames=True, exchanges=True)
     if step is Step.GENERATION:
-        return _generation(target, identity, open_store(target).read(MANIFEST).result())
+        return _generation(target, open_store(target).read(MANIFEST).result())
     make_folder(folder.parent)
-    remove_dead(folder)
-    claimed = claim(folder, identity)
+    remove_dead(folder, but=identity)
+    claimed = reclaim(folder, identity) if identity else None
+    if claimed is not None:
+        location = Location("file", str(claimed.folder))
+        return Staging(step, target, location, claim=claimed, resumed=True)
+    claimed = claim(folder, identity or _new_identity())
     try:
         claimed.folder.mkdir()
         if step is Step.EXCHANGE and not _can_exchange(claimed.folder):
             claimed.folder.rmdir()
             claimed.release()
-            return _generation(target, identity, open_store(target).read(MANIFEST).result())
+            return _generation(target, open_store(target).read(MANIFEST).result())
     except BaseException:
         shutil.rmtree(claimed.folder, ignore_errors=True)
         claimed.release()
@@ -245,8 +275,12 @@ def _begin_folder(target: Location, folder: Path, identity: str, *, overwrite: b
     return Staging(step, target, Location("file", str(claimed.folder)), claim=claimed)
 
 
-def _generation(target: Location, identity: str, seen: ts.KvStore.ReadResult) -> Staging:
-    root = f"{GENERATIONS}/{identity}"
+def _new_identity() -> str:
+    return uuid.uuid4().hex[:12]
+
+
+def _generation(target: Location, seen: ts.KvStore.ReadResult) -> Staging:
+    root = f"{GENERATIONS}/{_new_identity()}"
     return Staging(Step.GENERATION, target, target.within(root), root, seen.stamp.generation)
 
 

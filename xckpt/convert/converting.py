@@ -1,0 +1,340 @@
+"""`convert`: a checkpoint of any format and model becomes one of another, unit by unit.
+
+1. Open the source, resolve the mapping, and check what it takes for granted of the data: before
+   anything is written. Ranks share the reading.
+2. Plan units of work (`xckpt.convert.units`). Every process finds the same ones.
+3. Make and write them: a checkpoint of ours through the ordinary steps of a save
+   (`xckpt.convert.checkpoint_output`), any other format through a sink
+   (`xckpt.convert.sink_output`). The work is shared by the ranks of a group, by the workers of an
+   executor, or by this process's threads.
+4. Commit. Until then nothing is at the destination.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping as Map
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.api import find_group
+from xckpt.convert.asserting import check_assertions
+from xckpt.convert.checkpoint_output import ConvertingWriter
+from xckpt.convert.executing import Note, Numbered, Output, run_elsewhere, run_here
+from xckpt.convert.mapping import Mapping
+from xckpt.convert.names import keys_of, tree_of
+from xckpt.convert.resolving import Conversion, Opened
+from xckpt.convert.sources import USER
+from xckpt.convert.units import Chunks, Unit, plan_units
+from xckpt.core.boxes import Boxes
+from xckpt.core.grid import GridOptions
+from xckpt.core.keys import join_keys
+from xckpt.core.leaves import LazySource
+from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.save_planner import DefaultSavePlanner
+from xckpt.core.tree import unflatten
+from xckpt.engine import save_state_dict
+from xckpt.errors import MappingError, StorageError
+from xckpt.group import Group, LocalGroup, all_reduce
+from xckpt.options import SaveOptions
+from xckpt.storage.pool import ProgressCounter
+
+__all__ = ["Converted", "convert"]
+
+UNITS_IN_FLIGHT = 8
+"""Units of the usual size that fit the budget of memory, sources and targets counted."""
+
+PREPARE = "prepare the conversion; nothing was written"
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion has done."""
+
+    tensors: int
+    """Tensors of the target."""
+    bytes: int
+    """Bytes of their elements."""
+    bytes_before: int
+    """How many of these bytes an earlier process had written, on this rank."""
+
+
+def convert(
+    src: Path,
+    dst: Path,
+    *,
+    mapping: Mapping | None = None,
+    dtype: str | None = None,
+    executor: Executor | None = None,
+    group: Group | None = None,
+    overwrite: bool = False,
+    format: str | None = None,
+    allow_lossy: bool = False,
+    options: SaveOptions | None = None,
+) -> Converted:
+    """Write a checkpoint of another model, dtype or format; every rank of a group calls it.
+
+    Memory stays within ``options.memory_bytes``, whatever the size of the model. If this ends
+    before it is done, by an error or a kill, what it has written to a local folder is kept in a
+    hidden folder beside ``dst``, and the same call goes on with it.
+
+    Args:
+        src: what to convert: a checkpoint of ours, a safetensors file or folder, an Orbax or DCP
+            checkpoint, a ``torch.save`` file. What it is is found out.
+        dst: where to; see `xckpt.save`.
+        mapping: how tensors of the source become tensors of the target; None leaves them as they
+            are. Python values go along under their own names.
+        dtype: element type of all floating-point tensors, such as ``"bfloat16"``; None leaves them.
+        executor: any executor of `concurrent.futures`, whose workers share the work. They must
+            reach both paths; this process plans and commits.
+        group: the ranks that share the work; found by itself if there is no executor.
+        overwrite: replace what is at ``dst``, once the new checkpoint is committed.
+        format: what to write: ``"xckpt"``, ``"safetensors"``, ``"orbax"`` or ``"dcp"``; None goes
+            by the name of ``dst``.
+        allow_lossy: allow steps that do not bring every value back. ``dtype`` needs no leave.
+        options: chunk sizes, threads, memory, progress.
+
+    Returns:
+        How much was converted.
+
+    Raises:
+        NotACheckpointError: nothing that is known lies at ``src``.
+        MappingError: the mapping does not fit the source, leaves some of it out or is lossy without
+            leave, or the data are not what it takes for granted; all problems are listed.
+        CheckpointExistsError: something is at ``dst``, and ``overwrite`` is False.
+        CorruptCheckpointError: the source is not what was saved; names leaf and range.
+        StorageError: a storage refused, or a worker died.
+        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.convert import Mapping, Rule
+        >>> from xckpt.convert.operations import Transpose
+        >>> state = {"fc.weight": np.arange(6.0).reshape(2, 3), "step": 7}
+        >>> _ = xckpt.save("memory://torch-model", state)
+        >>> mapping = Mapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))])])
+        >>> convert("memory://torch-model", "memory://flax-model", mapping=mapping)
+        Converted(tensors=1, bytes=48, bytes_before=0)
+        >>> xckpt.load("memory://flax-model")["fc"]["kernel"].shape
+        (3, 2)
+    """
+    work = _Work(
+        Conversion(os.fspath(src), None, mapping, dtype, allow_lossy),
+        os.fspath(dst),
+        overwrite,
+        options or SaveOptions(),
+        executor,
+        _group_for(executor, group),
+    )
+    work.check()
+    try:
+        return work.into_checkpoint()
+    finally:
+        work.close()
+
+
+def _group_for(executor: Executor | None, group: Group | None) -> Group:
+    if executor is None:
+        return find_group() if group is None else group
+    if group is not None and group.size > 1:
+        raise ValueError("an executor's workers or a group's ranks can share the work, not both")
+    return LocalGroup()
+
+
+class _Work:
+    """One call of `convert`, on one rank."""
+
+    def __init__(
+        self,
+        conversion: Conversion,
+        destination: str,
+        overwrite: bool,
+        options: SaveOptions,
+        executor: Executor | None,
+        group: Group,
+    ) -> None:
+        self.conversion = conversion
+        self.destination = destination
+        self.overwrite = overwrite
+        self.options = options
+        self.executor = executor
+        self.group = group
+        self._opened: Opened | None = None
+        self._units: list[Unit] = []
+        self._identity = b""
+        self._made_bytes = 0
+
+    @property
+    def opened(self) -> Opened:
+        """The source, once it is open."""
+        assert self._opened is not None
+        return self._opened
+
+    def check(self) -> None:
+        """Refuse what cannot work, before anything is opened.
+
+        Raises:
+            StorageError: the workers of the executor could not reach this process's memory.
+        """
+        inside = self.executor is None or isinstance(self.executor, ThreadPoolExecutor)
+        for path in (self.conversion.path, self.destination):
+            if not inside and path.startswith("memory://"):
+                raise StorageError(f"{path}: no other process reaches the memory of this one")
+
+    def prepare(self, target_chunks: Chunks | None = None) -> bytes:
+        """Open, check what the mapping takes for granted, and plan the units."""
+        self._opened = opened = self.conversion.open()
+        # Every rank reads its share of what must hold.
+        mine = opened.resolved.assertions[self.group.rank :: self.group.size]
+        check_assertions(mine, opened.source, memory_bytes=self.options.memory_bytes)
+        unit_bytes = max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
+        self._units = plan_units(opened.resolved, opened.source.chunks, unit_bytes, target_chunks)
+        sizes = (self.options.chunk_bytes, self.options.shard_bytes, self.options.crc32c)
+        self._identity = opened.identity(unit_bytes, sizes)
+        return self._identity
+
+    def units(self) -> list[Numbered]:
+        """This rank's units: to the rank with the fewest bytes goes the next."""
+        loads = [0] * self.group.size
+        mine: list[Numbered] = []
+        for number, unit in enumerate(self._units):
+            taker = loads.index(min(loads))
+            loads[taker] += unit.target_bytes
+            if taker == self.group.rank:
+                mine.append((number, unit))
+        return mine
+
+    def run(self, units: Sequence[Numbered], output: Output, note: Note) -> None:
+        """Make and write units."""
+        mine = sum(unit.target_bytes for _, unit in self.units())
+        self._made_bytes = sum(unit.target_bytes for _, unit in units)
+        progress = ProgressCounter(mine, self.options.progress)
+        if mine > self._made_bytes:
+            progress.add(mine - self._made_bytes)
+        if self.executor is not None:
+            run_elsewhere(
+                self.executor, self.opened, self.conversion, units, output, note, progress
+            )
+            return
+        run_here(
+            self.opened,
+            units,
+            output,
+            note,
+            progress,
+            threads=self.options.threads,
+            memory_bytes=self.options.memory_bytes,
+        )
+
+    def converted(self) -> Converted:
+        """What was done."""
+        targets = self.opened.resolved.targets
+        mine = sum(unit.target_bytes for _, unit in self.units())
+        return Converted(
+            len(targets), sum(unit.target_bytes for unit in self._units), mine - self._made_bytes
+        )
+
+    def into_checkpoint(self) -> Converted:
+        """Write a checkpoint of ours."""
+        all_reduce(self.group, PREPARE, self.prepare, lambda _: b"")
+        names, tree = target_tree(self.opened, self.conversion.mapping is None, self._boxes())
+        options = self.options
+        writer = ConvertingWriter(
+            self.destination,
+            self.units(),
+            names,
+            self.run,
+            self._identity,
+            self.group.rank,
+            overwrite=self.overwrite,
+            options=options,
+        )
+        save_state_dict(
+            tree,
+            writer,
+            group=self.group,
+            planner=DefaultSavePlanner(grid=GridOptions(options.chunk_bytes, options.shard_bytes)),
+            metadata=user_metadata(self.opened.source.metadata),
+        )
+        return self.converted()
+
+    def _boxes(self) -> dict[str, Boxes]:
+        """The boxes of each target that this rank makes."""
+        boxes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
+        for _, unit in self.units():
+            for part in unit.parts:
+                boxes.setdefault(part.name, []).append((part.box.offsets, part.box.sizes))
+        return {
+            name: Boxes.of(boxes.get(name, ()), rank=len(spec.shape))
+            for name, spec in self.opened.resolved.targets.items()
+        }
+
+    def close(self) -> None:
+        """Let go of the source."""
+        if self._opened is not None:
+            self._opened.source.close()
+
+
+def user_metadata(told: Map[str, str]) -> JSONValue:
+    """The checkpoint's user metadata, from a source's."""
+    if USER in told:
+        return msgspec.json.decode(told[USER])
+    return dict(told) or None
+
+
+def target_tree(
+    opened: Opened, as_it_is: bool, boxes: Map[str, Boxes]
+) -> tuple[dict[str, str], Map[str, object]]:
+    """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
+
+    Args:
+        opened: the source, and what is made of it.
+        as_it_is: keep the source's own tree, where it tells.
+        boxes: target -> the boxes that this rank makes.
+
+    Raises:
+        MappingError: a value of the source has the name of a target, or leaves lie inside others.
+    """
+    source, targets = opened.source, opened.resolved.targets
+    both = sorted(set(source.values) & set(targets))
+    if both:
+        raise MappingError.listing(
+            "Python values of the source have the names of targets; rename the targets",
+            [f"{name}: a {type(source.values[name]).__name__}" for name in both],
+        )
+    names = {name: join_keys(keys_of(name)) for name in (*targets, *source.values)}
+    if as_it_is:
+        names = dict(getattr(source, "leaf_names", names))
+    shardings: Map[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
+    annotations: Map[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    leaves: dict[str, object] = {
+        name: LazySource(
+            spec.shape,
+            spec.dtype,
+            boxes[name],
+            _not_here,
+            sharding=shardings.get(name),
+            annotation=annotations.get(name, ""),
+        )
+        for name, spec in targets.items()
+    }
+    leaves |= source.values
+    if as_it_is:
+        containers: Map[str, str] = getattr(source, "containers", {})
+        ordered = {names[name]: leaves[name] for name in names}
+        tree: Any = unflatten(ordered, containers)
+    else:
+        tree = tree_of(leaves)
+    return {name: names[name] for name in targets}, tree
+
+
+def _not_here(index: int) -> NDArray[np.generic]:
+    raise AssertionError("the writer makes what it writes")

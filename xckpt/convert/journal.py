@@ -1,0 +1,119 @@
+"""What a conversion has done already, in a file that survives its process.
+
+1. The first record says which conversion it is: by source, mapping and options.
+2. Then one record for each unit that is durably written: its number and what was reported of it.
+3. A record is its length, its digest and its content. A kill in the middle of one leaves a tail
+   that cannot be read; whoever goes on cuts it off. Anything else that does not fit makes the
+   journal void, and the conversion begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
+
+__all__ = ["Journal", "Start", "read_journal"]
+
+_HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
+
+
+class Start(msgspec.Struct, array_like=True, frozen=True):
+    """Which conversion a journal is of."""
+
+    conversion: bytes
+    """A digest of source, mapping and options."""
+    token: str = ""
+    """What a sink needs to go on; see `xckpt.convert.sinks`."""
+
+
+class _Done(msgspec.Struct, array_like=True, frozen=True):
+    """A unit that is written."""
+
+    unit: int
+    report: bytes
+
+
+def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
+    """What a journal says: its start (None if it has none), unit -> report, and its sound length.
+
+    Example:
+        >>> read_journal(Path("/nowhere/journal"))
+        (None, {}, 0)
+    """
+    start: Start | None = None
+    done: dict[int, bytes] = {}
+    sound = 0
+    with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
+        for content, end in _records(file):
+            if start is None:
+                start = msgspec.msgpack.decode(content, type=Start)
+            else:
+                record = msgspec.msgpack.decode(content, type=_Done)
+                done[record.unit] = record.report
+            sound = end
+    return start, done, sound
+
+
+def _records(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
+    """(content, offset of its end) of each whole record."""
+    size = os.fstat(file.fileno()).st_size
+    end = 0
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        length, digest = _HEAD.unpack(head)
+        end += _HEAD.size + length
+        if end > size:
+            return
+        content = file.read(length)
+        if digest_bytes(content) != digest:
+            return
+        yield content, end
+
+
+class Journal:
+    """A journal that is being written; calls from several threads are fine.
+
+    Args:
+        path: where it is.
+        start: which conversion it is of.
+
+    Example:
+        >>> journal = Journal(Path("journal"), Start(b"this one"))
+        >>> journal.done
+        {}
+        >>> journal.note(3, b"written")
+        >>> Journal(Path("journal"), Start(b"this one")).done
+        {3: b'written'}
+        >>> Journal(Path("journal"), Start(b"another")).done
+        {}
+    """
+
+    def __init__(self, path: Path, start: Start) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        found, done, sound = read_journal(path)
+        self.done = done if found == start else {}
+        """Unit -> report, of what was done before."""
+        if found == start:
+            os.truncate(path, sound)
+            return
+        path.unlink(missing_ok=True)
+        self._append(msgspec.msgpack.encode(start))
+
+    def note(self, unit: int, report: bytes) -> None:
+        """Note that a unit is durably written."""
+        self._append(msgspec.msgpack.encode(_Done(unit, report)))
+
+    def _append(self, content: bytes) -> None:
+        # One write, so that a kill leaves at most one broken record, the last.
+        record = _HEAD.pack(len(content), digest_bytes(content)) + content
+        with self._lock, open(self.path, "ab", buffering=0) as file:
+            file.write(record)

@@ -1,0 +1,390 @@
+"""Units of work: what of the target is made together, so that memory is bounded and reading cheap.
+
+A part is a box of one target tensor; a unit is some parts that are read, copied and written
+together. What a unit reads of a source tensor is read once, so that chunks are read twice only
+where they lie across the border of two units.
+
+1. `cut_tensor`: a tensor above the size of a unit is cut into parts, slabs along one axis and then
+   perhaps along another. Of the axes the one is taken along which parts read the least in vain: a
+   transposed matrix is cut into columns, as its source's chunks are rows. Slabs begin where chunks
+   of the source begin, as far as the size allows, and at multiples of what the sink asks for.
+2. `plan_units`: parts are put in the order in which they lie in the sources, and packed.
+3. Where tensors that share a source each fill a unit of their own, as the parts of a fused
+   projection may, all are cut finer, if that reads less.
+
+All of this depends on shapes, copies and chunks alone: every process finds the same units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, lcm, prod
+from typing import Protocol
+
+from xckpt.convert.copies import StridedCopy, restrict
+from xckpt.convert.tensors import TensorSpec
+from xckpt.core.dtypes import item_size
+from xckpt.core.metadata import ChunkStorageMetadata
+
+__all__ = ["Part", "Reading", "Unit", "plan_units", "readings"]
+
+Shape = tuple[int, ...]
+Box = ChunkStorageMetadata
+Chunks = Callable[[str], Shape]
+"""Name -> the elements of each dimension that belong together."""
+
+DENSE = 2.0
+"""A box is read whole if it has at most this many times the elements that are wanted of it."""
+
+LOOKED_AT = 3
+"""Slabs that are looked at to judge an axis."""
+
+WASTEFUL = 1.2
+"""Units that read this many times what they want are planned again, finer."""
+
+
+class Resolved(Protocol):
+    """What is asked of a resolved mapping."""
+
+    @property
+    def sources(self) -> Mapping[str, TensorSpec]:
+        """The tensors that are read."""
+        ...
+
+    @property
+    def targets(self) -> Mapping[str, TensorSpec]:
+        """The tensors that are made."""
+        ...
+
+    def copies_into(self, name: str, box: Box) -> Sequence[StridedCopy]:
+        """The copies that make up a box of a target."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a target tensor."""
+
+    name: str
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Parts that are made together."""
+
+    parts: tuple[Part, ...]
+    target_bytes: int
+    source_bytes: int
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes to make it."""
+        return self.target_bytes + self.source_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A box that a unit reads of a source tensor."""
+
+    name: str
+    box: Box
+    copies: tuple[tuple[int, StridedCopy], ...]
+    """(number of the part, copy) of each copy that takes its elements there."""
+
+
+def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
+    """What to read for some copies: one box a source tensor, unless that is mostly in vain.
+
+    Args:
+        copies: (number of the part, copy); constants read nothing and are left out.
+
+    Example:
+        >>> halves = [StridedCopy("w", "ab"[i], (2,), (2 * i,), ((1,),), (0,), ((1,),))
+        ...           for i in range(2)]
+        >>> [(reading.name, reading.box.sizes) for reading in readings(enumerate(halves))]
+        [('w', (4,))]
+    """
+    by_source: dict[str, list[tuple[int, StridedCopy]]] = {}
+    for number, copy in copies:
+        if copy.source:
+            by_source.setdefault(copy.source, []).append((number, copy))
+    found: list[Reading] = []
+    for name, group in by_source.items():
+        boxes = [copy.source_box for _, copy in group]
+        hull = _hull(boxes)
+        wanted = sum(copy.elements for _, copy in group)
+        apart = sum(prod(box.sizes) for box in boxes)
+        if prod(hull.sizes) <= max(DENSE * wanted, apart):
+            found.append(Reading(name, hull, tuple(group)))
+        else:
+            found += _apart(name, group, boxes)
+    return found
+
+
+def _apart(
+    name: str, group: Sequence[tuple[int, StridedCopy]], boxes: Sequence[Box]
+) -> list[Reading]:
+    """A reading for each distinct box."""
+    shared: dict[Box, list[tuple[int, StridedCopy]]] = {}
+    for entry, box in zip(group, boxes, strict=True):
+        shared.setdefault(box, []).append(entry)
+    return [Reading(name, box, tuple(entries)) for box, entries in shared.items()]
+
+
+def _hull(boxes: Sequence[Box]) -> Box:
+    low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
+    ends = (tuple(a + n for a, n in zip(box.offsets, box.sizes, strict=True)) for box in boxes)
+    high = tuple(map(max, zip(*ends, strict=True)))
+    return Box(low, tuple(b - a for a, b in zip(low, high, strict=True)))
+
+
+def plan_units(
+    resolved: Resolved,
+    source_chunks: Chunks,
+    unit_bytes: int,
+    target_chunks: Chunks | None = None,
+) -> list[Unit]:
+    """All units of a conversion, each element of every target in one.
+
+    Args:
+        resolved: the mapping, resolved.
+        source_chunks: what is read together, by source tensor.
+        unit_bytes: bytes of target elements in a unit; more only where it cannot be cut so finely.
+        target_chunks: what must be written together, by target tensor; None for any box.
+    """
+    planner = _Planner(resolved, source_chunks, target_chunks)
+    units: list[Unit] = []
+    small: list[Part] = []
+    for names in _components(resolved, planner):
+        sizes = {name: planner.nbytes(Part(name, _whole(resolved.targets[name]))) for name in names}
+        if sum(sizes.values()) <= unit_bytes:
+            small += [Part(name, _whole(resolved.targets[name])) for name in names]
+            continue
+        coarse = planner.units_of(names, dict.fromkeys(names, unit_bytes), unit_bytes)
+        if len(names) > 1 and planner.waste(coarse) > WASTEFUL:
+            total = sum(sizes.values())
+            shares = {name: max(1, unit_bytes * sizes[name] // total) for name in names}
+            fine = planner.units_of(names, shares, unit_bytes)
+            coarse = min(coarse, fine, key=planner.waste)
+        units += coarse
+    return units + planner.packed(small, unit_bytes)
+
+
+def _components(resolved: Resolved, planner: _Planner) -> list[list[str]]:
+    """Targets with elements, those that share a source tensor together."""
+    leader: dict[str, str] = {}
+
+    def find(name: str) -> str:
+        while leader[name] != name:
+            leader[name] = leader[leader[name]]
+            name = leader[name]
+        return name
+
+    readers: dict[str, str] = {}
+    for name, spec in resolved.targets.items():
+        if 0 in spec.shape:
+            continue
+        leader[name] = name
+        for source in {copy.source for copy in planner.copies(name)} - {""}:
+            other = readers.setdefault(source, name)
+            leader[find(name)] = find(other)
+    groups: dict[str, list[str]] = {}
+    for name in leader:
+        groups.setdefault(find(name), []).append(name)
+    return list(groups.values())
+
+
+def _whole(spec: TensorSpec) -> Box:
+    return Box((0,) * len(spec.shape), spec.shape)
+
+
+class _Planner:
+    """Cuts and packs; remembers the copies of each target."""
+
+    def __init__(
+        self, resolved: Resolved, source_chunks: Chunks, target_chunks: Chunks | None
+    ) -> None:
+        self.resolved = resolved
+        self.source_chunks = source_chunks
+        self.target_chunks = target_chunks
+        self._copies: dict[str, tuple[StridedCopy, ...]] = {}
+        self._places = {name: number for number, name in enumerate(resolved.sources)}
+
+    def copies(self, name: str) -> tuple[StridedCopy, ...]:
+        """The copies that make up a whole target."""
+        if name not in self._copies:
+            whole = _whole(self.resolved.targets[name])
+            self._copies[name] = tuple(self.resolved.copies_into(name, whole))
+        return self._copies[name]
+
+    def copies_of(self, part: Part) -> tuple[StridedCopy, ...]:
+        """The copies that make up a part."""
+        if part.box == _whole(self.resolved.targets[part.name]):
+            return self.copies(part.name)
+        return restrict(self.copies(part.name), part.box)
+
+    def nbytes(self, part: Part) -> int:
+        """Bytes of a part's elements."""
+        return prod(part.box.sizes) * item_size(self.resolved.targets[part.name].dtype)
+
+    def units_of(
+        self, names: Sequence[str], capacities: Mapping[str, int], unit_bytes: int
+    ) -> list[Unit]:
+        """Units of some targets, each cut into parts of its own capacity (bytes)."""
+        parts = [part for name in names for part in self.cut(name, capacities[name])]
+        return self.packed(sorted(parts, key=self._place), unit_bytes)
+
+    def _place(self, part: Part) -> tuple[float, ...]:
+        """Where in the sources a part begins: the tensor, and how far into it."""
+        first = min(
+            (
+                (self._places[copy.source], copy.source_box)
+                for copy in self.copies_of(part)
+                if copy.source
+            ),
+            key=lambda found: (found[0], found[1].offsets),
+            default=(len(self._places), Box((), ())),
+        )
+        return (first[0], *first[1].offsets)
+
+    def packed(self, parts: Sequence[Part], unit_bytes: int) -> list[Unit]:
+        """Parts in their order, as many in a unit as fit; one that is too large goes alone."""
+        units: list[list[Part]] = []
+        room = 0
+        for part in parts:
+            size = self.nbytes(part)
+            if not units or size > room:
+                units.append([])
+                room = unit_bytes
+            units[-1].append(part)
+            room -= size
+        return [self._unit(tuple(each)) for each in units]
+
+    def _unit(self, parts: tuple[Part, ...]) -> Unit:
+        return Unit(
+            parts,
+            sum(self.nbytes(part) for part in parts),
+            sum(self._bytes(reading) for reading in self.readings(parts)),
+        )
+
+    def readings(self, parts: Sequence[Part]) -> list[Reading]:
+        """What parts read."""
+        return readings(
+            (number, copy) for number, part in enumerate(parts) for copy in self.copies_of(part)
+        )
+
+    def _bytes(self, reading: Reading) -> int:
+        spec = self.resolved.sources[reading.name]
+        return prod(reading.box.sizes) * item_size(spec.dtype)
+
+    def fetched(self, reading: Reading) -> int:
+        """Bytes of the chunks that a reading touches."""
+        spec = self.resolved.sources[reading.name]
+        elements = 1
+        box = zip(
+            reading.box.offsets,
+            reading.box.sizes,
+            self.source_chunks(reading.name),
+            spec.shape,
+            strict=True,
+        )
+        for offset, size, chunk, extent in box:
+            low = offset // chunk * chunk
+            elements *= min(extent, ceil((offset + size) / chunk) * chunk) - low
+        return elements * item_size(spec.dtype)
+
+    def waste(self, units: Sequence[Unit]) -> float:
+        """Bytes fetched for each byte that is wanted."""
+        fetched = wanted = 0
+        for unit in units:
+            for reading in self.readings(unit.parts):
+                fetched += self.fetched(reading)
+                item = item_size(self.resolved.sources[reading.name].dtype)
+                wanted += sum(copy.elements for _, copy in reading.copies) * item
+        return fetched / max(1, wanted)
+
+    def cut(self, name: str, capacity: int) -> list[Part]:
+        """A target as parts of at most ``capacity`` bytes, as far as it can be cut."""
+        done: list[Part] = []
+        left = [Part(name, _whole(self.resolved.targets[name]))]
+        steps: dict[Shape, tuple[int, int] | None] = {}
+        while left:
+            part = left.pop()
+            if self.nbytes(part) <= capacity:
+                done.append(part)
+                continue
+            if part.box.sizes not in steps:
+                steps[part.box.sizes] = self._best_cut(part, capacity)
+            best = steps[part.box.sizes]
+            if best is None:
+                done.append(part)
+            else:
+                left += _slabs(part, *best)
+        return sorted(done, key=lambda part: part.box.offsets)
+
+    def _best_cut(self, part: Part, capacity: int) -> tuple[int, int] | None:
+        """Axis and thickness of the slabs that read the least in vain; None if nothing can be cut.
+
+        Of equals the slowest axis is taken, whose slabs are contiguous.
+        """
+        best: tuple[float, int, int] | None = None
+        for axis, size in enumerate(part.box.sizes):
+            step = self._thickness(part, axis, capacity)
+            if step >= size:
+                continue
+            slabs = _slabs(part, axis, step)
+            shown = [slabs[i * (len(slabs) - 1) // (LOOKED_AT - 1)] for i in range(LOOKED_AT)]
+            fetched = wanted = 0
+            for slab in dict.fromkeys(shown):
+                fetched += sum(self.fetched(each) for each in self.readings([slab]))
+                wanted += self.nbytes(slab)
+            # What a slab fetches in vain the next one fetches again.
+            cost = round(fetched / max(1, wanted), 2)
+            if best is None or cost < best[0]:
+                best = cost, axis, step
+        return best[1:] if best else None
+
+    def _thickness(self, part: Part, axis: int, capacity: int) -> int:
+        """Elements of a slab along an axis: whole chunks of source and sink, if they fit."""
+        size = part.box.sizes[axis]
+        most = max(1, capacity * size // max(1, self.nbytes(part)))
+        sink = self.target_chunks(part.name)[axis] if self.target_chunks else 1
+        granule = lcm(sink, self._granule(part, axis))
+        if granule > most:
+            granule = sink
+        return max(granule, most // granule * granule)
+
+    def _granule(self, part: Part, axis: int) -> int:
+        """How far apart, along a target's axis, chunks of the source begin; of the largest copy."""
+        copy = max(self.copies_of(part), key=lambda copy: copy.elements, default=None)
+        if copy is None or not copy.source:
+            return 1
+        chunk = self.source_chunks(copy.source)
+        # Of the loop axes that move along the target's axis, the one that moves furthest.
+        moving = [loop for loop, steps in enumerate(copy.target_strides) if steps[axis]]
+        if not moving:
+            return 1
+        loop = max(moving, key=lambda loop: abs(copy.target_strides[loop][axis]))
+        step = abs(copy.target_strides[loop][axis])
+        shape = self.resolved.sources[copy.source].shape
+        spans = [
+            size // abs(along) * step
+            for size, along, extent in zip(chunk, copy.source_strides[loop], shape, strict=True)
+            if along and size < extent and size % abs(along) == 0
+        ]
+        return max(1, *spans) if spans else step
+
+
+def _slabs(part: Part, axis: int, step: int) -> list[Part]:
+    """A part cut along an axis every ``step`` elements of the tensor."""
+    low, size = part.box.offsets[axis], part.box.sizes[axis]
+    edges = sorted({low, low + size, *range(-(-low // step) * step, low + size, step)})
+    slabs: list[Part] = []
+    for a, b in pairwise(edges):
+        offsets = (*part.box.offsets[:axis], a, *part.box.offsets[axis + 1 :])
+        sizes = (*part.box.sizes[:axis], b - a, *part.box.sizes[axis + 1 :])
+        slabs.append(Part(part.name, Box(offsets, sizes)))
+    return slabs
