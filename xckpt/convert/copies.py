@@ -37,6 +37,8 @@ from xckpt.core.metadata import ChunkStorageMetadata
 
 __all__ = ["StridedCopy", "copy_elements", "restrict", "view"]
 
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
 Ints = tuple[int, ...]
 Strides = tuple[Ints, ...]
 
@@ -288,8 +290,11 @@ def view(array: NDArray[Any], offsets: Ints, strides: Strides, sizes: Ints) -> N
     steps = [
         sum(step * width for step, width in zip(row, array.strides, strict=True)) for row in strides
     ]
-    start = array[tuple(slice(offset, None) for offset in offsets)]
-    return np.lib.stride_tricks.as_strided(start, shape=sizes, strides=steps)
+    # With an ellipsis even an array without dimensions gives a view, not a scalar.
+    start = array[(*(slice(offset, None) for offset in offsets), ...)]
+    # NumPy does not stride over all types of ml_dtypes; it does over their bits.
+    bits = start.view(_BITS[array.dtype.itemsize])
+    return np.lib.stride_tricks.as_strided(bits, shape=sizes, strides=steps).view(array.dtype)
 
 
 def copy_elements(

@@ -1,0 +1,72 @@
+"""The laws of the mapping language, over random compositions of operations and every dtype."""
+
+from __future__ import annotations
+
+import tomllib
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.convert.mappings import Case, cases, execute, made_by, same_bits
+from xckpt.convert.mapping import Mapping
+from xckpt.convert.toml import write_document
+from xckpt.core.metadata import ChunkStorageMetadata
+
+
+@given(cases())
+def test_a_mapping_makes_bit_for_bit_what_numpy_makes(case: Case) -> None:
+    assert same_bits(made_by(case.mapping, case.source, case.target_specs), case.target)
+
+
+@given(cases())
+def test_the_inverse_brings_back_every_bit(case: Case) -> None:
+    back = case.mapping.inverse()
+    assert same_bits(made_by(back, case.target, case.source_specs), case.source)
+
+
+@given(cases())
+def test_the_inverse_of_the_inverse_is_the_mapping(case: Case) -> None:
+    assert case.mapping.inverse().inverse() == case.mapping
+
+
+@given(cases())
+def test_a_mapping_and_its_inverse_come_back_from_toml(case: Case) -> None:
+    for mapping in (case.mapping, case.mapping.inverse()):
+        written = write_document(mapping.to_document())
+        assert Mapping.from_document(tomllib.loads(written)) == mapping
+
+
+@given(cases())
+def test_both_directions_are_proven_on_shapes(case: Case) -> None:
+    case.mapping.check(case.source_specs, case.target_specs)
+    case.mapping.inverse().check(case.target_specs, case.source_specs)
+
+
+@given(cases(most_rules=1), st.data())
+def test_the_copies_into_a_box_are_a_slice_of_the_whole(case: Case, data: st.DataObject) -> None:
+    resolved = case.mapping.resolve(case.source_specs, case.target_specs)
+    name = data.draw(st.sampled_from(sorted(case.target)))
+    whole = case.target[name]
+    low = tuple(data.draw(st.integers(0, n)) for n in whole.shape)
+    sizes = tuple(data.draw(st.integers(0, n - a)) for n, a in zip(whole.shape, low, strict=True))
+    copies = resolved.copies_into(name, ChunkStorageMetadata(low, sizes))
+    box = tuple(slice(a, a + n) for a, n in zip(low, sizes, strict=True))
+    held = np.empty(sizes, whole.dtype)
+    held.reshape(-1).view(np.uint8)[...] = 0xA5
+    execute(copies, case.source, held, low)
+    assert held.tobytes() == whole[box].tobytes()
+    assert sum(copy.elements for copy in copies) == held.size
+
+
+@given(cases())
+@settings(max_examples=50)
+def test_assertions_hold_where_the_mapping_made_the_data(case: Case) -> None:
+    back = case.mapping.inverse().resolve(case.target_specs, case.source_specs)
+    for assertion in back.assertions:
+        sides = []
+        for tensor in (assertion.tensor, assertion.expected):
+            array = np.empty(tensor.shape, np.dtype(case.target[next(iter(case.target))].dtype))
+            execute(tensor.copies, case.target, array, None)
+            sides.append(array.tobytes())
+        assert sides[0] == sides[1]
