@@ -62,7 +62,8 @@ NAMES = {
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
-    "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec", "family"},
+    "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
+    | {"convert", "family"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.torch.dcp": {
         "XckptStorageReader",
