@@ -1,0 +1,40 @@
+"""Carry a mapping out on arrays in memory, whole leaf by whole leaf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.convert import Mapping as ModelMapping
+from xckpt.convert import TensorSpec
+from xckpt.convert.copies import copy_elements
+from xckpt.core.dtypes import numpy_dtype
+
+Arrays = dict[str, NDArray[Any]]
+
+
+def carried(mapping: ModelMapping, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The target's arrays by mapping name, made of the source's."""
+    specs = {name: TensorSpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
+    resolved = mapping.resolve(specs)
+    made: Arrays = {}
+    for name, spec in resolved.targets.items():
+        made[name] = np.empty(spec.shape, numpy_dtype(spec.dtype))
+        for copy in resolved.copies[name]:
+            copy_elements(copy, arrays[copy.source] if copy.source else None, made[name])
+    return made
+
+
+def numbered(specs: Mapping[str, TensorSpec]) -> Arrays:
+    """Arrays of which no two elements are alike, as far as the dtype can tell them apart."""
+    start = 0
+    arrays: Arrays = {}
+    for name, spec in specs.items():
+        size = int(np.prod(spec.shape))
+        values = np.arange(start, start + size).reshape(spec.shape)
+        arrays[name] = values.astype(numpy_dtype(spec.dtype))
+        start += size
+    return arrays

@@ -1,0 +1,224 @@
+"""Which module of one tree is which of the other, where their names do not tell.
+
+A module is its leaves: a weight, often a bias, a normalisation's statistics. Only whole modules
+that nothing else has paired are looked at, and only the layouts that convention calls for.
+
+1. Modules whose paths differ in numbers alone, and whose roles are the same, are a group: the
+   layers of a stack, ``net.0, net.2, net.4``, ``Dense_0, Dense_1, Dense_2``.
+2. Two modules fit if each leaf of the one fits the leaf of that role in the other. Where the
+   modules around them are paired already, they must lie in the same one.
+3. Two groups of one size whose members fit in order belong together, if no member of either fits
+   any other group. So do two modules that fit each other alone.
+4. A module whose leaves all have one axis is paired only if it is a normalisation: its name says
+   so, or it has a bias too.
+
+What fits several is told as a doubt.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xckpt.convert.alignment import Alignment, Doubt, Item, pair_of
+from xckpt.convert.leaf_names import Leaf, Path
+
+__all__ = ["match_modules"]
+
+ROLES = frozenset(("weight", "bias", "mean", "var"))
+IGNORED = frozenset(("numbatchestracked",))
+"""Leaves that only one framework's modules have."""
+MOST_COMPARISONS = 4_000_000
+"""Pairs of modules beyond which nothing is compared: nothing is found rather than late."""
+
+
+@dataclass(frozen=True)
+class _Module:
+    """Leaves with one path, by role."""
+
+    path: Path
+    leaves: Mapping[str, Leaf]
+
+    @property
+    def is_vector(self) -> bool:
+        return all(len(leaf.shape) < 2 for leaf in self.leaves.values())
+
+    @property
+    def is_norm(self) -> bool:
+        words = [each for each in self.path if isinstance(each, str)]
+        named = bool(words) and ("norm" in words[-1] or words[-1] in ("ln", "bn"))
+        return named or "bias" in self.leaves or self.leaves["weight"].flavour == "scale"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Modules whose paths differ in numbers alone, in the order of these."""
+
+    modules: tuple[_Module, ...]
+
+
+def match_modules(found: Alignment) -> None:
+    """Pair, in ``found``, the modules that are left, where structure leaves one choice.
+
+    Example:
+        >>> import numpy as np
+        >>> from xckpt.convert.alignment import align
+        >>> from xckpt.convert.leaf_names import leaves_of, specs_of
+        >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
+        >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
+        >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
+        >>> match_modules(found)
+        >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
+        [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
+    """
+    sources = _groups(_modules(found, "source"))
+    targets = _groups(_modules(found, "target"))
+    sizes = [sum(len(group.modules) for group in side) for side in (sources, targets)]
+    if sizes[0] * sizes[1] > MOST_COMPARISONS:
+        return
+    fitting = _Fitting(_parents(found))
+    _match_groups(found, fitting, sources, targets)
+    left = [
+        [
+            module
+            for group in side
+            for module in group.modules
+            if not any((name, leaf.name) in found.used for leaf in module.leaves.values())
+        ]
+        for name, side in (("source", sources), ("target", targets))
+    ]
+    _match_alone(found, fitting, *left)
+
+
+def _modules(found: Alignment, side: str) -> list[_Module]:
+    """Modules that are left whole."""
+    leaves = found.sources if side == "source" else found.targets
+    grouped: dict[Path, dict[str, Leaf]] = defaultdict(dict)
+    spoilt: set[Path] = set()
+    for leaf in leaves:
+        taken = (side, leaf.name) in found.used | found.doubted
+        if leaf.role in IGNORED:
+            continue
+        if taken or leaf.role not in ROLES or leaf.role in grouped[leaf.path]:
+            spoilt.add(leaf.path)
+        grouped[leaf.path][leaf.role] = leaf
+    return [
+        _Module(path, roles)
+        for path, roles in grouped.items()
+        if path not in spoilt and "weight" in roles
+    ]
+
+
+def _groups(modules: Iterable[_Module]) -> list[_Group]:
+    grouped: dict[object, list[_Module]] = defaultdict(list)
+    for module in modules:
+        words = tuple(each if isinstance(each, str) else None for each in module.path)
+        ranks = {role: len(leaf.shape) for role, leaf in module.leaves.items()}
+        grouped[words, tuple(sorted(ranks.items()))].append(module)
+    return [
+        _Group(tuple(sorted(group, key=lambda module: _numbers(module.path))))
+        for group in grouped.values()
+    ]
+
+
+def _numbers(path: Path) -> tuple[int, ...]:
+    return tuple(each for each in path if isinstance(each, int))
+
+
+def _parents(found: Alignment) -> dict[Path, set[Path]]:
+    """Path of a source's module -> the target's that pairs of leaves below them show it to be."""
+    parents: dict[Path, set[Path]] = defaultdict(set)
+    for pair in found.pairs:
+        if pair.source.position is not None or pair.target.position is not None:
+            continue
+        one, other = pair.source.leaves[0].path, pair.target.leaves[0].path
+        while one and other:
+            one, other = one[:-1], other[:-1]
+            parents[one].add(other)
+            if not (one and other) or one[-1] != other[-1]:
+                break
+    return parents
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """Whether two modules fit."""
+
+    parents: Mapping[Path, set[Path]]
+
+    def __call__(self, source: _Module, target: _Module) -> bool:
+        if source.leaves.keys() != target.leaves.keys():
+            return False
+        above = self.parents.get(source.path[:-1])
+        if above and source.path[:-1] and target.path[:-1] not in above:
+            return False
+        if source.is_vector and not (source.is_norm and target.is_norm):
+            return False
+        return all(_fits(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
+
+
+def _fits(source: Leaf, target: Leaf) -> bool:
+    pair = pair_of(Item((), (source,)), Item((), (target,)), "")
+    return pair is not None and pair.layouts[0].usual
+
+
+def _match_groups(
+    found: Alignment, fits: _Fitting, sources: Sequence[_Group], targets: Sequence[_Group]
+) -> None:
+    together: list[tuple[_Group, _Group]] = []
+    touched: dict[int, int] = defaultdict(int)
+    for source in sources:
+        for target in targets:
+            if any(fits(one, other) for one in source.modules for other in target.modules):
+                together.append((source, target))
+                touched[id(source)] += 1
+                touched[id(target)] += 1
+    for source, target in together:
+        alone = touched[id(source)] == 1 and touched[id(target)] == 1
+        if not alone or len(source.modules) != len(target.modules):
+            continue
+        pairs = list(zip(source.modules, target.modules, strict=True))
+        if all(fits(one, other) for one, other in pairs):
+            for one, other in pairs:
+                _accept(found, one, other, "same shapes" if len(pairs) == 1 else "same order")
+
+
+def _match_alone(
+    found: Alignment, fits: _Fitting, sources: Sequence[_Module], targets: Sequence[_Module]
+) -> None:
+    here: dict[Path, list[_Module]] = defaultdict(list)
+    there: dict[Path, list[_Module]] = defaultdict(list)
+    for source in sources:
+        for target in targets:
+            if fits(source, target):
+                here[target.path].append(source)
+                there[source.path].append(target)
+    done: set[frozenset[Path]] = set()
+    for target in targets:
+        others = here[target.path]
+        if len(others) == 1 and len(there[others[0].path]) == 1:
+            _accept(found, others[0], target, "same shapes")
+        elif others:
+            rivals = there[others[0].path]
+            doubt = frozenset(module.path for module in (*others, *rivals))
+            if doubt not in done:
+                done.add(doubt)
+                _doubt(found, others, rivals)
+
+
+def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> None:
+    for role, leaf in source.leaves.items():
+        other = target.leaves[role]
+        found.offer(Item(leaf.key, (leaf,)), Item(other.key, (other,)), reason)
+
+
+def _doubt(found: Alignment, sources: Sequence[_Module], targets: Sequence[_Module]) -> None:
+    for role in sources[0].leaves:
+        found.doubt(
+            Doubt(
+                tuple(module.leaves[role] for module in sources),
+                tuple(module.leaves[role] for module in targets),
+                "their shapes fit, and nothing in their names says which is which",
+            )
+        )
