@@ -278,3 +278,9 @@ def test_nothing_at_all() -> None:
     assert not inference.certain
     assert not inference.ambiguous
     assert not len(inference.unmatched)
+
+
+def test_scalars_are_carried() -> None:
+    source, target = {"logit_scale": np.array(2.5)}, {"logit_scale": np.array(0.0)}
+    made = carried(infer(source, target).mapping, source)
+    assert made["logit_scale"] == 2.5
