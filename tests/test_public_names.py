@@ -63,7 +63,7 @@ NAMES = {
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
     "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
-    | {"convert", "family"},
+    | {"Inference", "convert", "family", "infer"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.torch.dcp": {
         "XckptStorageReader",

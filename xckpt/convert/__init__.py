@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from xckpt.convert.copies import StridedCopy
 from xckpt.convert.families import family
+from xckpt.convert.inference import Inference, infer
 from xckpt.convert.mapping import Mapping, ResolvedMapping
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from xckpt.convert.converting import convert
 
 __all__ = [
+    "Inference",
     "Mapping",
     "ResolvedMapping",
     "Rule",
@@ -27,6 +29,7 @@ __all__ = [
     "TensorSpec",
     "convert",
     "family",
+    "infer",
 ]
 
 

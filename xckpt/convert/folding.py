@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from xckpt.convert.conventions import Operation
 from xckpt.convert.leaf_names import CONCEPTS
 
-__all__ = ["Link", "Rule", "counted", "fold", "literal", "rule"]
+__all__ = ["Link", "Rule", "counted", "fold", "literal", "rule", "without_numbers"]
 
 _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 """A number that is a whole component, or ends one after an underscore."""
@@ -83,6 +83,16 @@ def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[st
 def literal(text: str) -> str:
     """A pattern that is just this text."""
     return text.replace("{", "{{").replace("}", "}}")
+
+
+def without_numbers(name: str) -> str:
+    """A name with ``*`` for each number that may be an index.
+
+    Example:
+        >>> without_numbers("model.layers.11.fc1.weight")
+        'model.layers.*.fc1.weight'
+    """
+    return _NUMBER.sub("*", name)
 
 
 def _split(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

@@ -130,6 +130,10 @@ def _match(decided: Decided) -> Match:
 
 def _operations(decided: Decided) -> tuple[Operation, ...]:
     pair, operations = decided.pair, decided.layout.operations
+    dtypes = [item.leaves[0].spec.dtype for item in (pair.source, pair.target)]
+    if dtypes[0] != dtypes[1]:
+        cast: Operation = {"cast": dtypes}
+        operations = (*operations, cast)
     if pair.source.position is not None:
         return (*operations, {"stack": STACKED, "axis": pair.axis})
     if pair.target.position is not None:
