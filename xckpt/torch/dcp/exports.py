@@ -53,8 +53,8 @@ from xckpt.options import LoadOptions
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
 from xckpt.storage.pool import ProgressCounter
 from xckpt.torch.buffers import from_numpy, torch_dtype
-from xckpt.torch.dcp.imports import local_folder
 from xckpt.torch.dcp.split_writer import SplitWriter, item_bytes
+from xckpt.torch.files.dcp_folders import local_folder
 from xckpt.torch.group import current_group
 
 __all__ = ["export_checkpoint"]

@@ -4,8 +4,8 @@
    (`pickled_metadata`).
 2. Each rank takes its share of the chunks: the largest first, to the rank with the fewest bytes.
    A chunk larger than a rank's fair share is offered by all, and the planner cuts it.
-3. Each rank finds the elements of its chunks in the ``.distcp`` files (`archives`) and checks them
-   against the metadata. Every fault is reported before anything is written.
+3. Each rank finds the elements of its chunks and checks them (`xckpt.torch.files.dcp_folders`).
+   Every fault is reported before anything is written.
 4. The tree is saved like any other. A chunk is a `LazySource`: when the engine writes it, the file
    is mapped and its pages are read, so that no more memory is needed than for any save.
 """
@@ -13,39 +13,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import unquote
+from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
-from xckpt.core.boxes import Boxes, interval
-from xckpt.core.dtypes import item_size
 from xckpt.core.grid import GridOptions
-from xckpt.core.keys import KeyPath, join_keys
-from xckpt.core.leaves import LazySource
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.save_planner import DefaultSavePlanner
 from xckpt.engine import save_state_dict
-from xckpt.errors import (
-    CorruptCheckpointError,
-    ManifestError,
-    NotACheckpointError,
-    StorageError,
-    UnsafePickleError,
-    UnsupportedLeafError,
-    XckptError,
-)
 from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
 from xckpt.storage.writer import ZarrStorageWriter
-from xckpt.torch.dcp.archives import Archive, MappedTensor
-from xckpt.torch.dcp.pickled_metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
+from xckpt.torch.files.dcp_folders import (
+    local_folder,
+    parse_metadata,
+    raw_bytes,
+    read_metadata,
+    read_tree,
+)
 from xckpt.torch.group import current_group
 
-__all__ = ["import_checkpoint", "local_folder"]
+__all__ = ["import_checkpoint"]
 
 FIND = "read the metadata of the DCP folder; nothing was written"
 LOOK = "find the entries of the DCP folder; nothing was written"
@@ -94,6 +80,7 @@ def import_checkpoint(
         RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
 
     Example:
+        >>> import numpy as np
         >>> import xckpt
         >>> from xckpt.torch.dcp import export_checkpoint
         >>> state = {"model": {"w": np.ones((2, 3), np.float32)}, "step": 7}
@@ -107,260 +94,19 @@ def import_checkpoint(
     folder = local_folder(dcp_folder)
     group = group or current_group() or LocalGroup()
     options = options or SaveOptions()
-    data = broadcast(group, FIND, lambda: _read_metadata(folder))
+    data = broadcast(group, FIND, lambda: read_metadata(folder))
     found: list[object] = []
 
     def look() -> bytes:
-        found.append(_tree(folder, _parse(folder, data), opaque, group.rank, group.size))
+        found.append(
+            read_tree(folder, parse_metadata(folder, data), opaque, group.rank, group.size)
+        )
         return b""
 
     all_reduce(group, LOOK, look, lambda _: b"")
     planner = DefaultSavePlanner(
-        grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=_raw_bytes
+        grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=raw_bytes
     )
     tree: Mapping[str, object] = found[0]  # type: ignore[assignment]  # our planners take any tree
     writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
     return save_state_dict(tree, writer, group=group, planner=planner, metadata=metadata)
-
-
-def local_folder(given: str | os.PathLike[str]) -> Path:
-    """The local folder that a path or ``file://`` URL means.
-
-    Raises:
-        StorageError: it is a URL of another scheme.
-    """
-    text = os.fspath(given)
-    if text.startswith("file://"):
-        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
-    elif "://" in text:
-        raise StorageError(
-            f"{text}: a DCP folder must be on a local file system; copy or mount it there"
-        )
-    return Path(text).expanduser()
-
-
-def _read_metadata(folder: Path) -> bytes:
-    path = folder / ".metadata"
-    if not path.is_file():
-        own = sorted(part.name for part in folder.glob("__*.metadata"))
-        hint = (
-            f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
-            f"False); such folders are not read"
-            if own
-            else "check the path, or whether the save finished"
-        )
-        raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}") from error
-    return data
-
-
-def _parse(folder: Path, data: bytes) -> DCPMetadata:
-    try:
-        return parse(data)
-    except XckptError as error:
-        raise type(error)(f"{folder / '.metadata'}: {error}", error.problems) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _RawBytes:
-    """An entry that is kept as it is."""
-
-    folder: Path
-    where: Where
-
-
-def _raw_bytes(leaf: object) -> bytes:
-    assert isinstance(leaf, _RawBytes)
-    with (leaf.folder / leaf.where.file).open("rb") as file:
-        file.seek(leaf.where.offset)
-        return file.read(leaf.where.length)
-
-
-def _tree(folder: Path, described: DCPMetadata, opaque: bool, rank: int, size: int) -> object:
-    """The tree that was saved, as rank ``rank`` of ``size`` is to save it.
-
-    Raises:
-        XckptError: entries are damaged, foreign or not representable; all of the worst kind are
-            listed.
-    """
-    shares = _share(list(described.tensors.values()), rank, size)
-    faults = _Faults()
-    leaves: dict[str, object] = {}
-    for name in described.order:
-        with faults.of(name):
-            tensor = described.tensors.get(name)
-            if tensor is not None:
-                leaves[name] = _tensor(folder, tensor, shares[name])
-            else:
-                leaves[name] = _object(folder, described.objects[name], opaque)
-    faults.report(folder)
-    return _unflatten({name: (described.paths[name], leaf) for name, leaf in leaves.items()})
-
-
-class _Faults:
-    """Gathers what is wrong with entries, by kind of error."""
-
-    KINDS = (UnsafePickleError, CorruptCheckpointError, ManifestError, UnsupportedLeafError)
-
-    def __init__(self) -> None:
-        self._found: dict[type[XckptError], list[str]] = {}
-        self._name = ""
-
-    def of(self, name: str) -> _Faults:
-        self._name = name
-        return self
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        for fault in self.KINDS:
-            if isinstance(error, fault):
-                told = error.problems or (f"{self._name}: {error}",)
-                self._found.setdefault(fault, []).extend(told)
-                return True
-        return False
-
-    def report(self, folder: Path) -> None:
-        """Raise the worst kind of error, with all of its kind."""
-        for kind in self.KINDS:
-            problems = self._found.get(kind)
-            if problems:
-                raise kind.listing(f"{folder}: {len(problems)} entries cannot be read", problems)
-
-
-def _share(tensors: Sequence[StoredTensor], rank: int, size: int) -> dict[str, list[int]]:
-    """The chunks of each tensor that a rank offers; every rank computes the same division."""
-    weights = [
-        (int(elements) * item_size(tensor.dtype), tensor.name, number)
-        for tensor in tensors
-        for number, elements in enumerate(tensor.boxes.elements.tolist())
-    ]
-    fair = sum(weight for weight, _, _ in weights) / size
-    loads = [0] * size
-    mine: dict[str, list[int]] = {tensor.name: [] for tensor in tensors}
-    for weight, name, number in sorted(weights, key=lambda entry: -entry[0]):
-        if weight > fair:
-            mine[name].append(number)
-            continue
-        taker = loads.index(min(loads))
-        loads[taker] += weight
-        if taker == rank:
-            mine[name].append(number)
-    return {name: sorted(numbers) for name, numbers in mine.items()}
-
-
-def _tensor(folder: Path, tensor: StoredTensor, numbers: Sequence[int]) -> LazySource:
-    """A tensor with the chunks that this rank is to read, each found and checked.
-
-    Raises:
-        XckptError: chunks that cannot be read; ``problems`` lists all.
-    """
-    boxes = tensor.boxes.take(np.array(numbers, np.int64))
-    parts: list[MappedTensor] = []
-    for number, box in zip(numbers, boxes, strict=True):
-        where = f"{tensor.name}: chunk {interval(box.offsets, box.sizes)}"
-        try:
-            part = Archive.open(folder, tensor.places[number]).value()
-        except XckptError as error:
-            raise type(error)(f"{where}: {error}", (f"{where}: {error}",)) from error
-        told = _told(part)
-        if told != (tensor.dtype, box.sizes):
-            problem = (
-                f"{where}: the metadata say {tensor.dtype} of shape {box.sizes}, but "
-                f"{tensor.places[number].file} holds {' of shape '.join(map(str, told))}"
-            )
-            raise CorruptCheckpointError(problem, (problem,))
-        assert isinstance(part, MappedTensor)
-        parts.append(part)
-    return _lazy(tensor.shape, tensor.dtype, boxes, parts)
-
-
-def _told(part: object) -> tuple[object, ...]:
-    if isinstance(part, MappedTensor):
-        return part.dtype, part.shape
-    return (f"a {type(part).__name__}",)
-
-
-def _lazy(
-    shape: tuple[int, ...], dtype: str, boxes: Boxes, parts: Sequence[MappedTensor]
-) -> LazySource:
-    def read(index: int) -> NDArray[np.generic]:
-        return parts[index].array()
-
-    return LazySource(shape, dtype, boxes, read)
-
-
-def _object(folder: Path, where: Where, opaque: bool) -> object:
-    """The value of an entry of bytes, with a `LazySource` for each tensor in it.
-
-    Raises:
-        UnsupportedLeafError: it is no plain value.
-        CorruptCheckpointError: the file is missing, truncated or damaged.
-    """
-    try:
-        return _leaves(Archive.open(folder, where).value())
-    except (UnsafePickleError, UnsupportedLeafError) as error:
-        if opaque:
-            return _RawBytes(folder, where)
-        raise UnsupportedLeafError(
-            f"no plain value: {error}; opaque=True keeps its bytes as they are"
-        ) from error
-
-
-def _leaves(value: object) -> object:
-    if isinstance(value, MappedTensor):
-        whole = Boxes.whole(value.shape)
-        return _lazy(value.shape, value.dtype, whole, [value])
-    if isinstance(value, dict):
-        for key in value:
-            if isinstance(key, bool) or not isinstance(key, str | int):
-                raise UnsupportedLeafError(f"a dict with a {type(key).__name__} as a key")
-        return {key: _leaves(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_leaves(part) for part in value]
-    if isinstance(value, tuple):
-        return tuple(_leaves(part) for part in value)
-    return value
-
-
-def _unflatten(placed: Mapping[str, tuple[KeyPath, object]]) -> object:
-    """The tree of key paths: an int is a position in a list, a string a key of a dict.
-
-    Raises:
-        ManifestError: two entries have one path, or one lies inside another; all are listed.
-    """
-    root: dict[str | int, object] = {}
-    nodes: dict[KeyPath, dict[str | int, object]] = {(): root}
-    leaves: dict[KeyPath, str] = {}
-    problems: list[str] = []
-    for name, (path, leaf) in placed.items():
-        above = [path[:depth] for depth in range(1, len(path))]
-        taken = next((leaves[keys] for keys in (*above, path) if keys in leaves), None)
-        if taken is not None or path in nodes:
-            other = taken or "another entry"
-            problems.append(f"{name}: its place {join_keys(path)} is that of {other} or inside it")
-            continue
-        for keys in above:
-            if keys not in nodes:
-                nodes[keys] = nodes[keys[:-1]][keys[-1]] = {}
-        nodes[path[:-1]][path[-1]] = leaf
-        leaves[path] = name
-    if problems:
-        raise ManifestError.listing("the entries make up no tree", problems)
-    return _closed(root, nodes_of={id(node) for node in nodes.values()})
-
-
-def _closed(node: object, nodes_of: set[int]) -> object:
-    """The tree with lists where all keys are ints; torch too puts None where an entry is absent."""
-    if id(node) not in nodes_of:
-        return node
-    assert isinstance(node, dict)
-    children = {key: _closed(child, nodes_of) for key, child in node.items()}
-    if not children or not all(type(key) is int for key in children):
-        return children
-    return [children.get(number) for number in range(max(children) + 1)]

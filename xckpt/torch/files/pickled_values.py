@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-from xckpt.torch.dcp.pickled_metadata import DTYPE_NAMES, MOST_DIMENSIONS
-from xckpt.torch.dcp.unpickling import Maker, Symbol, load
+from xckpt.torch.files.pickled_metadata import DTYPE_NAMES, MOST_DIMENSIONS
+from xckpt.torch.files.unpickling import Maker, Symbol, load
 
 __all__ = ["NAMES", "Storage", "View", "describe"]
 

@@ -4,7 +4,7 @@ An archive is a ZIP file that stores everything uncompressed: ``data.pkl``, a pi
 tensor refers to a storage by number, and the bytes of storage n under ``data/n``.
 
 1. `Archive.open` finds the entries of one archive, which may lie anywhere in a larger file.
-2. ``data.pkl`` is described, not unpickled (`xckpt.torch.dcp.pickled_values`).
+2. ``data.pkl`` is described, not unpickled (`xckpt.torch.files.pickled_values`).
 3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
    it; nothing is read before somebody looks.
 """
@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError
-from xckpt.torch.dcp.pickled_metadata import Where
-from xckpt.torch.dcp.pickled_values import View, describe
-from xckpt.torch.dcp.unpickling import Symbol
+from xckpt.torch.files.pickled_metadata import Where
+from xckpt.torch.files.pickled_values import View, describe
+from xckpt.torch.files.unpickling import Symbol
 
 __all__ = ["Archive", "MappedTensor"]
 
@@ -117,7 +117,8 @@ class Archive:
         self, path: Path, pickled: bytes, records: Mapping[str, tuple[int, int]], little: bool
     ) -> None:
         self._path = path
-        self._pickled = pickled
+        self.pickled = pickled
+        """The bytes of ``data.pkl``."""
         self._records = records
         self._little = little
 
@@ -154,7 +155,7 @@ class Archive:
             ManifestError: the pickle is damaged.
             UnsupportedLeafError: what it holds is no plain value.
         """
-        return _Values(self).convert(describe(self._pickled))
+        return _Values(self).convert(describe(self.pickled))
 
     def tensor(self, view: View) -> MappedTensor:
         """The tensor that a pickle describes.

@@ -364,9 +364,15 @@ def _reduce(m: _Machine) -> None:
 def _build(m: _Machine) -> None:
     state = m.pop()
     record = m.stack[-1]
+    if isinstance(record, dict) and isinstance(state, dict) and all(map(_is_name, state)):
+        return  # Attributes of an OrderedDict, such as the versions of a module's state dict.
     if not isinstance(record, Record) or record.state is not None:
         raise UnsafePickleError(f"it gives a state to a {type(record).__name__}, which has none")
     record.state = state
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str)
 
 
 def _persistent(m: _Machine) -> None:

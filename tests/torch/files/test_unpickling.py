@@ -22,8 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
-from xckpt.torch.dcp import pickled_metadata, pickled_values
-from xckpt.torch.dcp.unpickling import Record, Symbol, as_record, load
+from xckpt.torch.files import pickled_metadata, pickled_values
+from xckpt.torch.files.unpickling import Record, Symbol, as_record, load
 
 PROTOCOLS = [2, 3, 4, 5]
 SCALARS = (

@@ -34,8 +34,8 @@ from xckpt.errors import (
     UnsafePickleError,
     UnsupportedLeafError,
 )
-from xckpt.torch.dcp import pickled_metadata
-from xckpt.torch.dcp.pickled_metadata import DCPMetadata, Where, parse
+from xckpt.torch.files import pickled_metadata
+from xckpt.torch.files.pickled_metadata import DCPMetadata, Where, parse
 
 
 def written(tmp_path: Path) -> Metadata:

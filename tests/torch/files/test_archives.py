@@ -21,9 +21,9 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 from xckpt.torch.buffers import from_numpy
-from xckpt.torch.dcp import archives
-from xckpt.torch.dcp.archives import Archive, MappedTensor
-from xckpt.torch.dcp.pickled_metadata import Where
+from xckpt.torch.files import archives
+from xckpt.torch.files.archives import Archive, MappedTensor
+from xckpt.torch.files.pickled_metadata import Where
 
 
 def archive(value: Any) -> bytes:

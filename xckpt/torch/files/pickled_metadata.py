@@ -1,7 +1,7 @@
 """torch's ``.metadata``: what a DCP folder says about itself, read without unpickling it.
 
-1. The file's bytes are bounded, then described by `xckpt.torch.dcp.unpickling`, for which only the
-   names in `NAMES` exist: those that torch 2.0 to 2.13 writes. None of them is imported.
+1. The file's bytes are bounded, then described by `xckpt.torch.files.unpickling`, for which only
+   the names in `NAMES` exist: those that torch 2.0 to 2.13 writes. None of them is imported.
 2. The description is held against torch's schema, strictly, and becomes a `DCPMetadata`: tensors
    with their chunks, entries of bytes, where each is stored, and the key path of each.
 
@@ -20,7 +20,7 @@ from xckpt.core.boxes import Boxes, cover_fault, interval
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.keys import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
-from xckpt.torch.dcp.unpickling import Maker, Record, Symbol, as_record, load
+from xckpt.torch.files.unpickling import Maker, Record, Symbol, as_record, load
 
 __all__ = ["DTYPE_NAMES", "MAX_BYTES", "DCPMetadata", "StoredTensor", "Where", "parse"]
 
