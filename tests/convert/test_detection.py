@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+import torch
 
 import xckpt
+from tests.torch.dcp.folders import save_alone
 from xckpt.convert.detection import LOOKED_FOR, SOURCES, detect, open_sink, open_source
 from xckpt.convert.sources import TensorSource
 
@@ -23,7 +25,13 @@ def places(tmp_path: Path) -> dict[str, Path]:
     (tmp_path / "folder").mkdir()
     safetensors.numpy.save_file(array, tmp_path / "folder" / "model.safetensors")
     (tmp_path / "folder" / "config.json").write_text("{}")
+    torch.save({"w": torch.arange(3)}, tmp_path / "weights.pt")
+    (tmp_path / "hub").mkdir()
+    torch.save({"w": torch.arange(3)}, tmp_path / "hub" / "pytorch_model.bin")
     return {
+        "weights.pt": tmp_path / "weights.pt",
+        "hub": tmp_path / "hub",
+        "dcp": save_alone({"w": torch.arange(3)}, tmp_path / "dcp"),
         "ours": tmp_path / "ours",
         "one.safetensors": tmp_path / "one.safetensors",
         "one": tmp_path / "one",
@@ -36,6 +44,9 @@ FORMATS = {
     "one.safetensors": "safetensors",
     "one": "safetensors",
     "folder": "safetensors",
+    "weights.pt": "torch",
+    "hub": "torch",
+    "dcp": "dcp",
 }
 
 

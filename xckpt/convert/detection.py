@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from xckpt.convert.formats.paths import system_errors
+from xckpt.convert.formats.torch_save import LEGACY
 from xckpt.convert.sinks import TensorSink
 from xckpt.convert.sources import TensorSource
 from xckpt.errors import NotACheckpointError
@@ -23,6 +24,8 @@ __all__ = ["detect", "open_sink", "open_source"]
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "xckpt": ("xckpt.convert.sources", "XckptSource"),
     "safetensors": ("xckpt.convert.formats.safetensors", "SafetensorsSource"),
+    "dcp": ("xckpt.convert.formats.dcp", "DCPSource"),
+    "torch": ("xckpt.convert.formats.torch_save", "TorchSaveSource"),
 }
 """Format -> module and class of its source."""
 
@@ -34,6 +37,9 @@ SINKS: Final[Mapping[str, tuple[str, str]]] = {
 LOOKED_FOR: Final[Mapping[str, str]] = {
     "xckpt": "a folder with xckpt.json",
     "safetensors": "*.safetensors files, with *.safetensors.index.json if they are several",
+    "dcp": "a folder with .metadata, as torch.distributed.checkpoint writes it",
+    "torch": "a file of torch.save, or a folder with pytorch_model.bin, *.bin.index.json, or one "
+    ".bin, .pt or .pth file",
 }
 """Format -> what tells it, for people."""
 
@@ -90,8 +96,12 @@ def _of_folder(folder: Path) -> str | None:
     names = {entry.name for entry in folder.iterdir()}
     if "xckpt.json" in names:
         return "xckpt"
+    if ".metadata" in names:
+        return "dcp"
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return "safetensors"
+    if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):
+        return "torch"
     return None
 
 
@@ -99,7 +109,9 @@ def _of_file(path: Path) -> str | None:
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         return "safetensors"
     with path.open("rb") as file:
-        first = file.read(9)
+        first = file.read(len(LEGACY))
+    if path.name.endswith(".bin.index.json") or first.startswith(b"PK\3\4") or first == LEGACY:
+        return "torch"
     if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= path.stat().st_size - 8:
         return "safetensors"
     return None

@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.formats.file_ranges import OpenFile, write_box
+from xckpt.convert.formats.file_sets import INDEX
 from xckpt.convert.formats.names import flat_names
 from xckpt.convert.formats.paths import local_path, system_errors
-from xckpt.convert.formats.safetensors import INDEX, SUFFIX, VALUES
+from xckpt.convert.formats.safetensors import SUFFIX, VALUES
 from xckpt.convert.formats.safetensors_header import Header, lay_out
 from xckpt.convert.formats.staging import Staging
 from xckpt.convert.tensors import TensorSpec
@@ -118,7 +119,7 @@ class SafetensorsSink:
                     _make(self._staging.folder / file.name, file)
                 if len(files) > 1:
                     text = json.dumps(_index(files), indent=2, ensure_ascii=False)
-                    (self._staging.folder / f"{STEM}{INDEX}").write_text(text, "utf-8")
+                    (self._staging.folder / f"{STEM}{SUFFIX}{INDEX}").write_text(text, "utf-8")
             self._open(files)
         except BaseException:
             self.abort()
