@@ -1,5 +1,10 @@
+<<<<<<< HEAD
 # make test | make test-xla | make conformance | make conformance-long | make fuzz | make demo
 # make bench | make lint | make clean
+=======
+# make test | make test-xla | make test-models | make conformance | make conformance-long
+# make demo | make bench | make lint | make clean
+>>>>>>> d2726e0 (wip)
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
@@ -15,6 +20,7 @@ XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
 XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
 
+<<<<<<< HEAD
 # What only the fuzzer needs, beside the environment of the tests.
 FUZZ_PACKAGES := .venv-fuzz
 FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
@@ -22,6 +28,9 @@ FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
 .PHONY: env env-xla test test-xla conformance conformance-long fuzz lint demo bench clean
+=======
+.PHONY: env env-xla test test-xla test-models conformance conformance-long lint demo bench clean
+>>>>>>> d2726e0 (wip)
 
 env: $(STAMP)
 
@@ -58,6 +67,10 @@ test: lint
 
 test-xla: env-xla
 	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_tensors.py tests/torch/test_buffers.py
+
+# Every family of models, both ways, against transformers' own torch and Flax models; then the table.
+test-models: env
+	$(BIN)/python -m pytest --numprocesses=0 -m 'models or not models' tests/models
 
 # Some cases are refused (torch has no int4): more than 500 and 10,000 are tried, so that as many
 # pass. The laws over NumPy memory; resharding through torch, JAX, the independent reader, and from each
