@@ -296,3 +296,11 @@ def test_another_pickle_is_refused() -> None:
     for value in (None, [], {"a": 1}, torch.Size([1])):
         with pytest.raises(ManifestError, match="where a Metadata belongs"):
             parse(pickle.dumps(value))
+
+
+def test_entries_that_were_transformed_by_anything_are_refused_by_name(tmp_path: Path) -> None:
+    def change(metadata: Metadata) -> None:
+        w_info(metadata).transform_descriptors = [10**5000, "zstd"]
+
+    with pytest.raises(UnsupportedLeafError, match=r"model\.w: .* the extension int, zstd; load"):
+        parse(refused(change, tmp_path))

@@ -219,7 +219,8 @@ class _Reader:
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
-            told = ", ".join(str(descriptor)[:40] for descriptor in listed[:4])
+            # By type what is no text: anything may stand here, nested or long without end.
+            told = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
             self.unsupported.append(
                 f"{name}: stored through the extension {told}; load it with torch and save anew"
             )
