@@ -223,3 +223,31 @@ def test_boxes_are_a_sequence():
 def test_interval_of_a_scalar_says_so():
     assert interval((), ()) == "the scalar"
     assert interval((3,), (0,)) == "[3, 3)"
+
+
+def test_boxes_are_equal_by_all_that_they_say():
+    one = Boxes.of([((0,), (2,))])
+    assert one == Boxes.of([((0,), (2,))]) == [ChunkStorageMetadata((0,), (2,))]
+    assert one != Boxes.of([((1,), (2,))])
+    assert one != Boxes.of([((0,), (3,))])
+    assert one != 4
+
+
+def test_no_boxes_have_no_dimensions_unless_told():
+    assert Boxes.of([]).rank == 0
+    assert Boxes.of([], rank=3).rank == 3
+
+
+def test_the_first_four_boxes_are_shown():
+    four = [((n,), (1,)) for n in range(4)]
+    assert repr(Boxes.of(four)) == "Boxes([0, 1), [1, 2), [2, 3), [3, 4))"
+    five = Boxes.of([*four, ((4,), (1,)), ((5,), (1,))])
+    assert repr(five) == "Boxes([0, 1), [1, 2), [2, 3), [3, 4), ... 2 more)"
+
+
+def test_a_whole_box_is_shared_and_cannot_be_changed():
+    whole = Boxes.whole((2, 3))
+    assert Boxes.whole((2, 3)) is whole
+    for column in (whole.offsets, whole.sizes):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0, 0] = 1

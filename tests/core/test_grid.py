@@ -195,8 +195,62 @@ def test_a_free_step_pads_little(size, item, target):
     assert step <= most or step == size <= most
     assert 2 * step > min(most, size) or size % step == 0
     dividing = max(n for n in range(1, most + 1) if size % n == 0)
-    if 2 * dividing > most:
-        assert step == dividing
+    fewest = -(-size // most)
+    assert step == (dividing if 2 * dividing > most else -(-size // fewest))
+
+
+@pytest.mark.parametrize(
+    "edges, target, chunk",
+    [
+        ((0, 42, 84, 98), 21, 14),  # divides the shape too, and is above half of the target
+        ((0, 42, 84, 126), 29, 21),  # the largest that divides both
+        ((0, 12, 24), 7, 6),  # below the target, though 12 is within `OVERSIZE` of it
+        ((0, 11, 22), 9, 11),  # one element would be less than a part in `OVERSIZE`
+        ((0, 1, 8), 100, 1),  # `SHATTERED` times as many chunks as the boxes ask for
+    ],
+)
+def test_a_boundary_binds_the_chunk(edges, target, chunk):
+    grid = choose_grid((edges[-1],), 1, rows(edges), GridOptions(target))
+    assert grid.is_regular((edges[-1],)) and grid.chunks.tolist() == [[chunk]]
+
+
+@pytest.mark.parametrize(
+    "edges, target",
+    [
+        ((0, 11, 22), 8),  # chunks of one element are not too small for 8, and too many
+        ((0, 1, 9), 100),  # one chunk more than `SHATTERED` times as many
+    ],
+)
+def test_a_grid_that_would_shatter_becomes_pieces(edges, target):
+    grid = choose_grid((edges[-1],), 1, rows(edges), GridOptions(target))
+    assert grid.arrays == rows(edges)
+
+
+def rows(edges: tuple[int, ...]) -> Boxes:
+    return Boxes.of([((a,), (b - a,)) for a, b in itertools.pairwise(edges)])
+
+
+def test_arrays_without_elements_have_the_smallest_chunks():
+    for shape, chunk in (((), []), ((3, 0), [3, 1]), ((0,), [1])):
+        assert choose_grid(shape, 4, Boxes.whole(shape)).chunks.tolist() == [chunk]
+
+
+def test_a_grid_is_regular_only_as_one_array_that_is_the_whole():
+    half = Boxes.of([((0,), (2,))])
+    assert Grid(Boxes.whole((4,)), np.array([[2]])).is_regular((4,))
+    assert not Grid(half, np.array([[2]])).is_regular((4,))
+    assert not Grid(Boxes.of([((0,), (2,)), ((2,), (2,))]), np.array([[2], [2]])).is_regular((2,))
+
+
+def test_chunks_are_8_mebibytes_unless_asked():
+    assert GridOptions() == GridOptions(8 << 20, 0)
+
+
+def test_cells_that_are_remembered_cannot_be_changed():
+    numbers, boxes = cells((0,), (4,), (4,), (2,))
+    for column in (numbers, boxes.offsets, boxes.sizes):
+        with pytest.raises(ValueError, match="read-only"):
+            column[0] = 1
 
 
 def test_absurd_targets_are_refused():
