@@ -27,10 +27,12 @@ TARGETS = {
     "manifest": "tests.fuzz.manifests:manifest",
     "names": "tests.fuzz.manifests:names",
     "checkpoint": "tests.fuzz.checkpoints:checkpoint",
+    "metadata": "tests.fuzz.pickles:metadata",
+    "archive": "tests.fuzz.pickles:archive",
 }
 """Name -> module and function."""
 
-SHARES = {"manifest": 6, "names": 1, "checkpoint": 3}
+SHARES = {"manifest": 5, "names": 1, "checkpoint": 2, "metadata": 1, "archive": 1}
 """Name -> how many of ten inputs it gets: whole loads are slow."""
 
 SECONDS = 5.0

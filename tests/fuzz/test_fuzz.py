@@ -21,6 +21,8 @@ OUTCOMES = {
     "manifest": {"refused", "read", "unchanged"},
     "names": {"canonical", "not canonical"},
     "checkpoint": {"refused", "loaded"},
+    "metadata": {"refused", "read"},
+    "archive": {"refused", "read"},
 }
 
 
