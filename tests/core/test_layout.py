@@ -13,7 +13,7 @@ from tests.core.tilings import Box, Shape, Tiling, holders, region, tiled_shapes
 from xckpt.core import layout as module
 from xckpt.core.boxes import Boxes
 from xckpt.core.grid import GridOptions
-from xckpt.core.layout import Layout, LeafShards, lay_out, share
+from xckpt.core.layout import SMALLEST_SHARE, Layout, LeafShards, lay_out, share
 
 ITEM = 4
 
@@ -172,6 +172,35 @@ def test_boxes_that_all_ranks_hold_are_dealt_out(ranks, rows):
         [laid_out(reported((rows, 4), boxes, held), GridOptions(16))], ranks
     )
     assert max(loads) - min(loads) <= largest == 16
+
+
+WHOLE = [((0, 0), (64, 4))]
+HALVES = [((0, 0), (32, 4)), ((32, 0), (32, 4))]
+
+
+@pytest.mark.parametrize(
+    "boxes, held, given_options, unit",
+    [
+        (WHOLE, [[0]], GridOptions(), 64),  # nobody to share with
+        (WHOLE, [[0, 1, 2, 3]], GridOptions(), 16),
+        (WHOLE, [[0, 1, 2]], GridOptions(), 16),  # less than a third: it divides the shape
+        (WHOLE, [[0, 1, 2, 3]], GridOptions(64), 4),  # smaller already
+        (WHOLE, [[0, 1, 2, 3]], GridOptions(64, 1024), 16),  # so is the chunk, not the shard
+        (WHOLE, [[0, 1, 2, 3]], GridOptions(64, 128), 8),
+        (HALVES, [[0, 1], [0, 1, 2, 3]], GridOptions(), 16),  # enough for those who are fewer
+        (HALVES, [[0], [1, 2, 3]], GridOptions(), 32),
+        (WHOLE, [list(range(128))], GridOptions(), 1),  # no less than the smallest share
+    ],
+)
+def test_chunks_are_small_enough_to_be_shared(boxes, held, given_options, unit):
+    grid = laid_out(reported((64, 4), boxes, held), given_options).grid
+    assert grid.units.tolist() == [[unit, 4]]
+
+
+def test_chunks_of_a_mebibyte_are_not_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SMALLEST_SHARE", SMALLEST_SHARE)
+    layout = laid_out(reported((1 << 20,), [((0,), (1 << 20,))], [list(range(64))]), GridOptions())
+    assert layout.grid.chunks.tolist() == [[(1 << 20) // ITEM]]
 
 
 def test_an_overlap_names_ranges_and_ranks():
