@@ -20,8 +20,8 @@ from pathlib import Path
 from tests.fuzz.choices import Choices, edit_bytes
 from xckpt.core.boxes import cover_fault
 from xckpt.errors import XckptError
-from xckpt.torch.dcp.archives import Archive, MappedTensor
-from xckpt.torch.dcp.pickled_metadata import Where, parse
+from xckpt.torch.files.archives import Archive, MappedTensor
+from xckpt.torch.files.pickled_metadata import Where, parse
 
 __all__ = ["archive", "metadata"]
 
