@@ -26,6 +26,7 @@ from xckpt.options import LoadOptions, SaveOptions
 from xckpt.staging import AsyncStager
 
 if TYPE_CHECKING:
+    from xckpt.convert.mapping import Mapping as ModelMapping
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = [
@@ -253,6 +254,8 @@ def load(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
+    mapping: ModelMapping | None = None,
+    allow_lossy: bool = False,
 ) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
@@ -270,6 +273,10 @@ def load(
         planner: what goes where.
         group: the ranks that load together; found by itself.
         options: threads, memory, progress.
+        mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
+            With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
+            with string keys come back.
+        allow_lossy: allow steps of the mapping that do not bring every value back.
 
     Returns:
         A tree like ``like``.
@@ -280,6 +287,7 @@ def load(
         TreeMismatchError: target and checkpoint differ; every difference is listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
+        MappingError: the mapping does not fit what is stored, or is lossy without leave.
         RanksFailedError: any of these, in a group of several ranks.
 
     Example:
@@ -289,15 +297,14 @@ def load(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load(path, like)")
-    if planner is None:
+    group = find_group() if group is None else group
+    reader = _reader(path, options)
+    if mapping is not None:
+        planner, reader = _mapped(path, mapping, planner, group, options, strict, cast, allow_lossy)
+    elif planner is None:
         planner = DefaultLoadPlanner(strict=strict, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    engine.load_state_dict(
-        tree,
-        _reader(path, options),
-        group=find_group() if group is None else group,
-        planner=planner,
-    )
+    engine.load_state_dict(tree, reader, group=group, planner=planner)
     return planner.result()
 
 
@@ -310,6 +317,8 @@ def load_into(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
+    mapping: ModelMapping | None = None,
+    allow_lossy: bool = False,
 ) -> None:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
 
@@ -333,10 +342,45 @@ def load_into(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load_into(path, state)")
-    if planner is None:
-        planner = DefaultLoadPlanner(strict=strict, cast=cast)
     group = find_group() if group is None else group
-    _fill(state, _reader(path, options), group, planner)
+    reader = _reader(path, options)
+    if mapping is not None:
+        planner, reader = _mapped(path, mapping, planner, group, options, strict, cast, allow_lossy)
+    elif planner is None:
+        planner = DefaultLoadPlanner(strict=strict, cast=cast)
+    _fill(state, reader, group, planner)
+
+
+def _mapped(
+    path: Path,
+    mapping: ModelMapping,
+    planner: LoadPlanner | None,
+    group: Group,
+    options: LoadOptions | None,
+    strict: bool,
+    cast: bool,
+    allow_lossy: bool,
+) -> tuple[LoadPlanner, StorageReader]:
+    """Planner and reader of a load by a mapping."""
+    if planner is not None:
+        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    from xckpt.convert.detection import detect, open_source
+    from xckpt.convert.load_planner import MappedLoadPlanner
+    from xckpt.convert.source_reader import SourceReader
+
+    mapped = MappedLoadPlanner(
+        mapping,
+        lambda: open_source(path),
+        strict=strict,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=group.rank,
+        ranks=group.size,
+        options=options,
+    )
+    if detect(path) == "xckpt":
+        return mapped, _reader(path, options)
+    return mapped, SourceReader(lambda: open_source(path), str(path), options=options)
 
 
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from xckpt.convert.copies import StridedCopy, copy_elements, view
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
-from xckpt.convert.units import Part, Reading, Resolved, readings
+from xckpt.convert.units import Part, Resolved, readings
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.storage.chunks import allocate
 
-__all__ = ["make", "make_box"]
+__all__ = ["make", "make_box", "pieces", "straight"]
 
 Array = NDArray[np.generic]
 
@@ -82,17 +82,17 @@ def _carry_out(
             copy_elements(copy, None, made[number], target_origin=boxes[number].offsets)
     for reading in readings(copies):
         number, copy = reading.copies[0]
-        straight = None
+        place = None
         if len(reading.copies) == 1:
-            straight = _straight(copy, reading, made[number], boxes[number].offsets)
-        if straight is not None:
-            source.read(reading.name, reading.box, straight)
+            place = straight(copy, reading.box, made[number], boxes[number].offsets)
+        if place is not None:
+            source.read(reading.name, reading.box, place)
             continue
         dtype = numpy_dtype(source.specs[reading.name].dtype)
         held = allocate(reading.box.sizes, dtype, reading.name)
         source.read(reading.name, reading.box, held)
         for number, copy in reading.copies:
-            for piece in _pieces(copy):
+            for piece in pieces(copy):
                 copy_elements(
                     piece,
                     held,
@@ -102,11 +102,18 @@ def _carry_out(
                 )
 
 
-def _straight(
-    copy: StridedCopy, reading: Reading, made: Array, origin: tuple[int, ...]
+def straight(
+    copy: StridedCopy, box: ChunkStorageMetadata, made: Array, origin: tuple[int, ...]
 ) -> Array | None:
-    """The target's memory in the order of the box that is read, if each element has its place."""
-    sizes = reading.box.sizes
+    """The target's memory in the order of the box that is read, if each element has its place.
+
+    Args:
+        copy: the only one that takes elements from the box.
+        box: what is read.
+        made: memory for a box of the target.
+        origin: that box's first element in the target.
+    """
+    sizes = box.sizes
     if copy.arithmetic or copy.elements != prod(sizes):
         return None
     steps: list[tuple[int, ...]] = [(0,) * made.ndim] * len(sizes)
@@ -123,7 +130,7 @@ def _straight(
     return view(made, offsets, tuple(steps), sizes)
 
 
-def _pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
+def pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
     """A copy with arithmetic in pieces of bounded size."""
     if not copy.arithmetic or copy.elements <= PIECE:
         yield copy
@@ -132,4 +139,4 @@ def _pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
     size = copy.sizes[axis]
     step = max(1, size * PIECE // copy.elements)
     for start in range(0, size, step):
-        yield from _pieces(copy.cut(axis, start, min(size, start + step)))
+        yield from pieces(copy.cut(axis, start, min(size, start + step)))

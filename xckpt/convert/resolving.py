@@ -28,7 +28,15 @@ from xckpt.convert.tracing import leaf
 from xckpt.core.dtypes import DTYPES, numpy_dtype
 from xckpt.errors import MappingError
 
-__all__ = ["Conversion", "Opened", "cast_floats", "identity", "is_float", "require_lossless"]
+__all__ = [
+    "Conversion",
+    "Opened",
+    "cast_floats",
+    "cast_target",
+    "identity",
+    "is_float",
+    "require_lossless",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +161,7 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
         for name, spec in resolved.targets.items()
     }
     copies = {
-        name: tuple(_cast(copy, resolved.targets[name].dtype, dtype) for copy in found)
+        name: tuple(cast_target(copy, resolved.targets[name].dtype, dtype) for copy in found)
         if name in changed
         else found
         for name, found in resolved.copies.items()
@@ -161,6 +169,7 @@ def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
     return replace(resolved, targets=targets, copies=copies)
 
 
-def _cast(copy: StridedCopy, before: str, after: str) -> StridedCopy:
+def cast_target(copy: StridedCopy, before: str, after: str) -> StridedCopy:
+    """A copy whose elements, of type ``before`` at their place, are cast to ``after`` at last."""
     steps = (*copy.arithmetic, Arithmetic("cast", before, after))
     return replace(copy, arithmetic=steps)

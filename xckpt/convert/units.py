@@ -28,7 +28,7 @@ from xckpt.convert.tensors import TensorSpec
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
 
-__all__ = ["Part", "Reading", "Unit", "plan_units", "readings"]
+__all__ = ["Part", "Reading", "Unit", "hull", "plan_units", "readings"]
 
 Shape = tuple[int, ...]
 Box = ChunkStorageMetadata
@@ -114,11 +114,11 @@ def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
     found: list[Reading] = []
     for name, group in by_source.items():
         boxes = [copy.source_box for _, copy in group]
-        hull = _hull(boxes)
+        around = hull(boxes)
         wanted = sum(copy.elements for _, copy in group)
         apart = sum(prod(box.sizes) for box in boxes)
-        if prod(hull.sizes) <= max(DENSE * wanted, apart):
-            found.append(Reading(name, hull, tuple(group)))
+        if prod(around.sizes) <= max(DENSE * wanted, apart):
+            found.append(Reading(name, around, tuple(group)))
         else:
             found += _apart(name, group, boxes)
     return found
@@ -134,7 +134,8 @@ def _apart(
     return [Reading(name, box, tuple(entries)) for box, entries in shared.items()]
 
 
-def _hull(boxes: Sequence[Box]) -> Box:
+def hull(boxes: Sequence[Box]) -> Box:
+    """The smallest box that holds some boxes; there is at least one."""
     low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
     ends = (tuple(a + n for a, n in zip(box.offsets, box.sizes, strict=True)) for box in boxes)
     high = tuple(map(max, zip(*ends, strict=True)))

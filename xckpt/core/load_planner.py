@@ -155,10 +155,13 @@ class DefaultLoadPlanner(LoadPlanner):
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
+        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        self._set_up(state_dict, flat, metadata)
+
+    def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
         self._objects = LoadedObjects(flat, metadata)
         self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
