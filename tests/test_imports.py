@@ -27,6 +27,7 @@ LAYERS = {
         "xckpt.group",
         "xckpt.options",
         "xckpt.staging",
+        "xckpt.fresh_memory",
         "xckpt.host_memory",
         "xckpt.async_save",
     ),

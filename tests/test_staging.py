@@ -19,7 +19,8 @@ from tests.shards import Sharded, cut
 from xckpt import host_memory
 from xckpt.core.staged import Remote, StagedLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.host_memory import CACHE_LINE, HostCopies, fresh
+from xckpt.fresh_memory import CACHE_LINE, fresh
+from xckpt.host_memory import HostCopies
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 
 MEBIBYTE = 1 << 20

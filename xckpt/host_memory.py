@@ -13,20 +13,18 @@ of each:
    first thread builds what it likes over the copies, and then copies too.
 4. Where the region is kept and the same parts come again, steps 1 and 2 are not repeated.
 
-`fresh` makes a region of anonymous memory. The kernel has to clear each of its pages before the
-first use, which costs about half a copy; huge pages make it as cheap as it can be.
-`HostCopies.prepare` pays for that ahead of time.
+What is copied to new memory for the first time waits for the kernel to clear each page, which takes
+longer than the copying (`xckpt.fresh_memory`). `HostCopies.prepare` pays for that ahead of time.
 """
 
 from __future__ import annotations
 
 import math
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
@@ -34,22 +32,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.staged import Part, Remote
+from xckpt.fresh_memory import (
+    CACHE_LINE,
+    HUGE_PAGE,
+    PAGE,
+    FirstTouch,
+    ask_huge_pages,
+    join_pages,
+    offer,
+)
 
-__all__ = ["HostCopies", "fresh"]
+__all__ = ["HostCopies"]
 
 Bytes = NDArray[np.uint8]
 Arrays = list[NDArray[np.generic]]
 Result = TypeVar("Result")
 
-CACHE_LINE = 64
-HUGE_PAGE = 2 << 20
-PAGE = 4096
 STEP = 4 * HUGE_PAGE
 """Bytes that a thread copies at a time."""
 LONG_STEPS = 4
 LONG = 8
 """The first few steps are this many times as long: they last while the first thread builds, since
 whoever ends a step needs the interpreter's lock to begin another."""
+FIRST_STEP = 2 * HUGE_PAGE
+"""Bytes that a thread copies at a time to new memory: what its processor's caches can hold."""
 MOST_THREADS = 16
 """Beyond this, more threads do not make memory faster."""
 ALONE_BYTES = 1 << 20
@@ -117,6 +123,7 @@ class HostCopies:
         keep: have the next `copy` overwrite the memory of this one.
 
     Example:
+        >>> from xckpt.fresh_memory import fresh
         >>> base = np.arange(6)
         >>> whole, odd = HostCopies(fresh).copy([base, base[1::2]], lambda copies: copies)
         >>> base[:] = 0
@@ -130,8 +137,12 @@ class HostCopies:
         self._keep = keep
         self._region: Bytes | None = None
         self._layout: _Layout | None = None
+        self._touched = False
+        """Whether the region has its pages."""
+        self._joined = False
+        """Whether they are huge ones, as far as there are any."""
         self._tasks: list[Callable[[], None]] | None = None
-        """What copies by this layout into this region."""
+        """What copies by this layout into this region once it has its pages."""
 
     def copy(self, parts: Sequence[Part], build: Callable[[Arrays], Result]) -> Result:
         """Copy all parts.
@@ -159,9 +170,8 @@ class HostCopies:
             keys = zip(parts, layout.keys, strict=True)
             built.append(build([_view(part, layout.places.get(key), region) for part, key in keys]))
 
-        tasks = self._tasks or list(_tasks(layout, region))
-        self._tasks = tasks if layout is self._layout else None
-        _run(tasks, layout.size, meanwhile)
+        _run(self._copying(layout, region), layout.size, meanwhile)
+        self._touched = True
         for source, _ in remote:
             source.wait()
         return built[0]
@@ -170,8 +180,7 @@ class HostCopies:
         """Have the kernel give pages to the memory that these parts will take."""
         layout = self._lay_out(parts)
         region = self._memory(layout.size)
-        if layout is self._layout:
-            self._tasks = list(_tasks(layout, region))
+        ask_huge_pages(region)
 
         def clear(piece: Bytes) -> Callable[[], None]:
             def work() -> None:
@@ -183,6 +192,8 @@ class HostCopies:
             [clear(region[a:b]) for a, b in _pieces(region, 0, region.size, repeat(STEP))],
             region.size,
         )
+        self._touched = True
+        self._copying(layout, region)
 
     def release(self) -> None:
         """Let go of the memory; whoever has copies keeps them."""
@@ -193,9 +204,12 @@ class HostCopies:
 
         What it has not taken by the next `copy` is as good as it was.
         """
-        pages = None if self._region is None else _pages_of(self._region)
-        if pages is not None and hasattr(mmap, "MADV_FREE"):
-            pages.madvise(mmap.MADV_FREE)
+        if self._region is None:
+            return
+        if not self._joined:
+            join_pages(self._region)
+            self._joined = True
+        offer(self._region)
 
     def _lay_out(self, parts: Sequence[Part]) -> _Layout:
         keys = [_key(part) for part in parts]
@@ -207,41 +221,25 @@ class HostCopies:
         self._layout = layout if self._keep and lasting else None
         return layout
 
+    def _copying(self, layout: _Layout, region: Bytes) -> list[Callable[[], None]]:
+        """The work of a copy; kept once it need not care for pages."""
+        if not self._touched:
+            return list(_tasks(layout, region, FirstTouch(region)))
+        tasks = self._tasks or list(_tasks(layout, region))
+        self._tasks = tasks if layout is self._layout else None
+        return tasks
+
     def _memory(self, size: int) -> Bytes:
         if not size:
             return np.empty(0, np.uint8)
         if not self._keep:
+            self._touched = False
             return self._allocate(size)
         if self._region is None or not size <= self._region.size <= 2 * size:
             self._region = self._tasks = None  # Before the new one, so that there are never two.
+            self._touched = self._joined = False
             self._region = self._allocate(size)
         return self._region
-
-
-def fresh(size: int) -> Bytes:
-    """A region of new anonymous memory, in huge pages where the system has them.
-
-    It goes back to the system when nobody refers to it any more.
-    """
-    if size < HUGE_PAGE or not hasattr(mmap, "MAP_ANONYMOUS"):
-        padded = np.empty(size + CACHE_LINE, np.uint8)
-        return padded[-padded.ctypes.data % CACHE_LINE :][:size]
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    # Whole huge pages, and one more so that the region can begin with one.
-    pages = mmap.mmap(-1, (-(-size // HUGE_PAGE) + 1) * HUGE_PAGE, flags=flags)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # This kernel has none.
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    region = np.frombuffer(pages, np.uint8)
-    return region[-region.ctypes.data % HUGE_PAGE :][:size]
-
-
-def _pages_of(region: Bytes) -> mmap.mmap | None:
-    """The mapping that a region of `fresh` lies in, if it is one."""
-    base: object = region
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return base if isinstance(base, mmap.mmap) else None
 
 
 def _layout(parts: Sequence[Part], keys: list[object]) -> _Layout:
@@ -315,34 +313,41 @@ def _array(region: Bytes, offset: int, part: Part) -> NDArray[np.generic]:
     return np.ndarray(part.shape, part.dtype, region, offset)
 
 
-def _tasks(layout: _Layout, region: Bytes) -> Iterator[Callable[[], None]]:
+def _tasks(
+    layout: _Layout, region: Bytes, touch: FirstTouch | None = None
+) -> Iterator[Callable[[], None]]:
     """The copying in pieces, the largest first, so that all threads end together."""
     small: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
     waiting = 0
-    steps = chain(repeat(STEP * LONG, LONG_STEPS), repeat(STEP))
+    long = chain(repeat(STEP * LONG, LONG_STEPS), repeat(STEP))
+    steps, most = (long, STEP) if touch is None else (repeat(FIRST_STEP), FIRST_STEP)
     for block in sorted(layout.blocks, key=lambda block: block.size, reverse=True):
         if isinstance(block.source, Remote):
             continue
         if isinstance(block.source, np.ndarray):
-            yield _copying([(_array(region, block.offset, block.source), block.source)])
+            yield _copying([(_array(region, block.offset, block.source), block.source)], touch)
             continue
         source = np.asarray(block.source)
         for a, b in _pieces(region, block.offset, block.offset + block.size, steps):
             small.append((region[a:b], source[a - block.offset : b - block.offset]))
             waiting += b - a
-            if waiting >= STEP // 2:
-                yield _copying(small)
+            if waiting >= most // 2:
+                yield _copying(small, touch)
                 small, waiting = [], 0
     if small:
-        yield _copying(small)
+        yield _copying(small, touch)
 
 
 def _copying(
-    pairs: list[tuple[NDArray[np.generic], NDArray[np.generic]]],
+    pairs: list[tuple[NDArray[np.generic], NDArray[np.generic]]], touch: FirstTouch | None
 ) -> Callable[[], None]:
     def copy() -> None:
         for target, source in pairs:
-            np.copyto(target, source, casting="no")
+            write = partial(np.copyto, target, source, casting="no")
+            if touch is None:
+                write()
+            else:
+                touch.fill(target, write)
 
     return copy
 

@@ -30,7 +30,8 @@ from xckpt.core.staged import Copyable, Part
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
-from xckpt.host_memory import HostCopies, fresh
+from xckpt.fresh_memory import fresh
+from xckpt.host_memory import HostCopies
 
 __all__ = ["AsyncStager", "BlockingAsyncStager"]
 
