@@ -1,12 +1,13 @@
 """Which leaves each rule takes: every leaf is matched once, or the fault is named.
 
-Names are looked up by skeleton (runs of digits made equal), so ten thousand leaves and a thousand
-rules are ten thousand look-ups; only patterns with a text are tried against every name.
+Names are looked up by skeleton (runs of digits made equal) and by literal digits, so ten thousand
+leaves and a thousand rules are ten thousand look-ups; only patterns with a text are tried against
+every name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -50,10 +51,10 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
     matches = Matches()
     # rule -> source pattern -> values of that rule's source indices -> leaf
     taken: list[list[dict[Key, str]]] = [[{} for _ in rule.source] for rule in rules]
-    by_skeleton, with_texts = _lookup(rules)
+    lookup = _Lookup(rules)
     for name in names:
         found = []
-        for number, place, pattern in (*by_skeleton.get(skeleton(name), ()), *with_texts):
+        for number, place, pattern in lookup.candidates(name):
             rule = rules[number]
             try:
                 values = pattern.match(name, rule.indices)
@@ -75,19 +76,40 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
     return matches
 
 
-def _lookup(
-    rules: Sequence[Rule],
-) -> tuple[dict[str, list[tuple[int, int, Pattern]]], list[tuple[int, int, Pattern]]]:
-    by_skeleton: dict[str, list[tuple[int, int, Pattern]]] = {}
-    with_texts: list[tuple[int, int, Pattern]] = []
-    for number, rule in enumerate(rules):
-        for place, pattern in enumerate(rule.source_patterns):
-            entry = (number, place, pattern)
-            if pattern.skeleton is None:
-                with_texts.append(entry)
-            else:
-                by_skeleton.setdefault(pattern.skeleton, []).append(entry)
-    return by_skeleton, with_texts
+Entry = tuple[int, int, Pattern]
+"""Number of a rule, place of a pattern in its source, the pattern."""
+
+
+class _Lookup:
+    """The patterns that may match a name, found without trying them all.
+
+    By skeleton, then by which runs of digits are literal in the pattern, then by those runs.
+    """
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._with_texts: list[Entry] = []
+        self._others: dict[str, dict[Ints, dict[tuple[str, ...], list[Entry]]]] = {}
+        for number, rule in enumerate(rules):
+            for place, pattern in enumerate(rule.source_patterns):
+                self._add((number, place, pattern))
+
+    def _add(self, entry: Entry) -> None:
+        found = entry[2].skeleton
+        if found is None:
+            self._with_texts.append(entry)
+            return
+        text, runs = found
+        literal = tuple(i for i, run in enumerate(runs) if run is not None)
+        key = tuple(run for run in runs if run is not None)
+        by_runs = self._others.setdefault(text, {}).setdefault(literal, {})
+        by_runs.setdefault(key, []).append(entry)
+
+    def candidates(self, name: str) -> Iterator[Entry]:
+        """Patterns that may match; all others do not."""
+        text, runs = skeleton(name)
+        for literal, by_runs in self._others.get(text, {}).items():
+            yield from by_runs.get(tuple(runs[i] for i in literal), ())
+        yield from self._with_texts
 
 
 def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> None:

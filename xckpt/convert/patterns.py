@@ -29,6 +29,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _TEXT = re.compile(r"([A-Za-z_]\w*)\.\.\.")
 _TERM = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)(?:\*(\d+))?|(\d+)")
 _DIGITS = re.compile(r"[0-9]+")
+_RUNS = re.compile(r"[0-9\0]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +124,16 @@ class Pattern:
         return tuple(part[0] for part in self.parts if isinstance(part, tuple))
 
     @property
-    def skeleton(self) -> str | None:
-        """The skeleton that every matching name has; None where the pattern has a text."""
+    def skeleton(self) -> tuple[str, tuple[str | None, ...]] | None:
+        """What every matching name has: its skeleton, and its runs of digits (None: any).
+
+        None where the pattern has a text.
+        """
         if self.texts:
             return None
-        return skeleton("".join(part if isinstance(part, str) else "0" for part in self.parts))
+        marked = "".join(part if isinstance(part, str) else "\0" for part in self.parts)
+        runs = tuple(None if "\0" in run else run for run in _RUNS.findall(marked))
+        return _RUNS.sub("0", marked), runs
 
     def name(self, values: Mapping[str, Value]) -> str:
         """The name for these values of the indices."""
@@ -259,11 +265,11 @@ def _allowed(name: str, value: int, ranges: Ranges) -> bool:
     return value in ranges[name] if name in ranges else value >= 0
 
 
-def skeleton(name: str) -> str:
-    """A name with each run of digits made one "0": names that one pattern matches share it.
+def skeleton(name: str) -> tuple[str, list[str]]:
+    """A name with each run of digits made one "0", and those runs.
 
     Example:
         >>> skeleton("layers.12.fc1")
-        'layers.0.fc0'
+        ('layers.0.fc0', ['12', '1'])
     """
-    return _DIGITS.sub("0", name)
+    return _DIGITS.sub("0", name), _DIGITS.findall(name)

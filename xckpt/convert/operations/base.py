@@ -27,8 +27,8 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
     name: ClassVar[str] = ""
     """What a document calls it."""
-    exactness: ClassVar[Exactness] = "bijection"
-    """Whether the way back needs nothing else, needs stated side data, or is not exact."""
+    usual: ClassVar[Exactness] = "bijection"
+    """What `exactness` is, whatever the arguments."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -44,6 +44,11 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             self.validate()
         except ValueError as error:
             raise MappingError(f"{self}: {error}") from error
+
+    @property
+    def exactness(self) -> Exactness:
+        """Whether the way back needs nothing else, needs stated side data, or is not exact."""
+        return self.usual
 
     def validate(self) -> None:
         """Raise ValueError if the arguments can never be right."""

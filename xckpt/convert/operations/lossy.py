@@ -11,7 +11,7 @@ import numpy as np
 from xckpt.convert.arithmetic import Arithmetic
 from xckpt.convert.bundles import Trace
 from xckpt.convert.operations.base import Exactness, Operation
-from xckpt.convert.tracing import Traced, computed
+from xckpt.convert.tracing import Traced, aliased, computed
 from xckpt.core.dtypes import DTYPES, numpy_dtype
 
 __all__ = ["Add", "Cast", "Scale", "is_exact_cast"]
@@ -22,14 +22,23 @@ class Cast(Operation, frozen=True):
 
     Example:
         >>> Cast(("bfloat16", "float32")).inverse()
-        Cast(dtypes=('float32', 'bfloat16'))
+        Cast(dtypes=('float32', 'bfloat16'), exact=False)
     """
 
     name: ClassVar[str] = "cast"
-    exactness: ClassVar[Exactness] = "lossy"
+    usual: ClassVar[Exactness] = "lossy"
 
     dtypes: tuple[str, str]
     """Element type before and after."""
+    exact: bool = False
+    """Whether every element must survive the way there and back, which is asserted."""
+
+    @property
+    def exactness(self) -> Exactness:
+        """Exact if the new type has all values, with side data if that is asserted, else lossy."""
+        if is_exact_cast(*self.dtypes):
+            return "bijection"
+        return "side data" if self.exact else "lossy"
 
     def validate(self) -> None:
         """The format has both types."""
@@ -42,13 +51,18 @@ class Cast(Operation, frozen=True):
         before, after = self.dtypes
         if tensor.dtype != before:
             raise ValueError(f"it is {tensor.dtype}, not {before}")
-        if not is_exact_cast(before, after):
+        made = computed(tensor, Arithmetic("cast", before, after))
+        if self.exactness == "side data":
+            again = computed(made, Arithmetic("cast", after, before))
+            words = f"each element must come back from {after} as the same {before}"
+            trace.must_equal(aliased(tensor), again, words)
+        elif self.exactness == "lossy":
             trace.loses(str(self), f"a value comes back to {cast_bound(after)}")
-        return computed(tensor, Arithmetic("cast", before, after))
+        return made
 
     def inverse(self) -> Cast:
         """The cast back."""
-        return Cast((self.dtypes[1], self.dtypes[0]))
+        return Cast((self.dtypes[1], self.dtypes[0]), self.exact)
 
 
 class Scale(Operation, frozen=True):
@@ -60,7 +74,7 @@ class Scale(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "scale"
-    exactness: ClassVar[Exactness] = "lossy"
+    usual: ClassVar[Exactness] = "lossy"
 
     by: float
     """The factor."""
@@ -96,7 +110,7 @@ class Add(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "add"
-    exactness: ClassVar[Exactness] = "lossy"
+    usual: ClassVar[Exactness] = "lossy"
 
     number: float
     """What is added."""

@@ -28,7 +28,7 @@ class Tie(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "tie"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     count: int
     """How many names."""
@@ -56,7 +56,7 @@ class Untie(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "untie"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     count: int
     """How many names."""
@@ -93,7 +93,7 @@ class Pad(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "pad"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     size: int
     """How many slices the pad has."""
@@ -126,7 +126,7 @@ class Strip(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "strip"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     size: int
     """How many slices the pad has."""
@@ -170,7 +170,7 @@ class Constant(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "constant"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     value: Number | Literal["unchecked"]
     """The value of its elements; "unchecked" (of a tensor that was dropped) cannot be made."""
@@ -213,7 +213,7 @@ class Drop(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "drop"
-    exactness: ClassVar[Exactness] = "side data"
+    usual: ClassVar[Exactness] = "side data"
 
     value: Number | Literal["unchecked"]
     """The value that its elements must have; "unchecked" where it is lost knowingly."""
