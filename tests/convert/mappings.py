@@ -136,6 +136,8 @@ def transpose(b: Bundle) -> None:
 
 def factors(draw: Any, size: int) -> list[int]:
     """A number as a product of up to three."""
+    if size == 0:
+        return [0]
     found: list[int] = []
     for _ in range(draw(st.integers(0, 2))):
         divisor = draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
@@ -164,7 +166,7 @@ def rearrange(b: Bundle) -> None:
         " ".join(f"({' '.join(name for name, _ in group)})" for group in side)
         for side in (named, after)
     )
-    sizes = dict(flat)
+    sizes = {name: size for name, size in flat if size}
     final = tuple(math.prod(size for _, size in group) for group in after)
     b.add(
         Rearrange(expression, sizes),
@@ -236,6 +238,8 @@ def grouped(b: Bundle) -> None:
     if axis is None or not b.same_shape:
         return
     shape = b.shape
+    if not shape[axis]:
+        return
     divisors = [n for n in range(1, shape[axis] + 1) if shape[axis] % n == 0]
     groups = b.draw(st.sampled_from(divisors))
     each = shape[axis] // groups
@@ -267,6 +271,8 @@ def rope(b: Bundle) -> None:
     if axis is None or not b.same_shape:
         return
     size = b.shape[axis]
+    if not size:
+        return
     heads = b.draw(st.sampled_from([n for n in range(1, size + 1) if size % n == 0]))
     channels = size // heads
     if channels < 2:

@@ -11,7 +11,7 @@ The covers are proven from the copies alone, so a fault in an operation would be
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.convert.copies import StridedCopy
 from xckpt.convert.cover import Piece, piece_fault
@@ -24,13 +24,19 @@ from xckpt.errors import SHOWN_PROBLEMS
 __all__ = ["problems_with"]
 
 
-def problems_with(resolved: ResolvedMapping, target: Mapping[str, TensorSpec]) -> list[str]:
-    """All that keeps a resolved mapping from making just these leaves of all of its source."""
+def problems_with(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule] = ()
+) -> list[str]:
+    """All that keeps a resolved mapping from making just these leaves of all of its source.
+
+    Leaves of rules that failed are not blamed a second time.
+    """
+    failed = list(dict.fromkeys(failed))
     return [
         *_misfits(resolved, target),
-        *_unmade(resolved, target),
+        *_unmade(resolved, target, failed),
         *_target_faults(resolved),
-        *_source_faults(resolved),
+        *_source_faults(resolved, failed),
     ]
 
 
@@ -56,8 +62,14 @@ def _misfits(resolved: ResolvedMapping, target: Mapping[str, TensorSpec]) -> Ite
             yield f"target {name!r} is not wanted, but rule {maker} makes {_whole(made)} of it"
 
 
-def _unmade(resolved: ResolvedMapping, target: Mapping[str, TensorSpec]) -> Iterator[str]:
-    missing = [name for name in target if name not in resolved.targets]
+def _unmade(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
+) -> Iterator[str]:
+    missing = [
+        name
+        for name in target
+        if name not in resolved.targets and not any(_could_make(rule, name) for rule in failed)
+    ]
     for number, name in enumerate(missing):
         idle = resolved.idle if number < SHOWN_PROBLEMS else ()
         would = next((rule for rule in idle if _could_make(rule, name)), None)
@@ -101,7 +113,7 @@ def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
     return uses
 
 
-def _source_faults(resolved: ResolvedMapping) -> Iterator[str]:
+def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterator[str]:
     unused, uses = set(resolved.unused), _uses(resolved)
     for name, spec in resolved.sources.items():
         if name in unused:
@@ -110,7 +122,7 @@ def _source_faults(resolved: ResolvedMapping) -> Iterator[str]:
         users = uses.get(name, [])
         pieces = [Piece(c.sizes, c.source_offsets, c.source_strides) for c, _ in users]
         fault = piece_fault(spec.shape, pieces)
-        if fault is None:
+        if fault is None or any(_could_take(rule, name) for rule in failed):
             continue
         box = interval(fault.offsets, fault.sizes)
         if fault.kind == "gap":
@@ -123,3 +135,7 @@ def _source_faults(resolved: ResolvedMapping) -> Iterator[str]:
 
 def _could_make(rule: Rule, name: str) -> bool:
     return any(pattern.expression.fullmatch(name) for pattern in rule.target_patterns)
+
+
+def _could_take(rule: Rule, name: str) -> bool:
+    return any(pattern.expression.fullmatch(name) for pattern in rule.source_patterns)

@@ -44,6 +44,8 @@ class Matches:
     idle: list[Rule] = field(default_factory=list)
     """Rules that take no leaf."""
     problems: list[str] = field(default_factory=list)
+    failed: list[Rule] = field(default_factory=list)
+    """The rules that the problems are about."""
 
 
 def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
@@ -60,6 +62,7 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
                 values = pattern.match(name, rule.indices)
             except MappingError as error:
                 matches.problems.append(f"rule {rule}: {error}")
+                matches.failed.append(rule)
                 found.append(number)
                 continue
             if values is not None:
@@ -68,7 +71,8 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
                 taken[number][place][key] = name
         if len(found) > 1:
             both = " and ".join(f"rule {rules[number]}" for number in found[:3])
-            matches.problems.append(f"{name!r} is ambiguous: {both} match it")
+            matches.problems.append(f"source {name!r} is ambiguous: {both} match it")
+            matches.failed += [rules[number] for number in found]
         elif not found:
             matches.unused.append(name)
     for rule, leaves in zip(rules, taken, strict=True):
@@ -136,6 +140,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
         problems.append(f"the source has no {', '.join(map(repr, lacking[:5]))}{_more(lacking)}")
     if problems:
         matches.problems += [f"rule {rule}: {problem}" for problem in problems]
+        matches.failed.append(rule)
         return
     groups: dict[Key, list[Key]] = {}
     for key in wanted:
@@ -193,6 +198,7 @@ def _constants(rule: Rule, matches: Matches) -> None:
     names = rule.target_indices
     if open_names := [name for name in names if name not in rule.indices]:
         matches.problems.append(f"rule {rule}: state the range of {', '.join(open_names)}")
+        matches.failed.append(rule)
         return
     for values in product(*(rule.indices[name] for name in names)):
         matches.instances.append(Instance(rule, dict(zip(names, values, strict=True)), (), ()))

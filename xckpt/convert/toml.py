@@ -34,21 +34,27 @@ def write_document(document: Mapping[str, Any]) -> str:
     return "\n".join(_lines(document)) + "\n"
 
 
-def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    sections = {
+def _lines(document: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    """A table's own pairs, then the lists of tables in it, then the tables in it."""
+    lists = {
         key: value
         for key, value in document.items()
         if isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value)
     }
+    tables = {key: value for key, value in document.items() if isinstance(value, Mapping)}
     for key, value in document.items():
-        if key not in sections:
+        if key not in lists and key not in tables:
             yield from _pair(key, value)
-    for key, tables in sections.items():
-        for table in tables:
+    for key, rows in lists.items():
+        for table in rows:
             yield ""
-            yield f"[[{_key(key)}]]"
+            yield f"[[{above}{_key(key)}]]"
             for name, value in table.items():
                 yield from _pair(name, value)
+    for key, table in tables.items():
+        yield ""
+        yield f"[{above}{_key(key)}]"
+        yield from _lines(table, f"{above}{_key(key)}.")
 
 
 def _pair(key: str, value: object) -> Iterator[str]:
