@@ -29,10 +29,11 @@ TARGETS = {
     "checkpoint": "tests.fuzz.checkpoints:checkpoint",
     "metadata": "tests.fuzz.pickles:metadata",
     "archive": "tests.fuzz.pickles:archive",
+    "safetensors": "tests.fuzz.headers:safetensors",
 }
 """Name -> module and function."""
 
-SHARES = {"manifest": 5, "names": 1, "checkpoint": 2, "metadata": 1, "archive": 1}
+SHARES = {"manifest": 4, "names": 1, "checkpoint": 2, "metadata": 1, "archive": 1, "safetensors": 1}
 """Name -> how many of ten inputs it gets: whole loads are slow."""
 
 SECONDS = 5.0

@@ -23,6 +23,7 @@ OUTCOMES = {
     "checkpoint": {"refused", "loaded"},
     "metadata": {"refused", "read"},
     "archive": {"refused", "read"},
+    "safetensors": {"refused", "read"},
 }
 
 
