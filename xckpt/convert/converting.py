@@ -26,10 +26,12 @@ from numpy.typing import NDArray
 from xckpt.api import find_group
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checkpoint_output import ConvertingWriter
+from xckpt.convert.detection import open_sink
 from xckpt.convert.executing import Note, Numbered, Output, run_elsewhere, run_here
 from xckpt.convert.mapping import Mapping
 from xckpt.convert.names import keys_of, tree_of
 from xckpt.convert.resolving import Conversion, Opened
+from xckpt.convert.sink_output import Layout, SinkWriter
 from xckpt.convert.sources import USER
 from xckpt.convert.units import Chunks, Unit, plan_units
 from xckpt.core.boxes import Boxes
@@ -41,7 +43,7 @@ from xckpt.core.save_planner import DefaultSavePlanner
 from xckpt.core.tree import unflatten
 from xckpt.engine import save_state_dict
 from xckpt.errors import MappingError, StorageError
-from xckpt.group import Group, LocalGroup, all_reduce
+from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
 from xckpt.storage.pool import ProgressCounter
 
@@ -51,6 +53,7 @@ UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
 
 PREPARE = "prepare the conversion; nothing was written"
+WRITE = "convert; nothing was committed"
 
 Path = str | os.PathLike[str]
 
@@ -136,7 +139,9 @@ def convert(
     )
     work.check()
     try:
-        return work.into_checkpoint()
+        if open_sink(dst, format, overwrite=overwrite) is None:
+            return work.into_checkpoint()
+        return work.into_sink(format)
     finally:
         work.close()
 
@@ -189,12 +194,17 @@ class _Work:
             if not inside and path.startswith("memory://"):
                 raise StorageError(f"{path}: no other process reaches the memory of this one")
 
-    def prepare(self, target_chunks: Chunks | None = None) -> bytes:
-        """Open, check what the mapping takes for granted, and plan the units."""
+    def look(self) -> bytes:
+        """Open, and check what the mapping takes for granted of the data."""
         self._opened = opened = self.conversion.open()
         # Every rank reads its share of what must hold.
         mine = opened.resolved.assertions[self.group.rank :: self.group.size]
         check_assertions(mine, opened.source, memory_bytes=self.options.memory_bytes)
+        return b""
+
+    def plan(self, target_chunks: Chunks | None = None) -> bytes:
+        """Plan the units; returns a digest of the conversion."""
+        opened = self.opened
         unit_bytes = max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
         self._units = plan_units(opened.resolved, opened.source.chunks, unit_bytes, target_chunks)
         sizes = (self.options.chunk_bytes, self.options.shard_bytes, self.options.crc32c)
@@ -244,7 +254,8 @@ class _Work:
 
     def into_checkpoint(self) -> Converted:
         """Write a checkpoint of ours."""
-        all_reduce(self.group, PREPARE, self.prepare, lambda _: b"")
+        all_reduce(self.group, PREPARE, self.look, lambda _: b"")
+        self.plan()
         names, tree = target_tree(self.opened, self.conversion.mapping is None, self._boxes())
         options = self.options
         writer = ConvertingWriter(
@@ -264,6 +275,37 @@ class _Work:
             planner=DefaultSavePlanner(grid=GridOptions(options.chunk_bytes, options.shard_bytes)),
             metadata=user_metadata(self.opened.source.metadata),
         )
+        return self.converted()
+
+    def into_sink(self, format: str | None) -> Converted:
+        """Write another format."""
+        all_reduce(self.group, PREPARE, self.look, lambda _: b"")
+        source, targets = self.opened.source, self.opened.resolved.targets
+        layout = Layout(
+            self.destination, format, self.overwrite, targets, source.values, source.metadata
+        )
+        identity = self.opened.identity(format, self.options.memory_bytes)
+        writer = SinkWriter(layout, identity, self.group.rank)
+        try:
+            token = broadcast(self.group, PREPARE, writer.begin)
+
+            def make() -> bytes:
+                writer.attach(token)
+                assert writer.sink is not None
+                self.plan(writer.sink.chunks)
+                writer.make(self.units(), self.run)
+                return b""
+
+            def commit(_: list[bytes]) -> bytes:
+                writer.commit()
+                return b""
+
+            all_reduce(self.group, WRITE, make, commit)
+        except BaseException:
+            writer.abort()
+            raise
+        finally:
+            writer.close()
         return self.converted()
 
     def _boxes(self) -> dict[str, Boxes]:

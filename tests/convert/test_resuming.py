@@ -1,0 +1,138 @@
+"""A conversion that is killed is gone on with: less work the second time, and the same bytes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.convert.test_converting import MAPPING, files, flax_like, same, torch_like
+from xckpt.convert.converting import convert
+from xckpt.convert.journal import Journal, Start, read_journal
+from xckpt.errors import CheckpointExistsError
+
+OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
+
+KILLED = """
+import os, signal, sys
+import xckpt
+from tests.convert.test_converting import MAPPING
+from tests.convert.test_resuming import OPTIONS
+from xckpt.convert.converting import convert
+from dataclasses import replace
+
+source, target, share = sys.argv[1:]
+
+def tell(progress):
+    if progress.done >= float(share) * progress.total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+convert(source, target, mapping=MAPPING, options=replace(OPTIONS, progress=tell))
+"""
+
+
+def killed(source: Path, target: Path, share: float) -> None:
+    """Convert in a process that is killed when a share of the bytes is written."""
+    command = [sys.executable, "-c", KILLED, str(source), str(target), str(share)]
+    done = subprocess.run(command, check=False, cwd=Path(__file__).parent.parent.parent)
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("source") / "source"
+    xckpt.save(path, torch_like(), options=OPTIONS)
+    return path
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "model.safetensors"])
+def test_a_kill_in_the_middle(source: Path, tmp_path: Path, name: str) -> None:
+    whole = tmp_path / "whole" / name
+    whole.parent.mkdir()
+    convert(source, whole, mapping=MAPPING, options=OPTIONS)
+    target = tmp_path / name
+    killed(source, target, 0.3)
+    killed(source, target, 0.7)
+    assert not target.exists()
+    done = convert(source, target, mapping=MAPPING, options=OPTIONS)
+    assert 0.6 * done.bytes < done.bytes_before < done.bytes
+    if target.is_dir():
+        assert files(target) == files(whole)
+        same(xckpt.load(target), flax_like(torch_like()))
+    else:
+        assert target.read_bytes() == whole.read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", name}
+
+
+def test_a_kill_at_the_end_leaves_nothing_to_make(source: Path, tmp_path: Path) -> None:
+    killed(source, tmp_path / "target", 1)
+    done = convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
+    assert done.bytes_before == done.bytes
+    same(xckpt.load(tmp_path / "target"), flax_like(torch_like()))
+
+
+def test_another_conversion_clears_the_remains_away(source: Path, tmp_path: Path) -> None:
+    killed(source, tmp_path / "target", 0.5)
+    done = convert(source, tmp_path / "target", mapping=MAPPING, dtype="float16", options=OPTIONS)
+    assert done.bytes_before == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+    assert xckpt.load(tmp_path / "target")["embed"]["embedding"].dtype == np.float16
+    assert xckpt.open(tmp_path / "target").verify() == []
+
+
+def test_an_ordinary_save_clears_the_remains_away(source: Path, tmp_path: Path) -> None:
+    killed(source, tmp_path / "target", 0.5)
+    xckpt.save(tmp_path / "target", {"w": np.ones(1)})
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def test_two_conversions_to_one_path_are_not_mixed(source: Path, tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def tell(progress: xckpt.Progress) -> None:
+        with pytest.raises(
+            CheckpointExistsError, match="another process is writing here"
+        ) as caught:
+            convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
+        refused.append(str(caught.value))
+
+    options = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, progress=tell)
+    convert(source, tmp_path / "target", mapping=MAPPING, options=options)
+    assert refused
+    same(xckpt.load(tmp_path / "target"), flax_like(torch_like()))
+
+
+def test_a_failure_keeps_what_was_written(source: Path, tmp_path: Path) -> None:
+    def tell(progress: xckpt.Progress) -> None:
+        if progress.done > progress.total / 2:
+            raise RuntimeError("the caller has had enough")
+
+    options = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, progress=tell)
+    with pytest.raises(RuntimeError, match="had enough"):
+        convert(source, tmp_path / "target", mapping=MAPPING, options=options)
+    done = convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
+    assert done.bytes_before > done.bytes / 2
+
+
+def test_a_journal_is_read_up_to_where_it_is_sound(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, Start(b"this"))
+    for unit in range(5):
+        journal.note(unit, bytes([unit]) * unit)
+    whole = path.read_bytes()
+    ends = [read_journal(path)[2]]
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        start, done, sound = read_journal(path)
+        assert list(done) == list(range(len(done)))
+        assert sound <= length
+        ends.append(sound)
+        assert (start is None) == (sound == 0)
+    assert len(set(ends)) == 7
+    Journal(path, Start(b"this")).note(9, b"")
+    assert list(read_journal(path)[1]) == [0, 1, 2, 3, 9]
