@@ -42,7 +42,7 @@ def to_flax(name: str, pair: Pair | Arranged, folder: Path, ranks: Ranks) -> Out
     mapping = family(pair.case.family, pair.config, **pair.case.options)
     path = folder / "torch"
     ranks.run(moves.on_rank_save, path, {k: leaf.numpy() for k, leaf in pair.state().items()})
-    params, seconds, peak = moves.measured(lambda: moves.load(path, like, mapping))
+    params, seconds, peak = moves.measured(lambda: xckpt.load(path, like, mapping=mapping))
     for target, leaf in zip(jax.tree.leaves(like), jax.tree.leaves(params), strict=True):
         assert leaf.sharding == target.sharding
     moves.same(flat(params), expected)

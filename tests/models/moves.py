@@ -15,20 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import xckpt
-from xckpt.convert.copies import copy_elements
 from xckpt.convert.mapping import Mapping as ModelMapping
-from xckpt.convert.names import mapping_name
-from xckpt.convert.tensors import TensorSpec
-from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.keys import split_name
-from xckpt.storage.checkpoint import StoredArray
 
 RANKS = 2
 Arrays = Mapping[str, NDArray[Any]]
@@ -58,43 +52,15 @@ def on_rank_load(
         for name, (shape, dtype) in wanted.items()
     }
     document = ModelMapping.from_document(mapping)
-    state, seconds, peak = measured(lambda: load(path, like, document))
+    state, seconds, peak = measured(lambda: xckpt.load(path, like, mapping=document))
     for name, leaf in state.items():
         assert leaf.placements == like[name].placements, name
     return {name: leaf.full_tensor().numpy() for name, leaf in state.items()}, seconds, peak
 
 
-def load(path: Path, like: Any, mapping: ModelMapping) -> Any:
-    """A checkpoint through a mapping, into the tree and the shardings of ``like``."""
-    source = {
-        mapping_name(split_name(name)): np.asarray(leaf[...])
-        for name, leaf in xckpt.open(path).items()
-        if isinstance(leaf, StoredArray)
-    }
-    flat, tree = jax.tree_util.tree_flatten_with_path(like)
-    targets = {mapping_name([key.key for key in keys]): leaf for keys, leaf in flat}
-    resolved = mapping.check(
-        *(dict(zip(s, map(_spec, s.values()), strict=True)) for s in (source, targets))
-    )
-    made: list[Any] = []
-    for name, leaf in targets.items():
-        array = np.zeros(leaf.shape, numpy_dtype(resolved.targets[name].dtype))
-        for copy in resolved.copies[name]:
-            copy_elements(copy, source.get(copy.source), array)
-        if isinstance(leaf, torch.Tensor):
-            made.append(on_rank_distribute(torch.from_numpy(array)))
-        else:
-            made.append(jax.device_put(array, leaf.sharding))
-    return jax.tree_util.tree_unflatten(tree, made)
-
-
-def _spec(leaf: Any) -> TensorSpec:
-    return TensorSpec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
-
-
 def mesh() -> Mesh:
     """All eight devices, four by two."""
-    return jax.make_mesh((4, 2), ("data", "model"))
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 def sharding_of(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
