@@ -1,4 +1,4 @@
-"""The command line: `xckpt ls`, `xckpt info`, `xckpt verify`, `xckpt map`.
+"""The command line: `xckpt ls`, `xckpt info`, `xckpt verify`, `xckpt map` and `xckpt convert`.
 
 Exit codes: 0 all is well; 1 `verify` found damage; 2 the question could not be answered (no
 checkpoint there, no such leaf, storage refused, wrong usage); 130 interrupted. Answers go to
@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 
 import click
 
+from xckpt.cli.converting import convert_command
 from xckpt.cli.mappings import map_commands
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
@@ -63,10 +64,14 @@ path_argument = click.argument("path")
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="xckpt")
 def main() -> None:
-    """Look into checkpoints. PATH is a folder or a URL (file://, s3://bucket/prefix, gs://...)."""
+    """Look into checkpoints, and convert them.
+
+    PATH is a folder or a URL (file://, s3://bucket/prefix, gs://...).
+    """
 
 
 main.add_command(map_commands)
+main.add_command(convert_command)
 
 
 @main.command()
