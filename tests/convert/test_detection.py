@@ -10,6 +10,7 @@ import safetensors.numpy
 import torch
 
 import xckpt
+from tests.convert.formats import orbax_writers
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert.detection import LOOKED_FOR, SOURCES, detect, open_sink, open_source
 from xckpt.convert.sources import TensorSource
@@ -31,6 +32,8 @@ def places(tmp_path: Path) -> dict[str, Path]:
     return {
         "weights.pt": tmp_path / "weights.pt",
         "hub": tmp_path / "hub",
+        "orbax": orbax_writers.save(tmp_path / "orbax", {"w": np.arange(3)}),
+        "steps": orbax_writers.save_steps(tmp_path / "steps", 3, default={"w": np.arange(3)}),
         "dcp": save_alone({"w": torch.arange(3)}, tmp_path / "dcp"),
         "ours": tmp_path / "ours",
         "one.safetensors": tmp_path / "one.safetensors",
@@ -47,6 +50,8 @@ FORMATS = {
     "weights.pt": "torch",
     "hub": "torch",
     "dcp": "dcp",
+    "orbax": "orbax",
+    "steps": "orbax",
 }
 
 

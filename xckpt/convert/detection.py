@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
+from xckpt.convert.formats.orbax_tree import looks_like_orbax
 from xckpt.convert.formats.paths import system_errors
 from xckpt.convert.formats.torch_save import LEGACY
 from xckpt.convert.sinks import TensorSink
@@ -24,6 +25,7 @@ __all__ = ["detect", "open_sink", "open_source"]
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "xckpt": ("xckpt.convert.sources", "XckptSource"),
     "safetensors": ("xckpt.convert.formats.safetensors", "SafetensorsSource"),
+    "orbax": ("xckpt.convert.formats.orbax", "OrbaxSource"),
     "dcp": ("xckpt.convert.formats.dcp", "DCPSource"),
     "torch": ("xckpt.convert.formats.torch_save", "TorchSaveSource"),
 }
@@ -37,6 +39,7 @@ SINKS: Final[Mapping[str, tuple[str, str]]] = {
 LOOKED_FOR: Final[Mapping[str, str]] = {
     "xckpt": "a folder with xckpt.json",
     "safetensors": "*.safetensors files, with *.safetensors.index.json if they are several",
+    "orbax": "a folder with _METADATA, or an Orbax step or root of steps (_CHECKPOINT_METADATA)",
     "dcp": "a folder with .metadata, as torch.distributed.checkpoint writes it",
     "torch": "a file of torch.save, or a folder with pytorch_model.bin, *.bin.index.json, or one "
     ".bin, .pt or .pth file",
@@ -98,6 +101,8 @@ def _of_folder(folder: Path) -> str | None:
         return "xckpt"
     if ".metadata" in names:
         return "dcp"
+    if looks_like_orbax(folder):
+        return "orbax"
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return "safetensors"
     if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):

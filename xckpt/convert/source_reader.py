@@ -132,7 +132,14 @@ class SourceReader:
         whole = Boxes.whole(spec.shape)
         chunk = np.array([self.source.chunks(name)], np.int64).reshape(1, len(spec.shape))
         grid = Grid(whole, chunk) if (chunk > 1).any() else None
-        return TensorStorageMetadata(TensorProperties(spec.dtype), spec.shape, whole, grid)
+        annotations: Mapping[str, str] = getattr(self.source, "annotations", {})
+        return TensorStorageMetadata(
+            TensorProperties(spec.dtype),
+            spec.shape,
+            whole,
+            grid,
+            annotation=annotations.get(name, ""),
+        )
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan as it is."""
