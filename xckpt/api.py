@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from xckpt import engine
 from xckpt.async_save import SaveFuture, begin, settle
-from xckpt.core.leaves import adapters, register_adapter
+from xckpt.core.frameworks import adapters, register_adapter
 from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner

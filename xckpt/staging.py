@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.keys import split_name
 from xckpt.core.staged import Copyable, Part
 from xckpt.core.tree import FlatTree, flatten, rebuild

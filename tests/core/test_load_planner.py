@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.core.tilings import Box, Shape, Tiling, holders, region, tiled_shapes, tilings
 from tests.shards import Target, Wanted, cut, holds, wish
 from xckpt.core.boxes import Boxes
+from xckpt.core.differences import compare
 from xckpt.core.grid import Grid
-from xckpt.core.load_planner import DefaultLoadPlanner, compare, local_reads
+from xckpt.core.load_planner import DefaultLoadPlanner, local_reads
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.leaves import as_described, register_adapter
+from xckpt.core.frameworks import as_described, register_adapter
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable
 

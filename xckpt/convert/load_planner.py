@@ -35,7 +35,7 @@ from xckpt.convert.resolving import cast_target, require_lossless
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.units import Reading, hull, readings
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.boxes import Boxes, intersect, interval
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.grid import cells

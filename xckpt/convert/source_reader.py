@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from xckpt.convert.names import keys_of
 from xckpt.convert.sources import TensorSource
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.grid import Grid

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.boxes import Boxes, interval
 from xckpt.core.global_plan import global_plan
 from xckpt.core.grid import GridOptions

@@ -25,7 +25,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.keys import KeyPath, join_keys, split_name
 from xckpt.core.leaves import ObjectState
 from xckpt.errors import ManifestError, UnsupportedLeafError

@@ -23,7 +23,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.grid import cells
 from xckpt.core.load_planner import LoadPlanner

@@ -25,7 +25,7 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core import leaves as frameworks
+from xckpt.core import frameworks
 from xckpt.core.boxes import interval
 from xckpt.core.dtypes import dtype_name
 from xckpt.core.grid import cells

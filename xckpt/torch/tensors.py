@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
-from xckpt.core.leaves import as_described
+from xckpt.core.frameworks import as_described
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.boxes import Boxes
-from xckpt.core.leaves import as_described
+from xckpt.core.frameworks import as_described
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError
