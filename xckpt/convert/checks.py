@@ -33,7 +33,7 @@ def problems_with(
     """
     failed = list(dict.fromkeys(failed))
     return [
-        *_misfits(resolved, target),
+        *_misfits(resolved, target, failed),
         *_unmade(resolved, target, failed),
         *_target_faults(resolved),
         *_source_faults(resolved, failed),
@@ -44,9 +44,13 @@ def _whole(spec: TensorSpec) -> str:
     return interval((0,) * len(spec.shape), spec.shape)
 
 
-def _misfits(resolved: ResolvedMapping, target: Mapping[str, TensorSpec]) -> Iterator[str]:
+def _misfits(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
+) -> Iterator[str]:
     for name, made in resolved.targets.items():
         maker = resolved.makers[name]
+        if maker in failed:
+            continue
         if name in target:
             if made != target[name]:
                 yield f"target {name!r} is {target[name]}, but rule {maker} makes {made}"

@@ -96,7 +96,7 @@ class Pattern:
     """Literals, indices and (in a tuple) names of texts, in order."""
     expression: re.Pattern[str]
     lazy: re.Pattern[str] | None
-    """Like `expression`, with the shortest texts first; None where one text at most is there."""
+    """Like `expression`, with the shortest first; None where a name can match in one way only."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
@@ -200,17 +200,18 @@ def _parse(text: str) -> Pattern:
         if isinstance(part, tuple) and part[0] in numbers:
             raise MappingError(f"{text!r}: {part[0]!r} is both a number and a text")
     adjacent = any(not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(kept))
-    lazy = _expression(kept, ".+?") if texts > 1 or adjacent else None
-    return Pattern(text, kept, _expression(kept, ".+"), lazy)
+    lazy = _expression(kept, "?") if texts > 1 or adjacent else None
+    return Pattern(text, kept, _expression(kept), lazy)
 
 
-def _expression(parts: tuple[str | Affine | tuple[str], ...], text: str) -> re.Pattern[str]:
+def _expression(parts: tuple[str | Affine | tuple[str], ...], lazy: str = "") -> re.Pattern[str]:
+    """The regular expression of a pattern; lazy, it prefers the shortest texts and numbers."""
     pieces = (
         re.escape(part)
         if isinstance(part, str)
-        else f"({text})"
+        else f"(.+{lazy})"
         if isinstance(part, tuple)
-        else "(0|[1-9][0-9]*)"
+        else f"(0|[1-9][0-9]*{lazy})"
         for part in parts
     )
     return re.compile("".join(pieces), re.DOTALL)
