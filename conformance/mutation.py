@@ -9,7 +9,10 @@
 
     python -m conformance.mutation xckpt.core.boxes tests/core/test_boxes.py --every 4
 
-What survived, and why, is in ``mutation.md``.
+    python -m conformance.mutation xckpt.core.boxes tests/core/test_boxes.py --again FILE
+
+The second tries those again that an earlier run has printed. What survived, and why, is in
+``mutation.md``.
 """
 
 from __future__ import annotations
@@ -239,6 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--every", type=int, default=1, help="try one mutant of so many")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--again", help="a file with what a run printed: try no other mutants")
     parser.add_argument(
         "--seconds", type=float, help="that the tests may take; 5 times what they need by default"
     )
@@ -255,14 +259,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("the tests fail without any change")
     limit = chosen.seconds or 10 + 5 * (time.monotonic() - begun)
     tried = survived = 0
+    wanted = _printed(chosen.again)
     for mutant in list(mutants(source, spec.origin))[chosen.first :: chosen.every]:
+        line = f"{chosen.module}:{mutant.line}: {mutant.change}"
+        if wanted and line not in wanted:
+            continue
         tried += 1
         if trial.survives(mutant.code, limit):
             survived += 1
-            print(f"{chosen.module}:{mutant.line}: {mutant.change}", flush=True)
+            print(line, flush=True)
     seconds = time.monotonic() - begun
     print(f"{chosen.module}: {tried} mutants in {seconds:.0f} s, {survived} survived")
     return 0
+
+
+def _printed(file: str | None) -> frozenset[str]:
+    """The lines that an earlier run printed."""
+    if file is None:
+        return frozenset()
+    with open(file) as stream:
+        return frozenset(stream.read().splitlines())
 
 
 def _where(module: str) -> tuple[str, list[str]]:

@@ -53,3 +53,14 @@ def test_tests_that_notice_nothing_are_found_out(tmp_path: Path) -> None:
         )
         last = done.stdout.splitlines()[-1]
         assert last.startswith("clip: 2 mutants in") and last.endswith(f"{survived} survived")
+    (tmp_path / "printed").write_text("clip:3: True -> False\nclip: 2 mutants\n")
+    command = [sys.executable, "-m", "conformance.mutation", "clip", "test_good.py"]
+    done = subprocess.run(
+        [*command, "--again", "printed"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith("clip: 1 mutants in") and done.stdout.endswith("0 survived\n")
