@@ -107,7 +107,7 @@ class Checkpoint:
         if leaf["kind"] == "value":
             return value_of(leaf["type"], leaf["value"])
         content = self.read(name).tobytes()
-        return content if leaf["type"] == "opaque" else value_of(leaf["type"], content.decode())
+        return content if leaf["type"] == "opaque" else value_of(leaf["type"], content)
 
     def read(
         self, name: str, low: Sequence[int] | None = None, sizes: Sequence[int] | None = None

@@ -73,8 +73,12 @@ def plain(found: re.Match[str]) -> str:
     return "\\" if found[1] == "\\" else chr(int(found[1][1:], 16))
 
 
-def value_of(kind: str, text: str) -> object:
-    """A Python value from its text (6.3)."""
+def value_of(kind: str, content: str | bytes) -> object:
+    """A Python value from its text (6.3), or the UTF-8 of that."""
+    try:
+        text = content if isinstance(content, str) else content.decode()
+    except UnicodeDecodeError as error:
+        raise Broken(f"no {kind[:40]}: no UTF-8") from error
     need(kind in VALUES and re.fullmatch(VALUES[kind][0], text), f"no {kind[:40]}: {text[:40]!r}")
     try:
         return VALUES[kind][1](text)

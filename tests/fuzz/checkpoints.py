@@ -40,7 +40,7 @@ from xckpt.core.tree import flatten, rebuild
 from xckpt.errors import XckptError
 from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
 
-__all__ = ["checkpoint"]
+__all__ = ["checkpoint", "home"]
 
 MANIFEST = "xckpt.json"
 
@@ -118,16 +118,22 @@ class Copy:
 
     def body(self) -> Any:
         """What the manifest holds, as JSON."""
-        return json.loads(self.files[MANIFEST])["checkpoint"]
+        return json.loads(self.files[MANIFEST])["checkpoint", "home"]
+
+
+@cache
+def home() -> Path:
+    """A folder in memory, where there is such a place, until the process ends."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = tempfile.mkdtemp(prefix="fuzz-", dir=memory)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 @cache
 def copies() -> list[Copy]:
     """A copy of each golden checkpoint, made once."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    home = tempfile.mkdtemp(prefix="fuzz-", dir=memory)
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return [Copy.of(golden, Path(home)) for golden in goldens()]
+    return [Copy.of(golden, home()) for golden in goldens()]
 
 
 def checkpoint(data: bytes) -> str:

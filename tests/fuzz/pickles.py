@@ -9,14 +9,12 @@ The originals in ``originals/`` were written by torch and are changed opcode by 
 
 from __future__ import annotations
 
-import atexit
 import base64
 import pickletools
-import shutil
-import tempfile
 from functools import cache
 from pathlib import Path
 
+from tests.fuzz.checkpoints import home
 from tests.fuzz.choices import Choices, edit_bytes
 from xckpt.core.boxes import cover_fault
 from xckpt.errors import XckptError
@@ -104,14 +102,6 @@ def metadata(data: bytes) -> str:
     return "read"
 
 
-@cache
-def folder() -> Path:
-    """Where archives are written."""
-    home = tempfile.mkdtemp(prefix="fuzz-")
-    atexit.register(shutil.rmtree, home, ignore_errors=True)
-    return Path(home)
-
-
 def archive(data: bytes) -> str:
     """Open a changed archive, and read all that it describes."""
     choices = Choices(data)
@@ -124,11 +114,11 @@ def archive(data: bytes) -> str:
     else:
         changed = _with_pickle(content, choices)
     before = b"x" * choices.below(3)
-    file = folder() / "file"
+    file = home() / "file"
     file.unlink(missing_ok=True)  # what is mapped keeps its own
     file.write_bytes(before + changed)
     try:
-        value = Archive.open(folder(), Where("file", len(before), len(changed))).value()
+        value = Archive.open(home(), Where("file", len(before), len(changed))).value()
         _read(value, len(before), len(before) + len(changed))
     except XckptError:
         return "refused"

@@ -25,6 +25,7 @@ Target = Callable[[bytes], str]
 
 TARGETS = {
     "manifest": "tests.fuzz.manifests:manifest",
+    "readers": "tests.fuzz.readers:readers",
     "names": "tests.fuzz.manifests:names",
     "checkpoint": "tests.fuzz.checkpoints:checkpoint",
     "metadata": "tests.fuzz.pickles:metadata",
@@ -33,7 +34,15 @@ TARGETS = {
 }
 """Name -> module and function."""
 
-SHARES = {"manifest": 4, "names": 1, "checkpoint": 2, "metadata": 1, "archive": 1, "safetensors": 1}
+SHARES = {
+    "manifest": 3,
+    "readers": 1,
+    "names": 1,
+    "checkpoint": 2,
+    "metadata": 1,
+    "archive": 1,
+    "safetensors": 1,
+}
 """Name -> how many of ten inputs it gets: whole loads are slow."""
 
 SECONDS = 5.0

@@ -9,16 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.fuzz import corpus, targets
+from conformance.implementations import reader_golden
+from tests.fuzz import checkpoints, corpus, targets
 from tests.fuzz.choices import Choices, edit_bytes, edit_json
 from tests.fuzz.corpus import inputs, pack, unpack
 from tests.fuzz.targets import SHARES, TARGETS, Judge, load
 from xckpt.core import manifest
+from xckpt.errors import XckptError
 from xckpt.storage import chunks
 from xckpt.storage.chunks import ChunkSource
 
 OUTCOMES = {
     "manifest": {"refused", "read", "unchanged"},
+    "readers": {"refused", "read"},
     "names": {"canonical", "not canonical"},
     "checkpoint": {"refused", "loaded"},
     "metadata": {"refused", "read"},
@@ -33,6 +36,15 @@ def test_saved_inputs_are_dealt_with(target: str) -> None:
     outcomes = Counter(judge(content) for content in inputs(target))
     assert OUTCOMES[target] <= set(outcomes)
     assert outcomes.total() >= 15
+
+
+def test_the_independent_reader_deals_with_saved_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    (reader,) = reader_golden.READERS
+    errors = (XckptError, *reader.errors)
+    monkeypatch.setattr(checkpoints, "XckptError", errors)
+    monkeypatch.setattr(checkpoints, "_load", lambda copy, way: reader.load(copy.path))
+    outcomes = Counter(checkpoints.checkpoint(content) for content in inputs("checkpoint"))
+    assert {"refused", "loaded"} <= set(outcomes)
 
 
 def test_every_target_gets_a_share() -> None:
