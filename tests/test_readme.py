@@ -73,6 +73,8 @@ def first(folder: Path) -> dict[str, Any]:
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     sharding = NamedSharding(mesh, PartitionSpec("data", "model"))
     with chdir(folder):
+        # Another model, for the command that looks for a mapping to one.
+        xckpt.save("other", {"wte": {"embedding": np.zeros((50304, 768), np.float32)}})
         return execute(python(FIRST), model=Model(), step=11, jax=jax, sharding=sharding, zarr=zarr)
 
 
