@@ -118,7 +118,7 @@ class Copy:
 
     def body(self) -> Any:
         """What the manifest holds, as JSON."""
-        return json.loads(self.files[MANIFEST])["checkpoint", "home"]
+        return json.loads(self.files[MANIFEST])["checkpoint"]
 
 
 @cache
