@@ -51,7 +51,7 @@ def test_the_bits_are_those_that_numpy_copies(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transposing, "SMALL_BYTES", 0)
         patch.setattr(transposing, "LINE_BYTES", 4)
-        patch.setattr(transposing, "TILE", tile)
+        patch.setattr(transposing, "TILE_BYTES", tile)
         patch.setattr(transposing, "TILE_ACROSS", across)
         patch.setattr(transposing, "SHORT", short)
         outside = around.tobytes()

@@ -29,10 +29,10 @@ __all__ = ["copy_bits"]
 
 Array = NDArray[np.generic]
 
-TILE_ACROSS = 64
+TILE_ACROSS = 128
 """Elements of a tile along the axis that is the target's fastest, where there are enough others."""
-TILE = 1 << 15
-"""Elements of a tile."""
+TILE_BYTES = 1 << 19
+"""Bytes of a tile: half of a usual second-level cache."""
 SHORT = 12
 """Up to this many positions of a target's last axis are copied one by one."""
 SMALL_BYTES = 1 << 18
@@ -116,9 +116,8 @@ def _copy(target: Array, source: Array) -> None:
         np.copyto(target, source)
         return
     fastest = sorted(range(source.ndim), key=lambda axis: strides[axis])
-    sizes = _tile(target.shape, fastest)
-    scratch = _scratch([sizes[axis] for axis in reversed(fastest)], target.dtype)
-    scratch = scratch.transpose(np.argsort(fastest[::-1]))
+    sizes = _tile(target.shape, fastest, max(1, TILE_BYTES // target.itemsize))
+    scratch = _scratch(sizes, fastest, target.dtype)
     for tile in _tiles(target.shape, sizes):
         part = source[tile]
         held = scratch[tuple(slice(0, n) for n in part.shape)]
@@ -126,13 +125,13 @@ def _copy(target: Array, source: Array) -> None:
         _write(target[tile], held)
 
 
-def _tile(shape: Sequence[int], fastest: Sequence[int]) -> list[int]:
+def _tile(shape: Sequence[int], fastest: Sequence[int], elements: int) -> list[int]:
     """The sizes of a tile: some of the target's last axis, and of others as the source has them."""
     last = len(shape) - 1
     others = prod(shape[:-1])
     sizes = [1] * len(shape)
-    sizes[last] = min(shape[last], max(TILE_ACROSS, TILE // others))
-    left = TILE // sizes[last]
+    sizes[last] = min(shape[last], max(TILE_ACROSS, elements // others))
+    left = elements // sizes[last]
     for axis in fastest:
         if axis != last:
             sizes[axis] = min(shape[axis], max(1, left))
@@ -140,19 +139,18 @@ def _tile(shape: Sequence[int], fastest: Sequence[int]) -> list[int]:
     return sizes
 
 
-def _scratch(sizes: Sequence[int], dtype: np.dtype[np.generic]) -> Array:
-    """Memory for a tile in the source's order, with a gap after each of its longest rows."""
-    row = prod(sizes[1:])
-    padded = row + LINE_BYTES // dtype.itemsize
-    memory = np.empty((sizes[0], padded), dtype)
-    return memory[:, :row].reshape(sizes) if len(sizes) < 3 else _rows(memory, sizes)
-
-
-def _rows(memory: Array, sizes: Sequence[int]) -> Array:
-    steps = [memory.itemsize]
-    for size in reversed(sizes[2:]):
-        steps.append(steps[-1] * size)
-    return as_strided(memory, sizes, [memory.strides[0], *reversed(steps)])
+def _scratch(sizes: Sequence[int], fastest: Sequence[int], dtype: np.dtype[np.generic]) -> Array:
+    """Memory for a tile in the source's order, with gaps along the axis that the target takes."""
+    backwards = range(len(sizes) - 1, -1, -1)
+    first_other = next((a for a, b in zip(backwards, fastest, strict=True) if a != b), -1)
+    steps = [0] * len(sizes)
+    step = dtype.itemsize
+    for axis in fastest:
+        if axis == first_other:
+            step += max(LINE_BYTES // dtype.itemsize, 1) * dtype.itemsize
+        steps[axis] = step
+        step *= sizes[axis]
+    return as_strided(np.empty(step // dtype.itemsize, dtype), sizes, steps)
 
 
 def _tiles(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[slice, ...]]:
