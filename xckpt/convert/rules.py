@@ -10,12 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xckpt.convert.operations import Each, Operation, Stack, Unstack, operation_from_document
+from xckpt.convert.operations import (
+    Each,
+    Exactness,
+    Operation,
+    Stack,
+    Unstack,
+    operation_from_document,
+)
 from xckpt.convert.patterns import Pattern
 from xckpt.errors import MappingError
 
 __all__ = ["Rule"]
 
+_DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
 _FIELDS = ("source", "target", "operations", "indices", "optional")
 
 
@@ -84,6 +92,12 @@ class Rule:
     def target_indices(self) -> tuple[str, ...]:
         """Indices and texts of the target's names."""
         return self.target_patterns[0].indices if self.target else ()
+
+    @property
+    def exactness(self) -> Exactness:
+        """The type of the least exact of its operations; a rename is a bijection."""
+        types = [operation.exactness for operation in self.operations]
+        return max(types, key=_DEGREES.index, default="bijection")
 
     def inverse(self) -> Rule:
         """The rule back, derived: sides exchanged, each operation inverted, the last one first."""

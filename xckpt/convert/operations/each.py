@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Self
 
 from xckpt.convert.bundles import Bundle, Trace
-from xckpt.convert.operations.base import Operation, operation_from_document, run
+from xckpt.convert.operations.base import Exactness, Operation, operation_from_document, run
 
 __all__ = ["Each"]
 
@@ -30,6 +30,12 @@ class Each(Operation, frozen=True):
 
     branches: tuple[tuple[Operation, ...], ...]
     """The operations of each branch, in the order of the bundle."""
+
+    @property
+    def exactness(self) -> Exactness:
+        """The type of the least exact of its operations."""
+        found = {operation.exactness for branch in self.branches for operation in branch}
+        return "lossy" if "lossy" in found else "side data" if "side data" in found else "bijection"
 
     def arity(self) -> tuple[int, int]:
         """The tensors of all branches together."""

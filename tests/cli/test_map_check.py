@@ -1,0 +1,99 @@
+"""`xckpt map check` and `xckpt map show`: proofs, faults and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.numpy import save_file
+
+import xckpt
+from xckpt.cli import main
+from xckpt.convert import Mapping, Rule
+from xckpt.convert.operations import Cast, Drop, Transpose, Untie
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["map", *map(str, arguments)])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A mapping, and checkpoints that it fits."""
+    weights = {f"l.{i}.weight": np.zeros((4, 2), np.float32) for i in range(3)}
+    more = {"emb": np.zeros((5, 2), np.float32), "pos": np.arange(7)}
+    tied = {"head": np.zeros((5, 2), np.float32)}
+    save_file(weights | more | tied, tmp_path / "model.safetensors")
+    layers = [{"kernel": np.zeros((2, 4), np.float16)} for _ in range(3)]
+    xckpt.save(tmp_path / "flax", {"l": layers, "table": np.zeros((5, 2), np.float32)})
+    mapping = Mapping(
+        [
+            Rule("l.{i}.weight", "l/{i}/kernel", [Transpose((1, 0)), Cast(("float32", "float16"))]),
+            Rule(("emb", "head"), "table", [Untie(2)]),
+            Rule("pos", (), [Drop(0, arange=0)]),
+        ]
+    )
+    mapping.to_file(tmp_path / "m.toml")
+    return tmp_path / "m.toml", tmp_path / "model.safetensors", tmp_path / "flax"
+
+
+def test_a_mapping_that_fits_is_proven(files: tuple[Path, Path, Path]) -> None:
+    result = run("check", *files)
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert lines[0].endswith(
+        "4 tensors made of 6 tensors, every element used once and defined once"
+    )
+    assert "  asserted while reading: tied tensors must be equal (emb + head -> table)" in lines
+    assert any(line.startswith("  lossy: cast ['float32', 'float16']: ") for line in lines)
+    assert run("check", *files[:2]).exit_code == 0
+
+
+def test_the_way_back_is_proven_too(files: tuple[Path, Path, Path]) -> None:
+    mapping, source, target = files
+    result = run("check", mapping, target, source, "--inverse")
+    assert result.exit_code == 0, result.output
+
+
+def test_every_fault_is_printed(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    mapping, source, target = files
+    rules = Mapping.from_file(mapping).rules
+    Mapping(rules[1:]).to_file(mapping)
+    result = run("check", *files)
+    assert result.exit_code == 1
+    for i in range(3):
+        assert f"target 'l/{i}/kernel' has a gap: [0, 2) x [0, 4)" in result.output
+        assert f"source 'l.{i}.weight': no rule uses [0, 4) x [0, 2)" in result.output
+    found = json.loads(run("check", *files, "--json").stdout)
+    assert not found["ok"]
+    assert len(found["problems"]) == 6
+    mapping.write_text("[[rule]]\nsource = 3")
+    assert run("check", *files).exit_code == 2
+    assert run("check", tmp_path / "none.toml", source, target).exit_code == 2
+    Mapping(rules).to_file(mapping)
+    assert run("check", mapping, source, tmp_path / "none").exit_code == 2
+
+
+def test_a_mapping_is_shown_by_rules_or_by_leaves(files: tuple[Path, Path, Path]) -> None:
+    mapping, source, _ = files
+    by_rules = " ".join(run("show", mapping).output.split())
+    assert "3 rules" in by_rules
+    assert "pos drop 0, arange 0 side data" in by_rules
+    by_leaves = run("show", mapping, source)
+    assert by_leaves.exit_code == 0, by_leaves.output
+    assert "float16[2, 4]" in by_leaves.output
+    document = json.loads(run("show", mapping, source, "--json").stdout)
+    assert [each["sources"] for each in document if each["name"] == "table"] == [["emb"]]
+    rules = json.loads(run("show", mapping, "--json").stdout)
+    assert Mapping.from_document(rules) == Mapping.from_file(mapping)
+
+
+def test_the_inverse_is_written(files: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    mapping, _, _ = files
+    back = tmp_path / "back.toml"
+    result = run("show", mapping, "--inverse", "--output", back)
+    assert result.exit_code == 0, result.output
+    assert Mapping.from_file(back) == Mapping.from_file(mapping).inverse()
