@@ -224,6 +224,29 @@ def test_a_box_outside_names_the_shape_and_many_ranks_shortly():
     )
 
 
+@pytest.mark.parametrize("count, said", [(8, "7"), (9, "7 and 1 more"), (10, "7 and 2 more")])
+def test_up_to_eight_ranks_are_named(count, said):
+    shards = LeafShards((4,), ITEM, Boxes.of([((2,), (3,))] * count), np.arange(count))
+    problem = lay_out(shards, GridOptions())
+    assert problem == f"[2, 5) on ranks 0, 1, 2, 3, 4, 5, 6, {said} lies outside the shape (4,)"
+
+
+@pytest.mark.parametrize(
+    "boxes, held, contested",
+    [
+        (WHOLE, [[0]], False),
+        (WHOLE, [[0, 1]], False),  # two halves
+        (WHOLE, [[0, 1, 2]], True),  # four chunks among three
+        (WHOLE, [list(range(128))], True),  # more ranks than chunks
+        (HALVES, [[0], [1]], False),
+        (HALVES, [[0], [1, 2, 3]], True),
+    ],
+)
+def test_somebody_has_to_be_chosen_where_parts_are_unequal_or_few(boxes, held, contested):
+    layout = laid_out(reported((64, 4), boxes, held), GridOptions())
+    assert layout.contested == contested
+
+
 def test_nobody_holds_a_scalar():
     shards = LeafShards((), ITEM, Boxes.of([], rank=0), np.zeros(0, np.int64))
     assert lay_out(shards, GridOptions()) == "the scalar is held by no rank"
