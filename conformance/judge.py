@@ -1,6 +1,7 @@
 """Trying a law on random cases, counting, and looking for the smallest case that fails.
 
-1. Hypothesis draws the cases from a seed. Every one is tried, whatever came of those before.
+1. Hypothesis draws the cases from a seed. Every one is tried, whatever came of those before; one
+   about which the law has nothing to say (`Unfit`) is not counted, and another is drawn for it.
 2. If some failed, they are drawn again, and the first that fails is made smaller and smaller.
 """
 
@@ -11,20 +12,33 @@ from collections.abc import Callable
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 
-from conformance.cases import Case, to_json
-from conformance.implementation import Implementation, Refused
+from conformance.cases import Case, cases, to_json
+from conformance.implementation import Even, Implementation, Refused
 from conformance.outcome import Outcome
 
-__all__ = ["judge", "message"]
+__all__ = ["ANY_DRAW", "Unfit", "drawn_for", "judge", "message"]
+
+
+ANY_DRAW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
+"""What Hypothesis is not to complain of: cases are large, and many may be `Unfit`."""
+
+
+class Unfit(Exception):
+    """A law has nothing to say about a case."""
+
+
+def drawn_for(implementation: Implementation) -> SearchStrategy[Case]:
+    """Any cases, or for who asks for it even ones."""
+    return cases(even=isinstance(implementation, Even) and implementation.even)
 
 
 def judge(
     name: str,
     law: Callable[[Implementation, Case], None],
     implementation: Implementation,
-    drawn: SearchStrategy[Case],
     *,
     examples: int,
     seed: int,
@@ -33,9 +47,8 @@ def judge(
 
     Args:
         name: the law's.
-        law: raises what is wrong, or `Refused`.
+        law: raises what is wrong, or `Refused`, or `Unfit`.
         implementation: what is judged.
-        drawn: the cases.
         examples: how many.
         seed: the same cases come for the same seed.
     """
@@ -44,6 +57,8 @@ def judge(
     def count(case: Case) -> None:
         try:
             law(implementation, case)
+        except Unfit:
+            hypothesis.reject()
         except Refused as refusal:
             outcome.refused += 1
             outcome.refusals[str(refusal)] += 1
@@ -55,15 +70,17 @@ def judge(
     def shrink(case: Case) -> None:
         try:
             law(implementation, case)
-        except Refused:
-            return
+        except (Refused, Unfit):
+            hypothesis.reject()
         except Exception as error:
             # The last to come here is the smallest.
             outcome.error, outcome.smallest = message(error), repr(case)
             outcome.case = to_json(case)
             raise
 
-    _try(count, drawn, examples, seed)
+    drawn = drawn_for(implementation)
+    with contextlib.suppress(Unsatisfiable):  # no case is fit, so none is counted
+        _try(count, drawn, examples, seed)
     if outcome.failed:
         with contextlib.suppress(Exception):
             _try(shrink, drawn, examples, seed)
@@ -79,7 +96,7 @@ def _try(
         deadline=None,
         database=None,
         report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        suppress_health_check=ANY_DRAW,
         phases=(Phase.generate, Phase.shrink),
         verbosity=hypothesis.Verbosity.quiet,
     )(tried)

@@ -20,11 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance import judge
-from conformance.cases import Case, cases, checksum, numpy_dtype, region
+from conformance.cases import Case, checksum, numpy_dtype, region
 from conformance.implementation import (
     Array,
     Box,
-    Even,
     Fingerprints,
     Held,
     Implementation,
@@ -360,7 +359,6 @@ def run(
     implementation: Implementation, *, examples: int, seed: int, only: str = ""
 ) -> Iterator[Outcome]:
     """Every law on random cases; see `conformance.outcome.Part`."""
-    drawn = cases(even=isinstance(implementation, Even) and implementation.even)
     for name, law in LAWS.items():
         if only in ("", name):
-            yield judge.judge(name, law, implementation, drawn, examples=examples, seed=seed)
+            yield judge.judge(name, law, implementation, examples=examples, seed=seed)

@@ -1,7 +1,7 @@
 """Shards that make up no array: what must be refused, and not guessed at.
 
 Each law spoils what the ranks hold of a case, and has it saved. The save must raise, and leave
-nothing that can be loaded. A case that cannot be spoilt (an array without elements) passes.
+nothing that can be loaded. A case that cannot be spoilt (an array without elements) is `Unfit`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from conformance import judge
-from conformance.cases import Case, cases, checksum, numpy_dtype, region
+from conformance.cases import Case, checksum, numpy_dtype, region
 from conformance.implementation import Array, Box, Held, Implementation, Refused, Shard
 from conformance.outcome import Outcome
 from conformance.properties import fresh_folder
@@ -47,7 +47,7 @@ def _refused(implementation: Implementation, case: Case, spoil: Spoil) -> None:
     ranks = case.held()
     wrong = spoil(case, ranks)
     if not wrong:
-        return
+        raise judge.Unfit
     with fresh_folder() as folder:
         try:
             implementation.save(folder / "ckpt", ranks)
@@ -141,4 +141,4 @@ def run(
     laws: Mapping[str, Callable[[Implementation, Case], None]] = LAWS
     for name, law in laws.items():
         if only in ("", name):
-            yield judge.judge(name, law, implementation, cases(), examples=examples, seed=seed)
+            yield judge.judge(name, law, implementation, examples=examples, seed=seed)

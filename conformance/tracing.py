@@ -105,7 +105,7 @@ _Told = Callable[[int], list[Operation]]
 
 
 class Tracer:
-    """Traces a process that this one has forked, in the thread that makes the tracer.
+    """Traces a child process, which does nothing yet, in the thread that makes the tracer.
 
     This process must have no other children meanwhile.
     """
@@ -128,7 +128,7 @@ class Tracer:
         """Whether the processes were killed, as was asked for."""
         self._process = process
         self._numbers = _NUMBERS.get(platform.machine())
-        self._threads = {process}
+        self._threads = {int(thread) for thread in os.listdir(f"/proc/{process}/task")}
         self._running: tuple[int, _Told] | None = None
         self._waiting: deque[_Call] = deque()
         self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
@@ -137,10 +137,13 @@ class Tracer:
         if self._numbers is None:
             raise CannotRecordError(f"system calls of {platform.machine()} are not known")
         options = _SYSGOOD | _FORK | _VFORK | _CLONE | _EXIT_KILL
-        if self._ptrace(_SEIZE, process, None, options) != 0:
-            why = os.strerror(ctypes.get_errno())
-            raise CannotRecordError(f"ptrace: {why}; a container needs the SYS_PTRACE capability")
-        self._ptrace(_INTERRUPT, process, None, None)
+        for thread in self._threads:
+            if self._ptrace(_SEIZE, thread, None, options) != 0:
+                why = os.strerror(ctypes.get_errno())
+                raise CannotRecordError(
+                    f"ptrace: {why}; a container needs the SYS_PTRACE capability"
+                )
+            self._ptrace(_INTERRUPT, thread, None, None)
 
     def run(self) -> int:
         """Let the process and its descendants run to their ends; the process's exit status.

@@ -9,9 +9,11 @@ from urllib.parse import unquote
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.implementation import Array, Wanted
+from conformance.cases import numpy_dtype
+from conformance.implementation import Array, Box, Wanted
 from conformance.implementations.xckpt import Xckpt
 from conformance.reader import Checkpoint
+from conformance.strict_reader import StrictCheckpoint
 
 __all__ = ["IMPLEMENTATION", "SavedAndRead"]
 
@@ -29,13 +31,15 @@ class SavedAndRead(Xckpt):
     ) -> list[dict[str, list[Data]]]:
         checkpoint = Checkpoint(path)
         leaves = {unquote(name): name for name in checkpoint.leaves}
+        stored = {name: checkpoint.leaves[leaf]["dtype"] for name, leaf in leaves.items()}
+
+        def read(name: str, box: Box) -> Data:
+            # It gives integers where NumPy alone has no such dtype.
+            found = checkpoint.read(leaves[name], box.offsets, box.sizes)
+            return found.view(numpy_dtype(stored[name]))
+
         return [
-            {
-                name: [
-                    checkpoint.read(leaves[name], box.offsets, box.sizes) for box in wanted.boxes
-                ]
-                for name, wanted in rank.items()
-            }
+            {name: [read(name, box) for box in wanted.boxes] for name, wanted in rank.items()}
             for rank in ranks
         ]
 
@@ -47,7 +51,7 @@ class SavedAndRead(Xckpt):
         }
 
     def verify(self, path: Path) -> Sequence[str]:
-        return Checkpoint(path).verify()
+        return StrictCheckpoint(path).verify()
 
 
 IMPLEMENTATION = SavedAndRead()

@@ -1,4 +1,4 @@
-"""The independent reader as a reader of golden checkpoints."""
+"""The independent reader as a reader of golden checkpoints: alone, and as strict as it must be."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import xxhash
 
 from conformance.golden import Read
 from conformance.reader import Broken, Checkpoint
+from conformance.strict_reader import StrictCheckpoint
 
-__all__ = ["READERS", "IndependentReader"]
+__all__ = ["ALONE", "READERS", "IndependentReader"]
 
 
 class IndependentReader:
@@ -20,9 +21,10 @@ class IndependentReader:
 
     name = "the independent reader"
     errors: tuple[type[Exception], ...] = (Broken,)
+    open: type[Checkpoint] = Checkpoint
 
     def load(self, path: Path) -> dict[str, Read]:
-        checkpoint = Checkpoint(path)
+        checkpoint = self.open(path)
         found: dict[str, Read] = {}
         for name, leaf in checkpoint.leaves.items():
             if leaf["kind"] == "tensor":
@@ -34,10 +36,17 @@ class IndependentReader:
         return found
 
     def verify(self, path: Path) -> Sequence[str]:
-        return Checkpoint(path).verify()
+        return StrictCheckpoint(path).verify()
 
     def digest(self, data: bytes) -> str:
         return xxhash.xxh3_128_hexdigest(data)
+
+
+class StrictReader(IndependentReader):
+    """It refuses all that a reader must refuse."""
+
+    name = "the independent reader, strict"
+    open = StrictCheckpoint
 
 
 def plain(value: object) -> bytes:
@@ -54,4 +63,5 @@ def plain(value: object) -> bytes:
     return bytes(np.frombuffer(value, np.uint8))  # type: ignore[call-overload]
 
 
-READERS = (IndependentReader(),)
+READERS = (StrictReader(),)
+ALONE = IndependentReader()

@@ -19,7 +19,7 @@ from conformance.implementations.xckpt_golden import checkpoints, describe, tree
 from conformance.twins import Bar, Twin, chunk_files, files
 from xckpt.storage.chunks import allocate
 
-READERS = [*xckpt_golden.READERS, *reader_golden.READERS]
+READERS = [*xckpt_golden.READERS, *reader_golden.READERS, reader_golden.ALONE]
 GOLDENS = {golden.name: golden for golden in goldens()}
 
 

@@ -14,7 +14,11 @@ ROOT = Path(__file__).parent.parent.parent
 
 MAY_IMPORT = {"numpy", "hypothesis", "ml_dtypes", "conformance", *sys.stdlib_module_names}
 
-ALSO = {"conformance.reader": {"zarr", "xxhash"}, "conformance.mutation": {"pytest"}}
+ALSO = {
+    "conformance.reader": {"zarr", "xxhash"},
+    "conformance.strict_reader": {"zarr"},
+    "conformance.mutation": {"pytest"},
+}
 """The independent reader of the format reads chunks with zarr-python and digests them; a mutation
 run is one of pytest's tests."""
 

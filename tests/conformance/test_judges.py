@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import hypothesis
 import pytest
-from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis import Phase, Verbosity, given, settings
 
 from conformance import crash, damage, properties, refusals
 from conformance.cases import Case, cases
@@ -14,6 +14,8 @@ from conformance.implementation import Implementation, Refused
 from conformance.implementations.faulty import FAULTY, Faulty
 from conformance.implementations.simple import IMPLEMENTATION
 from conformance.implementations.xckpt import IMPLEMENTATION as XCKPT
+from conformance.judge import ANY_DRAW, Unfit, judge
+from conformance.outcome import Outcome
 
 LAWS = {**properties.LAWS, **refusals.LAWS, **damage.LAWS}
 OWN = {**refusals.LAWS, **damage.LAWS}
@@ -38,6 +40,8 @@ def failure(law: Law, implementation: Implementation, examples: int) -> str:
             law(implementation, case)
         except Refused:
             hypothesis.event("refused")
+        except Unfit:
+            hypothesis.reject()
 
     chosen = settings(
         max_examples=examples,
@@ -46,7 +50,7 @@ def failure(law: Law, implementation: Implementation, examples: int) -> str:
         report_multiple_bugs=False,
         phases=(Phase.generate,),
         verbosity=Verbosity.quiet,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        suppress_health_check=ANY_DRAW,
     )
     try:
         hypothesis.seed(1)(chosen(given(cases())(check)))()
@@ -58,6 +62,42 @@ def failure(law: Law, implementation: Implementation, examples: int) -> str:
 @pytest.mark.parametrize("law", LAWS)
 def test_a_simple_implementation_passes(law: str) -> None:
     assert failure(LAWS[law], IMPLEMENTATION, 20) == ""
+
+
+def tried(name: str, law: Law, examples: int = 30) -> Outcome:
+    return judge(name, law, IMPLEMENTATION, examples=examples, seed=1)
+
+
+@pytest.mark.parametrize("law", OWN)
+def test_only_cases_that_could_be_spoilt_are_counted(law: str) -> None:
+    spoilt: list[Case] = []
+
+    def count(implementation: Implementation, case: Case) -> None:
+        LAWS[law](implementation, case)
+        spoilt.append(case)
+
+    found = tried(law, count)
+    assert found.passed == len(spoilt) == 30 and not found.failed
+
+
+def test_a_law_that_fits_no_case_passes_none() -> None:
+    def unfit(implementation: Implementation, case: Case) -> None:
+        raise Unfit
+
+    found = tried("unfit", unfit)
+    assert (found.passed, found.refused, found.failed) == (0, 0, 0)
+    assert found.verdict == "not supported"
+
+
+def test_a_failure_shrinks_past_cases_that_do_not_fit() -> None:
+    def large(implementation: Implementation, case: Case) -> None:
+        if len(case.leaves) < 2:
+            raise Unfit
+        assert case.savers < 2, "two ranks"
+
+    found = tried("large", large)
+    assert found.failed and found.error.startswith("AssertionError: two ranks")
+    assert found.case is not None and found.case["savers"] == len(found.case["leaves"]) == 2
 
 
 @pytest.mark.parametrize("law", OWN)

@@ -1,40 +1,72 @@
-"""What the suite found in its peers is there to be tried again."""
+"""What the suite found in its peers can be tried again, and the README shows what was printed."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+import re
 
 import pytest
 
+from conformance import peers
 from conformance.implementation import find
 from conformance.outcome import Outcome
-from conformance.peers import FOUND, PEERS, still_fails, table
+from conformance.peers import LAWS, PARTS, PEERS, PRINTED, README, current, still_fails, table
 
-KEPT = sorted(FOUND.glob("*.json"))
+KEPT = peers.found()
+TEXT = PRINTED.read_text()
+ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
+MODULES = {find(module).name: peer for peer, module in PEERS.items()}
 
 
-def test_something_is_kept() -> None:
-    assert KEPT
+def test_the_readme_shows_what_was_printed() -> None:
+    assert current(README.read_text()) == TEXT
 
 
-@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_what_was_found_still_fails_or_is_fixed(path: Path) -> None:
-    document = json.loads(path.read_text())
+def test_the_table_has_every_law_and_every_peer_of_today() -> None:
+    assert ROWS[0] == ["property", *MODULES]
+    crashes = ["any-order", "crash-save", "crash-overwrite", "crash-delete", "save-after-crash"]
+    assert [row[0] for row in ROWS[1:]] == [*LAWS, *crashes]
+    assert len(PARTS) == 5
+
+
+def test_every_failure_in_the_table_is_explained() -> None:
+    xckpt, *others = MODULES.values()
+    for law, own, *cells in ROWS[1:]:
+        assert re.fullmatch(r"\d+ / 0 / 0", own), f"{xckpt}, {law}: {own}"
+        for peer, cell in zip(others, cells, strict=True):
+            assert "**" not in cell or law in peers.known(peer), f"{peer}, {law}"
+
+
+def test_every_peer_has_a_case_that_fails() -> None:
+    assert {document["module"] for document in KEPT.values()} == {*PEERS.values()} - {
+        PEERS["xckpt"]
+    }
+    for name, document in KEPT.items():
+        assert document["reason"] and document["law"] in document["laws"], name
+        assert name == f"{MODULES[document['peer']]}-{document['law']}", "of another version"
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_was_found_still_fails_or_is_fixed(name: str) -> None:
+    document = KEPT[name]
     error = still_fails(document)
     if document["fixed_in"] is None:
         kind = document["error"].partition(":")[0]
-        assert error.startswith(f"{kind}:"), f"{find(document['module']).name} has mended {path}"
+        assert error.startswith(f"{kind}:"), f"{document['peer']} has mended {name}"
     else:
         assert error == ""
 
 
-def test_xckpt_passes_what_a_peer_fails() -> None:
-    for path in KEPT:
-        document = json.loads(path.read_text())
-        assert still_fails(document | {"module": PEERS["xckpt"]}) == ""
+@pytest.mark.parametrize("name", [name for name in KEPT if KEPT[name]["law"] in LAWS])
+def test_xckpt_passes_what_a_peer_fails(name: str) -> None:
+    assert still_fails(KEPT[name] | {"module": PEERS["xckpt"]}) == ""
 
 
 def test_a_failure_stands_out_in_the_table() -> None:
-    printed = table({"one": [Outcome("law", 3, 2, 1)], "two": [Outcome("law", 5)]})
-    assert "| law | 3 / 2 / **1** | 5 / 0 / 0 |" in printed
+    judged = {"a": ("one", [Outcome("law", 3, 2, 1)]), "b": ("two", [Outcome("law", 5)])}
+    assert "| law | 3 / 2 / **1** | 5 / 0 / 0 |" in table(judged)
+
+
+def test_a_failure_that_nobody_has_explained_is_told() -> None:
+    failed = Outcome("sound", failed=1, error="why", smallest="a case")
+    judged = {"orbax": ("Orbax", [failed]), "torch-dcp": ("DCP", [Outcome("gaps", failed=1)])}
+    assert peers.unexpected(judged) == ["Orbax, sound: why\na case"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,8 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import xckpt
-from conformance import reader_manifest as rules
-from conformance.reader import Broken, Checkpoint, Stored, arrays_of
+from conformance import reader
+from conformance import strict_reader as rules
+from conformance.reader import Broken, arrays_of
+from conformance.strict_reader import StrictCheckpoint as Checkpoint
 from tests.storage.boxed import Boxed
 from tests.storage.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
@@ -46,12 +49,17 @@ def leaves() -> dict[str, object]:
     return {k: leaf.array if isinstance(leaf, Boxed) else leaf for k, leaf in flat.items()}
 
 
+def as_saved(checkpoint: reader.Checkpoint, name: str) -> np.ndarray:
+    """A tensor in its own dtype; the reader gives integers for those that NumPy lacks."""
+    return checkpoint.read(name).view(DTYPES[checkpoint.leaves[name]["dtype"]])
+
+
 def test_every_kind_of_leaf_is_read(saved: Path) -> None:
     checkpoint = Checkpoint(saved)
     assert list(checkpoint.leaves) == list(leaves())
     for name, leaf in leaves().items():
         tensor = checkpoint.leaves[name]["kind"] == "tensor"
-        found = checkpoint.read(name) if tensor else checkpoint.value(name)
+        found = as_saved(checkpoint, name) if tensor else checkpoint.value(name)
         assert same(found, leaf), name
     assert checkpoint.manifest["user"] == {"run": "ü"}
     assert checkpoint.verify() == []
@@ -66,7 +74,8 @@ def test_every_box_is_what_numpy_slices(saved: Path, data: st.DataObject) -> Non
     low = [data.draw(st.integers(0, size)) for size in array.shape]
     sizes = [data.draw(st.integers(0, size - a)) for size, a in zip(array.shape, low, strict=True)]
     wanted = array[tuple(slice(a, a + n) for a, n in zip(low, sizes, strict=True))]
-    assert same(Checkpoint(saved).read(name, low, sizes), np.asarray(wanted))
+    found = Checkpoint(saved).read(name, low, sizes).view(array.dtype)
+    assert same(found, np.asarray(wanted))
 
 
 def test_a_piece_that_ends_inside_a_chunk_before_the_box(saved: Path) -> None:
@@ -81,7 +90,7 @@ def test_every_dtype_is_read_bit_for_bit(tmp_path: Path) -> None:
     state = {f"{d}{len(s)}": random_array(s, DTYPES[d]) for d in DTYPES for s in shapes}
     xckpt.save(tmp_path / "ckpt", state, options=LAYOUTS["sharded crc32c"])
     checkpoint = Checkpoint(tmp_path / "ckpt")
-    assert all(same(checkpoint.read(name), array) for name, array in state.items())
+    assert all(same(as_saved(checkpoint, name), array) for name, array in state.items())
 
 
 def test_odd_names_are_found_where_they_lie(tmp_path: Path) -> None:
@@ -223,26 +232,60 @@ def test_another_document_is_refused(tmp_path: Path, head: bytes) -> None:
         Checkpoint(tmp_path)
 
 
-def test_the_command_lists_and_verifies(tmp_path: Path) -> None:
-    xckpt.save(tmp_path / "ckpt", {"w": np.zeros((2, 3), np.int8), "step": 1})
-    command = [sys.executable, "-m", "conformance.reader", str(tmp_path / "ckpt")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "w int8 [2, 3]\nstep int \n"
-    (tmp_path / "ckpt/w/c/0/0").write_bytes(b"\1" * 6)
-    broken = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert broken.returncode == 1 and "w/c/0/0: not what was saved" in broken.stderr
+def run(module: str, path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", module, str(path)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_commands_read_and_verify(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"w": np.zeros((2, 3), np.int8), "step": 1})
+    done = run("conformance.reader", path)
+    assert (done.returncode, done.stdout) == (0, "w int8 (2, 3)\nstep int \n")
+    assert run("conformance.strict_reader", path).returncode == 0
+    (path / "w/c/0/0").write_bytes(b"\1" * 6)
+    for module in ("conformance.reader", "conformance.strict_reader"):
+        broken = run(module, path)
+        assert broken.returncode == 1
+        assert re.search(r"w, chunk \(0, 0\): not what was saved", broken.stderr)
 
 
 def test_it_is_short_and_stands_alone() -> None:
-    """Under 200 lines, and nothing of xckpt: not even behind zarr-python's entry points."""
-    for module in ("reader", "reader_manifest"):
+    """Under 200 lines in all, and nothing of xckpt: not even behind zarr-python's entry points."""
+    text = (ROOT / "conformance/reader.py").read_text()
+    assert len(text.splitlines()) < 200
+    assert max(map(len, text.splitlines())) <= 100
+    for module in ("reader", "strict_reader"):
         text = (ROOT / "conformance" / f"{module}.py").read_text()
         assert "import xckpt" not in text and "from xckpt" not in text
-    assert len((ROOT / "conformance/reader.py").read_text().splitlines()) < 200
     code = (
-        "import sys, conformance.reader; sys.exit(any(m.startswith('xckpt') for m in sys.modules))"
+        "import sys, conformance.reader\n"
+        "others = {m for m in sys.modules if m.startswith(('xckpt', 'conformance.'))}\n"
+        "assert others == {'conformance.reader'}, others\n"
+        "assert 'ml_dtypes' not in sys.modules and 'tensorstore' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("position", [0, 60, 200, -2])
+def test_alone_it_refuses_what_its_digests_do_not_say(tmp_path: Path, position: int) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"a": np.arange(6, dtype=np.int8), "b": np.arange(40)})
+    for file in ("xckpt.json", "xckpt.digests", "a/c/0", "b/c/0"):
+        content = (path / file).read_bytes()
+        altered = bytearray(content)
+        altered[position % len(content)] ^= 1
+        (path / file).write_bytes(altered)
+        with pytest.raises(Broken):
+            read_all(path)
+        (path / file).write_bytes(content)
+    read_all(path)
+
+
+def read_all(path: Path) -> None:
+    checkpoint = reader.Checkpoint(path)
+    for name in checkpoint.leaves:
+        checkpoint.read(name)
 
 
 def cases(name: str) -> Any:
@@ -251,7 +294,7 @@ def cases(name: str) -> Any:
 
 @pytest.mark.parametrize("case", cases("names")["names"], ids=str)
 def test_names_lead_to_the_paths_of_the_specification(case: dict[str, Any]) -> None:
-    assert rules.path_of(case["name"]) == case["path"]
+    assert reader.path_of(case["name"]) == case["path"]
     rules.check_names([case["name"]], {})
 
 
@@ -272,17 +315,17 @@ def test_what_the_specification_calls_no_value_is_refused(case: dict[str, str]) 
         rules.value_of(case["type"], case["text"])
 
 
-class Recording(Checkpoint):
+class Recording(reader.Checkpoint):
     """A checkpoint of one leaf without data, which notes the chunks that are read."""
 
     def __init__(self, leaf: dict[str, Any]) -> None:
         self.leaves = {leaf["name"]: leaf}
         self.arrays = {leaf["name"]: list(arrays_of(leaf, [], 0))}
-        self.read_cells: list[tuple[Stored, tuple[int, ...]]] = []
+        self.read_cells: list[tuple[dict[str, Any], tuple[int, ...]]] = []
 
-    def read_chunk(self, array: Stored, cell: Sequence[int]) -> np.ndarray:
+    def read_chunk(self, array: dict[str, Any], cell: Sequence[int]) -> np.ndarray:
         self.read_cells.append((array, tuple(cell)))
-        axes = zip(cell, array.chunk, array.shape, strict=True)
+        axes = zip(cell, array["chunk"], array["shape"], strict=True)
         return np.zeros([min(c, n - k * c) for k, c, n in axes], np.int16)
 
 
@@ -296,13 +339,15 @@ def test_boxes_need_the_chunks_of_the_specification() -> None:
         arrays = checkpoint.arrays["t"]
         found = []
         for array, cell in checkpoint.read_cells:
-            axes = list(zip(cell, array.chunk, array.unit, array.offset, array.shape, strict=True))
-            chunk = int(np.ravel_multi_index(cell, array.counts)) if cell else 0
-            key = "/".join([array.path, "c", *(str(k * c // u) for k, c, u, _, _ in axes)])
+            fields = (array["chunk"], rules.unit_of(array), array["offset"], array["shape"])
+            axes = list(zip(cell, *fields, strict=True))
+            chunk = int(np.ravel_multi_index(cell, array["counts"])) if cell else 0
+            key = "/".join([array["path"], "c", *(str(k * c // u) for k, c, u, _, _ in axes)])
             box = [
                 [k * c + o for k, c, _, o, _ in axes],
                 [min(c, n - k * c) for k, c, _, _, n in axes],
             ]
-            places = {"array": arrays.index(array), "chunk": chunk, "digest": array.first + chunk}
+            number = array["first"] + chunk
+            places = {"array": arrays.index(array), "chunk": chunk, "digest": number}
             found.append({**places, "key": key.removeprefix("t/"), "box": box})
         assert found == case["reads"], case

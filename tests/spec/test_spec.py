@@ -183,7 +183,7 @@ def test_every_link_leads_somewhere() -> None:
 def test_the_reader_s_sections_are_there() -> None:
     text = FORMAT + (SPEC / "algorithms-1.md").read_text()
     headings = set(re.findall(r"^##+ ([0-9.]+?)\.? ", text, re.MULTILINE))
-    for module in ("reader", "reader_manifest"):
+    for module in ("reader", "strict_reader"):
         text = (SPEC.parent / "conformance" / f"{module}.py").read_text()
         for group in re.findall(
             r"\((\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*)\)\.?(?:\"\"\"|$)", text, re.M

@@ -1,47 +1,47 @@
-"""What a manifest says and implies, for the independent reader, and what it refuses in one.
+"""What a reader has to refuse besides, so that whatever loads is a checkpoint of version 1.
 
-Written from ``spec/``, like `conformance.reader`; numbers in brackets are sections of
-``spec/format-1.md``. Nothing here allocates what a manifest asks for.
+`conformance.reader` reads without this. Numbers in brackets are sections of ``spec/format-1.md``;
+nothing here allocates what a manifest asks for.
 
-1. `parse_manifest`: the envelope, the digest, the version, and the fields of every object.
+1. `parse`: the envelope, the digest, the version, and the fields of every object.
 2. `check_names`: names are spelled right and are one tree, which the containers fit.
-3. `check_grid` and `check_pieces`: sizes are within the limits and pieces cover their tensor.
-4. `value_of`, `path_of`, `document_of`: a value from its text, a path from a name, a zarr.json.
+3. `check_leaf`: texts are values, sizes are within the limits, pieces cover their tensor once.
+4. `StrictCheckpoint` reads only what passes all this and whose zarr.json is the one that follows
+   from it; `StrictCheckpoint.verify` compares every zarr.json and reads every chunk.
+
+``python -m conformance.strict_reader PATH`` verifies a checkpoint.
 """
 
-import base64
-import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import chain, product
 from keyword import iskeyword
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+import zarr
 
-__all__ = ["DTYPES", "EXTENDED", "Broken", "Json", "parse_manifest"]
+from conformance import reader
+from conformance.reader import DTYPES, Broken, Checkpoint, Json, need, path_of, read_file
 
-Json = dict[str, Any]
-STANDARD = "bool|int8|int16|int32|int64|uint8|uint16|uint32|uint64|float16|float32|float64"
-COMPLEX = "complex64|complex128"
-EXTENDED = "bfloat16|float8_e3m4|float8_e4m3fn|float8_e4m3fnuz|float8_e4m3b11fnuz|float8_e5m2"
-EXTENDED += "|float8_e5m2fnuz|float8_e8m0fnu|int2|int4|float4_e2m1fn"
-DTYPES = {name: np.dtype(name) for name in f"{STANDARD}|{COMPLEX}".split("|")}
-DTYPES |= {name: np.dtype(getattr(ml_dtypes, name)) for name in EXTENDED.split("|")}
+__all__ = ["Broken", "StrictCheckpoint", "parse"]
+
 FLOAT = r"(?:nan|-?inf|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)"
-VALUES: dict[str, tuple[str, Callable[[str], object]]] = {
-    "None": ("", lambda text: None),
-    "bool": ("True|False", lambda text: text == "True"),
-    "int": ("-?0x[0-9a-f]+", lambda text: int(text, 16)),
-    "float": (FLOAT, float),
-    "complex": (f"{FLOAT},{FLOAT}", lambda text: complex(*map(float, text.split(",")))),
-    "str": (r"(?s:[^\\]|\\\\|\\u[0-9a-f]{4})*", lambda text: re.sub(r"\\(\\|u.{4})", plain, text)),
-    "bytes": ("[A-Za-z0-9+/]*={0,2}", lambda text: base64.b64decode(text, validate=True)),
+VALUES = {
+    "None": "",
+    "bool": "True|False",
+    "int": "-?0x[0-9a-f]+",
+    "float": FLOAT,
+    "complex": f"{FLOAT},{FLOAT}",
+    "str": r"(?s:[^\\]|\\\\|\\u[0-9a-f]{4})*",
+    "bytes": "[A-Za-z0-9+/]*={0,2}",
 }
-"""Type -> the form of its text, and what the text means."""
+"""Type -> the form of its text (6.3)."""
 
 PIECE = {"offset": [int], "shape": [int], "chunk": [int], "shard?": [int]}
 SHARDING = {"axes": [(str, "any int")], "placements?": [str], "spec?": [[str]]}
@@ -54,34 +54,14 @@ FIELDS = {
 NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec"}
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
 MANIFEST |= {"containers?": dict, "user?": object, "planner?": object}
-LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 INT = re.compile("-?(0|[1-9][0-9]{0,18})")
 
 
-class Broken(Exception):
-    """What is there is no checkpoint of version 1, or is not as it was saved."""
-
-
-def need(holds: object, complaint: str) -> None:
-    """Refuse the checkpoint unless something holds."""
-    if not holds:
-        raise Broken(complaint)
-
-
-def plain(found: re.Match[str]) -> str:
-    """What a backslash sequence stands for."""
-    return "\\" if found[1] == "\\" else chr(int(found[1][1:], 16))
-
-
-def value_of(kind: str, content: str | bytes) -> object:
-    """A Python value from its text (6.3), or the UTF-8 of that."""
+def value_of(kind: str, text: str) -> object:
+    """A Python value from its text, if it has the form of one (6.3)."""
+    need(kind in VALUES and re.fullmatch(VALUES[kind], text), f"no {kind[:40]}: {text[:40]!r}")
     try:
-        text = content if isinstance(content, str) else content.decode()
-    except UnicodeDecodeError as error:
-        raise Broken(f"no {kind[:40]}: no UTF-8") from error
-    need(kind in VALUES and re.fullmatch(VALUES[kind][0], text), f"no {kind[:40]}: {text[:40]!r}")
-    try:
-        return VALUES[kind][1](text)
+        return reader.value_of(kind, text)
     except ValueError as error:
         raise Broken(f"no {kind}: {text[:40]!r}") from error
 
@@ -106,13 +86,6 @@ def fits(value: Any, form: Any) -> bool:
     return all(name in absent or fits(value.get(name), form[fields[name]]) for name in fields)
 
 
-def read_file(path: Path, most: int) -> bytes:
-    """The content of a plain file of at most so many bytes."""
-    need(path.is_file(), f"{path}: missing, or no plain file")
-    need(path.stat().st_size <= most, f"{path}: longer than {most} bytes")
-    return path.read_bytes()
-
-
 def read_json(text: bytes) -> Any:
     """A JSON value: finite numbers, and no half of a character (4.2)."""
     try:
@@ -131,21 +104,14 @@ def finite(text: str) -> float:
     return float(text)
 
 
-def parse_manifest(data: bytes, digest: Callable[[bytes], str]) -> Json:
-    """What a manifest's bytes say, if its fields are those of the format (4)."""
-    head = re.match(
-        rb'\{"format":"xckpt","version":1,"digest":"([0-9a-f]{32})","checkpoint":', data
-    )
-    if head is None:
+def parse(data: bytes) -> Json:
+    """What a manifest's bytes say, if it keeps the rules of the format (4, 5)."""
+    if not re.match(rb'\{"format":"xckpt","version":1,"digest":"[0-9a-f]{32}","checkpoint":', data):
         document = read_json(data)
         need(isinstance(document, dict) and document.get("format") == "xckpt", "another format")
         version = document.get("version")
         need(version == 1, f"version {version!r}; this reader reads version 1")
-    need(head and data.endswith(b"}"), "the envelope was altered")
-    assert head is not None
-    body = data[head.end() : -1]
-    need(digest(body) == head[1].decode(), "the manifest was altered")
-    manifest = read_json(body)
+    manifest = reader.parse(data, read_json)
     need(fits(manifest, MANIFEST), "the manifest has other fields than the format's")
     for leaf in manifest["leaves"]:
         need(leaf.get("kind") in ("tensor", "value", "bytes"), "a leaf of no kind")
@@ -158,6 +124,8 @@ def parse_manifest(data: bytes, digest: Callable[[bytes], str]) -> Json:
     kinds = manifest.get("containers") or {}
     need(all(isinstance(kind, str) for kind in kinds.values()), "a container of no kind")
     check_names([leaf["name"] for leaf in manifest["leaves"]], kinds)
+    count = sum(map(check_leaf, manifest["leaves"]))
+    need(count <= 1 << 32, f"{count} chunks")
     return manifest
 
 
@@ -168,21 +136,6 @@ def is_spelled(part: str) -> bool:
     key = "" if part == "%" else re.sub("%([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), part)
     text = key.replace("%", "%25").replace("/", "%2F") or "%"
     return part == (f"%{ord(text[0]):02X}{text[1:]}" if INT.fullmatch(text) else text)
-
-
-def path_of(name: str) -> str:
-    """Where a leaf's zarr node lies in the root group (5.2)."""
-    parts = [] if name else ["%root"]
-    for raw in name.encode().split(b"/") if name else ():
-        safe = re.sub(rb"[^A-Za-z0-9\-_.%+@=,() ]", lambda m: b"%%%02X" % m[0][0], raw).decode()
-        if re.match(r"\.|__|zarr\.json$|xckpt\.(json|digests|saving)$", safe):
-            safe = f"%{ord(safe[0]):02X}{safe[1:]}"
-        if safe[-1] in " .":
-            safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
-        safe = re.sub(r"\.__lock$", "%2E__lock", safe)
-        cut = f"{safe[:100]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
-        parts.append(cut if len(safe) > 160 else safe)
-    return "/".join(parts)
 
 
 def check_names(names: Sequence[str], kinds: dict[str, str]) -> None:
@@ -207,18 +160,38 @@ def check_names(names: Sequence[str], kinds: dict[str, str]) -> None:
             need(sound and sorted(listed) == sorted(found), f"{name[:80]}: no namedtuple")
 
 
+def check_leaf(leaf: Json) -> int:
+    """A leaf is possible, and small enough to be held (6, 7, 11); how many chunks it has."""
+    if leaf["kind"] == "value":
+        value_of(leaf["type"], leaf["value"])
+        return 0
+    if leaf["kind"] == "bytes":
+        need(leaf["type"] in ("opaque", *VALUES), f"no type: {leaf['type'][:40]!r}")
+        return check_grid([leaf["size"]], {"shape": [leaf["size"]], "chunk": [leaf["chunk"]]}, 1)
+    dtype, shape, pieces = leaf["dtype"], leaf["shape"], leaf.get("pieces")
+    need(dtype in DTYPES and len(shape) <= 32, f"dtype {dtype[:40]!r}, {len(shape)} dimensions")
+    item = DTYPES[dtype].itemsize
+    need(prod(max(n, 1) for n in shape) * item <= 1 << 56, "a tensor above the limit")
+    need((pieces is None) != (leaf.get("chunk") is None), "exactly one of chunk and pieces")
+    need(pieces is None or leaf.get("shard") is None, "a shard beside pieces")
+    if pieces is not None:
+        check_pieces(shape, pieces)
+    return sum(check_grid(shape, part, item) for part in ([leaf] if pieces is None else pieces))
+
+
 def unit_of(part: Json) -> list[int]:
     """The shape of what one object of an array holds: a zarr shard, or a chunk (7.3)."""
     return part["chunk"] if part.get("shard") is None else part["shard"]
 
 
-def check_grid(shape: Sequence[int], part: Json, item: int) -> None:
-    """The chunks of an array of a tensor are possible, and small enough to be held (7, 11)."""
+def check_grid(shape: Sequence[int], part: Json, item: int) -> int:
+    """The chunks of an array of a tensor are possible; how many there are (7, 11)."""
     chunk, shard = part["chunk"], unit_of(part)
     for cell in (chunk, shard):
         need(len(cell) == len(shape) and 0 not in cell, f"chunk {cell[:40]} of another shape")
         need(prod(cell) * item <= 1 << 32, "a chunk above the limit")
     need(not any(u % c for u, c in zip(shard, chunk, strict=True)), "shard and chunk do not fit")
+    return prod(-(-n // c) for n, c in zip(part["shape"], chunk, strict=True))
 
 
 def check_pieces(shape: Sequence[int], pieces: Sequence[Json]) -> None:
@@ -236,30 +209,6 @@ def check_pieces(shape: Sequence[int], pieces: Sequence[Json]) -> None:
         need(apart.any(axis=1).all(), f"piece {n} overlaps another")
 
 
-def document_of(dtype: str, part: Json, codecs: Sequence[str], attributes: Json) -> Json:
-    """The zarr.json of an array (7.4)."""
-    chain: list[Json] = [LITTLE, *({"name": codec} for codec in codecs)]
-    if part.get("shard") is not None:
-        inner = {"chunk_shape": part["chunk"], "codecs": chain}
-        inner |= {"index_codecs": [LITTLE, {"name": "crc32c"}], "index_location": "end"}
-        chain = [{"name": "sharding_indexed", "configuration": inner}]
-    zero: Any = 0.0 if "float" in dtype else False if dtype == "bool" else 0
-    zero = 1.0 if dtype == "float8_e8m0fnu" else [0.0, 0.0] if dtype in COMPLEX else zero
-    grid = {"chunk_shape": unit_of(part)}
-    return {
-        "zarr_format": 3,
-        "node_type": "array",
-        "shape": part["shape"],
-        "data_type": dtype,
-        "chunk_grid": {"name": "regular", "configuration": grid},
-        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": zero,
-        "codecs": chain,
-        "attributes": attributes,
-        "storage_transformers": [],
-    }
-
-
 def groups_of(nodes: Json, leaves: Iterable[Json]) -> Json:
     """The zarr.json of every group above some arrays, the root's with all of them (7.4)."""
     group = {"zarr_format": 3, "node_type": "group"}
@@ -271,3 +220,77 @@ def groups_of(nodes: Json, leaves: Iterable[Json]) -> Json:
     every = dict(sorted((nodes | groups).items()))
     listed = {"kind": "inline", "must_understand": False, "metadata": every}
     return groups | {"": group | {"attributes": {}, "consolidated_metadata": listed}}
+
+
+class StrictCheckpoint(Checkpoint):
+    """A checkpoint in a folder, open for reading, of which nothing contradicts the manifest."""
+
+    parse = staticmethod(parse)
+
+    def __init__(self, folder: str | Path) -> None:
+        self.opened: dict[str, zarr.Array] = {}
+        super().__init__(folder)
+
+    def value(self, name: str) -> object:
+        leaf = self.leaves[name]
+        if leaf["kind"] == "value" or leaf["type"] == "opaque":
+            return super().value(name)
+        try:
+            return value_of(leaf["type"], self.read(name).tobytes().decode())
+        except UnicodeDecodeError as error:
+            raise Broken(f"{name}: no UTF-8") from error
+
+    def read(self, name: str, low: Sequence[int] = (), sizes: Sequence[int] = ()) -> np.ndarray:
+        try:
+            return super().read(name, low, sizes)
+        except MemoryError as error:
+            raise Broken(f"{name}: {error}") from error
+
+    def read_chunk(self, array: Json, cell: Sequence[int]) -> np.ndarray:
+        """The elements of a chunk whose object is a plain file, and no longer than it can be."""
+        unit, document = unit_of(array), array["document"]
+        axes = zip(cell, array["chunk"], unit, strict=True)
+        key = "/".join([array["path"], "c", *(str(k * c // u) for k, c, u in axes)])
+        inner, codecs = prod(unit) // prod(array["chunk"]), self.manifest.get("codecs") or []
+        index = 16 * inner + 4 if "sharding" in document["codecs"][0]["name"] else 0
+        item = DTYPES[document["data_type"]].itemsize
+        most = prod(unit) * item + 4 * inner * len(codecs) + index
+        need((self.root / key).is_file(), f"{key}: missing, or no plain file")
+        need((self.root / key).stat().st_size <= most, f"{key}: longer than {most} bytes")
+        return super().read_chunk(array, cell)
+
+    def open(self, array: Json) -> zarr.Array:
+        """An array whose zarr.json is the one that follows from the manifest."""
+        if array["path"] not in self.opened:
+            self.compare(array["path"], array["document"])
+            self.opened[array["path"]] = super().open(array)
+        return self.opened[array["path"]]
+
+    def compare(self, path: str, document: Json) -> None:
+        """Refuse a zarr.json that is not, byte for byte, what the manifest implies."""
+        content = json.dumps(document, indent=2).encode()
+        found = read_file(self.root / path / "zarr.json", len(content))
+        need(found == content, f"{path}/zarr.json: edited")
+
+    def documents(self) -> dict[str, Json]:
+        """Every zarr.json of the checkpoint, by the path of its folder (7.4)."""
+        nodes = {array["path"]: array["document"] for array in chain(*self.arrays.values())}
+        return nodes | groups_of(nodes, self.leaves.values())
+
+    def verify(self) -> list[str]:
+        """A line for everything that is not as it was saved (10.7)."""
+        checks = [partial(self.compare, *document) for document in self.documents().items()]
+        for array in chain(*self.arrays.values()):
+            cells = product(*map(range, array["counts"]))
+            checks += [partial(self.read_chunk, array, cell) for cell in cells]
+        problems: list[str] = []
+        for check in checks:
+            try:
+                check()
+            except Broken as error:
+                problems.append(str(error))
+        return problems
+
+
+if __name__ == "__main__":
+    sys.exit("\n".join(StrictCheckpoint(sys.argv[1]).verify()) or None)
