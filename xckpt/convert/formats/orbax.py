@@ -24,6 +24,7 @@ from xckpt.convert.formats.orbax_tree import (
     ARRAYS,
     CHECKPOINT,
     CONTAINERS,
+    STRINGS,
     TREE,
     Leaf,
     Tree,
@@ -46,9 +47,8 @@ from xckpt.errors import (
 )
 from xckpt.storage.zarr_folders import StoredZarr, ZarrFolder
 
-__all__ = ["STRINGS", "OrbaxSource", "find_item"]
+__all__ = ["OrbaxSource", "find_item"]
 
-STRINGS: Final = "_strings.json"
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 CUSTOM: Final = "orbax.custom_metadata"
 """The text of `OrbaxSource.metadata` that holds Orbax's custom metadata, as JSON."""

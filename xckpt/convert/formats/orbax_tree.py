@@ -21,6 +21,7 @@ __all__ = [
     "ARRAYS",
     "CHECKPOINT",
     "CONTAINERS",
+    "STRINGS",
     "TREE",
     "Leaf",
     "Tree",
@@ -33,6 +34,7 @@ __all__ = [
 
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
+STRINGS: Final = "_strings.json"
 
 
 SEQUENCE: Final = 1
