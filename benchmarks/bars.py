@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.async_saves import PREPARED, XCKPT, AsyncSaves
+from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
@@ -149,6 +150,15 @@ def imports(figure: Import) -> Iterator[Bar]:
     """The import of the package."""
     yield _most("import xckpt", figure.seconds, 0.3, "s")
     yield _most("frameworks that the import brings", len(figure.frameworks), 0, "")
+
+
+def conversion(figures: Conversion) -> Iterator[Bar]:
+    """Memory and speed of converting a model."""
+    for each in figures.memory:
+        what = f"converting {each.size / (1 << 30):.1f} GiB: memory above the interpreter"
+        yield _most(what, each.above_interpreter / MIB, 512, "MiB")
+    for each in figures.speed:
+        yield _ratio(f"converting {each.dtype}: speed of the faster plain copy", each.ratio(), 0.7)
 
 
 def async_saves(figures: AsyncSaves) -> Iterator[Bar]:

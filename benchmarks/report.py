@@ -17,6 +17,8 @@ from rich.table import Table
 
 from benchmarks.async_saves import CONTENDERS, AsyncSaves
 from benchmarks.bars import Bar
+from benchmarks.conversion import CONTENDERS as WAYS
+from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import Extra
@@ -141,6 +143,29 @@ def async_table(figures: AsyncSaves) -> Table:
         )
     first, *later = (seconds * 1e3 for seconds in figures.jax)
     table.add_row("xckpt, JAX", f"{first:.0f}", f"{statistics.median(later):.0f}", "", "", "")
+    return table
+
+
+def conversion_memory_table(figures: Conversion) -> Table:
+    """What conversions allocate."""
+    table = _table(
+        "Converting a model on disk: allocated memory at its peak",
+        ("model",),
+        ("above imports, MiB", "above the interpreter, MiB", "seconds"),
+    )
+    for each in figures.memory:
+        memory = (each.above_imports, each.above_interpreter)
+        found = (f"{value / (1 << 20):.0f}" for value in memory)
+        table.add_row(f"{each.size / GIB:.2f} GiB, bfloat16", *found, f"{each.seconds:.1f}")
+    return table
+
+
+def conversion_table(figures: Conversion) -> Table:
+    """Seconds of a conversion and of plain copies."""
+    table = _table("Converting a model in memory: median seconds", ("model",), (*WAYS, "ratio"))
+    for each in figures.speed:
+        seconds = (f"{each.median(way):.2f}" for way in WAYS)
+        table.add_row(f"{each.size / GIB:.2f} GiB, {each.dtype}", *seconds, f"{each.ratio():.2f}")
     return table
 
 
