@@ -34,6 +34,7 @@ SOURCES: Final[Mapping[str, tuple[str, str]]] = {
 SINKS: Final[Mapping[str, tuple[str, str]]] = {
     "safetensors": ("xckpt.convert.formats.safetensors_sink", "SafetensorsSink"),
     "orbax": ("xckpt.convert.formats.orbax_sink", "OrbaxSink"),
+    "dcp": ("xckpt.convert.formats.dcp_sink", "DCPSink"),
 }
 """Format -> module and class of its sink."""
 
