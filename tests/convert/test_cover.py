@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -74,6 +75,22 @@ def judge(shape: tuple[int, ...], given_pieces: list[Piece]) -> None:
 def test_any_pieces_are_judged_as_painting_judges_them(data: st.DataObject, rank: int) -> None:
     shape = tuple(data.draw(st.integers(1, 4)) for _ in range(rank))
     judge(shape, data.draw(st.lists(pieces(rank), max_size=4)))
+
+
+@pytest.mark.parametrize(
+    "shape, piece",
+    [
+        ((4,), Piece((2, 3), (0,), ((1,), (1,)))),
+        ((3, 2), Piece((2, 2, 2), (0, 0), ((1, 0), (1, 0), (0, 1)))),
+        ((3,), Piece((3, 2), (0,), ((1,), (0,)))),
+        ((2, 2), Piece((2, 2, 2), (0, 0), ((1, 0), (0, 1), (0, 0)))),
+    ],
+)
+def test_a_piece_that_holds_an_element_twice_overlaps(shape: tuple[int, ...], piece: Piece) -> None:
+    fault = piece_fault(shape, [piece])
+    assert fault is not None
+    assert (fault.kind, fault.holders) == ("overlap", (0, 0))
+    judge(shape, [piece])
 
 
 @given(cases(most_rules=1), st.data())

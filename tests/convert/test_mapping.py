@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -500,3 +501,32 @@ def test_steps_compose_without_a_leaf_in_between() -> None:
     assert same_bits(made_by(both.inverse(), target, specs_of(source)), source)
     assert both.inverse().inverse() == both
     both.check(specs_of(source), specs_of(target))
+
+
+def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
+    """Of processor time; it takes about a second where nothing else runs."""
+    from xckpt.convert.operations import Reshape, Rope
+
+    operations: list[list[Operation]] = [
+        [Transpose((1, 0))],
+        [],
+        [Rope("halves", 8)],
+        [Reshape(((64, 64), (8, 8, 64)))],
+    ]
+    rules = [
+        Rule(f"b{b}.{k}.{{layer}}.w", f"b{b}/{{layer}}/{k}", operations[k])
+        for b in range(250)
+        for k in range(4)
+    ]
+    mapping = Mapping(rules)
+    source = {
+        name: TensorSpec((64, 64), "bfloat16")
+        for b in range(250)
+        for k in range(4)
+        for name in (f"b{b}.{k}.{layer}.w" for layer in range(10))
+    }
+    started = time.process_time()
+    resolved = mapping.resolve(source)
+    mapping.check(source, resolved.targets)
+    assert time.process_time() - started < 8
+    assert len(resolved.targets) == 10_000

@@ -57,7 +57,7 @@ class Arithmetic:
         target = numpy_dtype(self.target)
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             if self.operation == "cast":
-                return values.astype(target, copy=False)
+                return _cast(values, target)
             wide = values.astype(_wide(self.source), copy=False)
             number = wide.dtype.type(self.number)
             if self.operation == "scale":
@@ -65,6 +65,16 @@ class Arithmetic:
             if self.operation == "divide":
                 return (wide / number).astype(target, copy=False)
             return (wide + number).astype(target, copy=False)
+
+
+def _cast(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
+    if values.dtype.kind == "c" and target.kind != "c":
+        values = np.real(values)
+    try:
+        return values.astype(target, copy=False)
+    except TypeError:
+        # ml_dtypes has no cast between some small types; float32 has all of their values.
+        return values.astype(np.float32).astype(target)
 
 
 def _wide(dtype: str) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
 
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced
@@ -108,9 +107,3 @@ def one_for_each(bundle: Sequence[Slot]) -> Sequence[tuple[tuple[int, ...], tupl
                 f"its inputs run over other indices: {first.indices} and {slot.indices}"
             )
     return [(key, tuple(slot.tensors[key] for slot in bundle)) for key in first.tensors]
-
-
-def missing_of(slot: Slot) -> list[tuple[int, ...]]:
-    """Combinations of the values of a slot's indices that have no tensor."""
-    values = [sorted({key[i] for key in slot.tensors}) for i in range(len(slot.indices))]
-    return [key for key in product(*values) if key not in slot.tensors]

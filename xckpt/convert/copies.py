@@ -149,9 +149,8 @@ class StridedCopy:
             )
             if size != 1
         ]
-        merged = True
-        while merged:
-            merged = _merge_one_pair(axes)
+        while len(axes) > 1 and _merge_one_pair(axes):
+            pass
         if len(axes) == len(self.sizes):
             return self
         return replace(

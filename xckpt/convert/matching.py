@@ -54,6 +54,7 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
     # rule -> source pattern -> values of that rule's source indices -> leaf
     taken: list[list[dict[Key, str]]] = [[{} for _ in rule.source] for rule in rules]
     lookup = _Lookup(rules)
+    pattern_indices = [rule.source_indices for rule in rules]
     for name in names:
         found = []
         for number, place, pattern in lookup.candidates(name):
@@ -67,7 +68,7 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
                 continue
             if values is not None:
                 found.append(number)
-                key = tuple(values[index] for index in rule.source_indices)
+                key = tuple(values[index] for index in pattern_indices[number])
                 taken[number][place][key] = name
         if len(found) > 1:
             both = " and ".join(f"rule {rules[number]}" for number in found[:3])

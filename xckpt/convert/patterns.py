@@ -94,6 +94,8 @@ class Pattern:
     text: str
     parts: tuple[str | Affine | tuple[str], ...]
     """Literals, indices and (in a tuple) names of texts, in order."""
+    indices: tuple[str, ...]
+    """Names of the indices and texts, each once, in order of appearance."""
     expression: re.Pattern[str]
     lazy: re.Pattern[str] | None
     """Like `expression`, with the shortest first; None where a name can match in one way only."""
@@ -106,17 +108,6 @@ class Pattern:
             MappingError: braces do not close, or what stands between them is no index.
         """
         return _parse(text)
-
-    @property
-    def indices(self) -> tuple[str, ...]:
-        """Names of the indices and texts, each once, in order of appearance."""
-        names: dict[str, None] = {}
-        for part in self.parts:
-            if isinstance(part, Affine):
-                names.update((name, None) for name, _ in part.factors)
-            elif isinstance(part, tuple):
-                names[part[0]] = None
-        return tuple(names)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -201,7 +192,17 @@ def _parse(text: str) -> Pattern:
             raise MappingError(f"{text!r}: {part[0]!r} is both a number and a text")
     adjacent = any(not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(kept))
     lazy = _expression(kept, "?") if texts > 1 or adjacent else None
-    return Pattern(text, kept, _expression(kept), lazy)
+    return Pattern(text, kept, _indices(kept), _expression(kept), lazy)
+
+
+def _indices(parts: tuple[str | Affine | tuple[str], ...]) -> tuple[str, ...]:
+    names: dict[str, None] = {}
+    for part in parts:
+        if isinstance(part, Affine):
+            names.update((name, None) for name, _ in part.factors)
+        elif isinstance(part, tuple):
+            names[part[0]] = None
+    return tuple(names)
 
 
 def _expression(parts: tuple[str | Affine | tuple[str], ...], lazy: str = "") -> re.Pattern[str]:

@@ -96,8 +96,8 @@ class Rule:
     @property
     def exactness(self) -> Exactness:
         """The type of the least exact of its operations; a rename is a bijection."""
-        types = [operation.exactness for operation in self.operations]
-        return max(types, key=_DEGREES.index, default="bijection")
+        types: list[Exactness] = ["bijection", *(each.exactness for each in self.operations)]
+        return max(types, key=_DEGREES.index)
 
     def inverse(self) -> Rule:
         """The rule back, derived: sides exchanged, each operation inverted, the last one first."""

@@ -16,6 +16,9 @@ from xckpt.core.dtypes import DTYPES, numpy_dtype
 
 __all__ = ["Add", "Cast", "Scale", "is_exact_cast"]
 
+ONE_ZERO = ("fnu", "fnuz")
+"""How the names of floating-point types end that have no negative zero."""
+
 
 class Cast(Operation, frozen=True):
     """Convert elements to another type; exact where the new type has every value of the old one.
@@ -164,6 +167,8 @@ def is_exact_cast(before: str, after: str) -> bool:
     if before == "bool":
         return after != "float8_e8m0fnu"
     if after == "bool" or (before.startswith("complex") and not after.startswith("complex")):
+        return False
+    if is_floating(before) and after.endswith(ONE_ZERO) and not before.endswith(ONE_ZERO):
         return False
     low, high, digits, smallest = _reach(before)
     to_low, to_high, to_digits, to_smallest = _reach(after)

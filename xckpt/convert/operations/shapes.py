@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from math import prod
 from typing import ClassVar, Literal
@@ -181,6 +182,7 @@ class Rearrange(Operation, frozen=True):
         return hash((self.expression, *sorted(self.sizes.items())))
 
 
+@functools.lru_cache(maxsize=1024)
 def _groups(side: str) -> Groups:
     """One side of an expression as groups of names."""
     groups: list[tuple[str, ...]] = []
