@@ -11,6 +11,7 @@ are rank 0's alone.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -532,3 +533,90 @@ def test_a_planner_that_skips_a_leaf_leaves_it_out_of_the_state(pieces):
     state = {"w": np.zeros_like(TALL), "b": np.zeros_like(BIAS), "step": 0}
     xckpt.load_into(pieces, state, planner=Skipping(strict=False))
     assert np.array_equal(state["w"], TALL) and not state["b"].any()
+
+
+ERRORS = [ValueError("the planner's own"), OSError(5, "the planner's own")]
+
+
+class FailingSave(DefaultSavePlanner):
+    """Cannot give the data of one leaf."""
+
+    def __init__(self, name: str, error: Exception) -> None:
+        super().__init__()
+        self.name, self.error = name, error
+
+    def resolve_data(self, write_item: WriteItem) -> object:
+        if write_item.index.fqn == self.name:
+            raise self.error
+        return super().resolve_data(write_item)
+
+
+class FailingLoad(DefaultLoadPlanner):
+    """Fails in one hook."""
+
+    def __init__(self, hook: str, error: Exception) -> None:
+        super().__init__()
+        self.hook, self.error = hook, error
+
+    def _fail(self, hook: str) -> None:
+        if hook == self.hook:
+            raise self.error
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        self._fail("load_bytes")
+        super().load_bytes(read_item, value)
+
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        self._fail("resolve_tensor")
+        return super().resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        self._fail("commit_tensor")
+        super().commit_tensor(read_item, tensor)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ["b", "step"])
+def test_what_a_planner_raises_in_a_save_is_its_own(tmp_path, size, error, name):
+    def save(group: ThreadGroup) -> None:
+        planner = FailingSave(name, error)
+        xckpt.save(tmp_path / "ckpt", state(group.rank, size), group=group, planner=planner)
+
+    for outcome in run_ranks(size, save):
+        check_own(outcome.error, size, error)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("hook", ["load_bytes", "resolve_tensor", "commit_tensor"])
+def test_what_a_planner_raises_in_a_load_is_its_own(pieces, size, error, hook):
+    def load(group: ThreadGroup) -> None:
+        planner = FailingLoad(hook, error)
+        options = xckpt.LoadOptions(share_reads=False)
+        xckpt.load(pieces, wanted(), group=group, planner=planner, options=options)
+
+    for outcome in run_ranks(size, load):
+        check_own(outcome.error, size, error)
+
+
+def check_own(found: BaseException | None, size: int, error: Exception) -> None:
+    if size == 1:
+        assert found is error
+    else:
+        assert isinstance(found, xckpt.RanksFailedError)
+        assert {failure.kind for failure in found.failures} == {type(error).__name__}
+
+
+def test_a_plan_that_is_finished_otherwise_is_read_as_it_was_finished(pieces):
+    """Ranks that share their reads have announced what they read before."""
+
+    def load(group: ThreadGroup) -> Any:
+        planner = FaultyLoad(group.rank, "finish", lambda items: items[::-1])
+        target = {"w": np.zeros_like(TALL), "b": np.zeros_like(BIAS), "step": 0}
+        return xckpt.load(pieces, target, group=group, planner=planner)
+
+    for loaded in results(3, load):
+        assert np.array_equal(loaded["w"], TALL)
+        assert np.array_equal(loaded["b"], BIAS)

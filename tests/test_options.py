@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xckpt
+from tests.shards import cut
 from tests.storage.states import LAYOUTS, arrays, everything, expected, random_array, same
+from tests.threads import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
 
 
@@ -56,6 +59,23 @@ def test_impossible_options_are_refused_when_made(name: str, value: int) -> None
     if name in ("threads", "memory_bytes"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             xckpt.LoadOptions(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_the_coordinator_decides_on_checksums(tmp_path: Path, coordinator: int) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+    def save(group: ThreadGroup) -> None:
+        state = {"w": cut(whole, [((2 * group.rank, 0), (2, 6))]), f"own{group.rank}": whole}
+        options = xckpt.SaveOptions(crc32c=group.rank == 0)
+        xckpt.save(tmp_path / "ckpt", state, group=group, options=options)
+
+    results(2, save, coordinator=coordinator)
+    loaded = xckpt.load(tmp_path / "ckpt")
+    assert all(np.array_equal(loaded[name], whole) for name in ("w", "own0", "own1"))
+    for name in loaded:
+        document = json.loads((tmp_path / "ckpt" / name / "zarr.json").read_text())
+        assert ("crc32c" in str(document["codecs"])) == (coordinator == 0)
 
 
 def test_a_serialiser_carries_what_is_unsupported() -> None:

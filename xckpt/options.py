@@ -61,7 +61,8 @@ class SaveOptions:
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
     crc32c: bool = False
-    """Also put a checksum into each chunk, for readers that know no manifest; costs speed."""
+    """Also put a checksum into each chunk, for readers that know no manifest; costs speed. Where
+    several ranks save, the coordinator decides."""
     threads: int | None = None
     """Threads that hash and write; 1 for the caller's own, None for what suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE

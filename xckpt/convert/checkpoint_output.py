@@ -64,7 +64,6 @@ class CheckpointOutput:
     """Writes units as chunks of a checkpoint that is staged; an `Output`."""
 
     orders: WriteOrders
-    codecs: tuple[str, ...]
     where: Location
     """The checkpoint's place, for errors."""
     items: Mapping[Part, WriteItem]
@@ -84,9 +83,7 @@ class CheckpointOutput:
             (item.index.fqn, part.box.offsets): array
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
-        writes = ChunkWrites(
-            self.orders, self.codecs, _Made(arrays), ProgressCounter(0, None), self.where
-        )
+        writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
         try:
             with storage_errors(str(self.where)), Pool(threads=1, budget=1 << 62) as pool:
                 writes.write_tensors(items, pool, meanwhile=_nothing)
@@ -181,13 +178,13 @@ class ConvertingWriter(ZarrStorageWriter):
         values = self._write_values(orders, plan, planner)
         self._write_documents()
         items = self._items(plan)
-        output = CheckpointOutput(orders, self.codecs, self.target, items)
+        output = CheckpointOutput(orders, self.target, items)
         reports = self._make(output)
         arrays = [array for report in reports for array in _decode(report).arrays]
         return Written([*values.arrays, *arrays], values.values)
 
     def _write_values(self, orders: WriteOrders, plan: SavePlan, planner: SavePlanner) -> Written:
-        writes = ChunkWrites(orders, self.codecs, planner, ProgressCounter(0, None), self.target)
+        writes = ChunkWrites(orders, planner, ProgressCounter(0, None), self.target)
         with storage_errors(str(self.target)):
             for item in plan.items:
                 if item.tensor_data is None:

@@ -33,7 +33,7 @@ from xckpt.storage.folders import exchange, make_folder, sync_folder
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.stale_locks import empty_stale_lock
 
-__all__ = ["CLAIM", "DIGESTS", "MANIFEST", "Staging", "begin", "storage_errors"]
+__all__ = ["CLAIM", "DIGESTS", "MANIFEST", "Staging", "begin", "kept_errors", "storage_errors"]
 
 MANIFEST = "xckpt.json"
 DIGESTS = "xckpt.digests"
@@ -44,6 +44,20 @@ _MISSING = b"\x02"
 """TensorStore's generation of a key that does not exist."""
 
 
+_KEPT = "_xckpt_kept"
+"""Attribute of an exception that `storage_errors` leaves alone."""
+
+
+@contextlib.contextmanager
+def kept_errors() -> Iterator[None]:
+    """Have what a planner or another of the caller's functions raises pass `storage_errors`."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        setattr(error, _KEPT, True)
+        raise
+
+
 @contextlib.contextmanager
 def storage_errors(where: str) -> Iterator[None]:
     """Turn what TensorStore and the system raise into a `StorageError` that says where."""
@@ -51,12 +65,18 @@ def storage_errors(where: str) -> Iterator[None]:
         yield
     except XckptError:
         raise
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        if hasattr(error, _KEPT):
+            raise
+        raise _storage_error(where, error) from error
+
+
+def _storage_error(where: str, error: OSError | ValueError) -> StorageError:
+    advice = _advice(str(error))
+    if isinstance(error, OSError):
         named = "" if error.filename in (None, where) else f" ({error.filename})"
-        advice = _advice(str(error))
-        raise StorageError(f"{where}: {error.strerror or error}{named}{advice}") from error
-    except ValueError as error:
-        raise StorageError(f"{where}: {error}{_advice(str(error))}") from error
+        return StorageError(f"{where}: {error.strerror or error}{named}{advice}")
+    return StorageError(f"{where}: {error}{advice}")
 
 
 def _advice(message: str) -> str:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from xckpt.options import Progress, default_threads, processors
+from xckpt.storage.commit import kept_errors
 
 __all__ = ["Pool", "ProgressCounter"]
 
@@ -128,4 +129,5 @@ class ProgressCounter:
             return
         with self._lock:
             self.done += size
-            self._callback(Progress(self.done, self.total))
+            with kept_errors():
+                self._callback(Progress(self.done, self.total))

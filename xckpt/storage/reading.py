@@ -33,6 +33,7 @@ from xckpt.core.sharing import Publication, SharedReads
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead, allocate
+from xckpt.storage.commit import kept_errors
 from xckpt.storage.exchange import Exchange
 from xckpt.storage.pool import Pool, ProgressCounter
 
@@ -294,7 +295,8 @@ class ChunkReads:
         destination = self.destinations[number]
         with self.lock:
             if destination.host is None:
-                destination.resolved = self.planner.resolve_tensor(destination.item)
+                with kept_errors():
+                    destination.resolved = self.planner.resolve_tensor(destination.item)
                 destination.host = self._host_memory(destination)
             return destination.host
 
@@ -324,5 +326,6 @@ class ChunkReads:
             assert host is not None
             if destination.copied:
                 frameworks.copy_into(resolved, host)
-            self.planner.commit_tensor(destination.item, resolved)
+            with kept_errors():
+                self.planner.commit_tensor(destination.item, resolved)
             destination.host = destination.resolved = None

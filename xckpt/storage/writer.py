@@ -43,7 +43,7 @@ from xckpt.core.save_planner import SavePlanner
 from xckpt.core.zarr_json import documents
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
-from xckpt.storage.commit import DIGESTS, Staging, begin, storage_errors
+from xckpt.storage.commit import DIGESTS, Staging, begin, kept_errors, storage_errors
 from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
@@ -139,12 +139,12 @@ class ZarrStorageWriter:
         }
         regular = {name: orders for name, orders in shared.items() if len(orders) == 1}
         if len(regular) == len(shared):
-            everything = WriteOrders(where.driver, where.path, where.bucket, shared)
+            everything = WriteOrders(where.driver, where.path, where.bucket, self.codecs, shared)
             return [replace(plan, storage_data=everything) for plan in plans], metadata
         ordered = []
         for plan in plans:
             mine = regular | _orders_of_pieces(plan, metadata, shared)
-            orders = WriteOrders(where.driver, where.path, where.bucket, mine)
+            orders = WriteOrders(where.driver, where.path, where.bucket, self.codecs, mine)
             ordered.append(replace(plan, storage_data=orders))
         return ordered, metadata
 
@@ -181,7 +181,6 @@ class ZarrStorageWriter:
         total = sum(item.tensor_storage_size() or 0 for item in items)
         writes = ChunkWrites(
             msgspec.convert(plan.storage_data, WriteOrders),
-            self.codecs,
             planner,
             ProgressCounter(total, self.options.progress),
             self.target,
@@ -206,7 +205,8 @@ class ZarrStorageWriter:
     ) -> tuple[ValueEntry | BytesEntry, bytes]:
         """A value's entry and content: spelled out, or an array of bytes if long or opaque."""
         name = item.index.fqn
-        data = planner.resolve_data(item)
+        with kept_errors():
+            data = planner.resolve_data(item)
         if not isinstance(data, io.BytesIO):
             raise PlanError(
                 f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"

@@ -36,7 +36,7 @@ from xckpt.core.plan import WriteItem
 from xckpt.core.save_planner import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.arrays import open_array, open_chunk
-from xckpt.storage.commit import storage_errors
+from xckpt.storage.commit import kept_errors, storage_errors
 from xckpt.storage.digests import digest_array
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.pool import Pool, ProgressCounter
@@ -70,6 +70,8 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     driver: str
     path: str
     bucket: str
+    codecs: tuple[str, ...]
+    """Those behind ``bytes``; the coordinator's for all ranks."""
     arrays: dict[str, list[ArrayOrder]]
 
     @property
@@ -153,13 +155,12 @@ class ChunkWrites:
     def __init__(
         self,
         orders: WriteOrders,
-        codecs: tuple[str, ...],
         planner: SavePlanner,
         progress: ProgressCounter,
         where: Location,
     ) -> None:
         self.orders = orders
-        self.codecs = codecs
+        self.codecs = orders.codecs
         self.planner = planner
         self.progress = progress
         self.where = where
@@ -338,7 +339,8 @@ class ChunkWrites:
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
         assert item.tensor_data is not None
-        data = frameworks.to_numpy(self.planner.resolve_data(item))
+        with kept_errors():
+            data = frameworks.to_numpy(self.planner.resolve_data(item))
         chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
         if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
             raise PlanError(
