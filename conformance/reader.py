@@ -150,7 +150,7 @@ class Checkpoint:
         if leaf["kind"] == "value":
             return value_of(leaf["type"], leaf["value"])
         content = self.read(name).tobytes()
-        return content if leaf["type"] == "opaque" else value_of(leaf["type"], content)
+        return content if leaf["type"] == "opaque" else value_of(leaf["type"], content.decode())
 
     def read(self, name: str, low: Sequence[int] = (), sizes: Sequence[int] = ()) -> np.ndarray:
         """The elements ``[low, low + sizes)`` of a tensor, by default all (10.5)."""

@@ -57,6 +57,10 @@ class Xckpt:
     def __init__(self) -> None:
         self._written: dict[str, list[tuple[int, Box]]] = {}
 
+    def place(self, path: Path) -> Path | str:
+        """Where a checkpoint is: the path, or a URL for it."""
+        return path
+
     def leaf(self, rank: int, ranks: Sequence[Held]) -> object:
         """A rank's leaf for `xckpt.save`, from what every rank holds of the array."""
         return Boxes(ranks[rank])
@@ -72,7 +76,11 @@ class Xckpt:
         return loaded
 
     def load_rank(
-        self, path: Path, like: dict[str, object], group: ThreadGroup, options: xckpt.LoadOptions
+        self,
+        path: Path | str,
+        like: dict[str, object],
+        group: ThreadGroup,
+        options: xckpt.LoadOptions,
     ) -> Mapping[str, object]:
         """What one rank loads for ``like``, which may not name all leaves that there are."""
         return xckpt.load(path, like, strict=False, group=group, options=options)
@@ -111,7 +119,7 @@ class Xckpt:
 
         def save(group: ThreadGroup) -> None:
             xckpt.save(
-                path,
+                self.place(path),
                 states[group.rank],
                 overwrite=overwrite,
                 planner=planners[group.rank],
@@ -136,7 +144,7 @@ class Xckpt:
         ]
         loaded = on_ranks(
             len(ranks),
-            lambda group: self.load_rank(path, likes[group.rank], group, options),
+            lambda group: self.load_rank(self.place(path), likes[group.rank], group, options),
         )
         return [
             {name: self.boxes(found[name], wish) for name, wish in wanted.items()}
@@ -144,7 +152,7 @@ class Xckpt:
         ]
 
     def list(self, path: Path) -> dict[str, Array]:
-        found = xckpt.open(path).tree
+        found = xckpt.open(self.place(path)).tree
         assert isinstance(found, dict)
         return {str(name): Array(leaf.shape, leaf.dtype) for name, leaf in found.items()}
 
@@ -155,7 +163,7 @@ class Xckpt:
         shutil.rmtree(aside)
 
     def verify(self, path: Path) -> Sequence[str]:
-        return xckpt.open(path).verify()
+        return xckpt.open(self.place(path)).verify()
 
     def written(self, path: Path) -> dict[str, Sequence[tuple[int, Box]]]:
         names = {join_keys((name,)): name for name in self.list(path)}

@@ -94,7 +94,11 @@ class XckptTorch(Xckpt):
         return [from_torch(shard, wanted.array.dtype) for shard in shards]
 
     def load_rank(
-        self, path: Path, like: dict[str, object], group: ThreadGroup, options: xckpt.LoadOptions
+        self,
+        path: Path | str,
+        like: dict[str, object],
+        group: ThreadGroup,
+        options: xckpt.LoadOptions,
     ) -> Mapping[str, object]:
         xckpt.load_into(path, like, strict=False, group=group, options=options)
         return like

@@ -59,6 +59,13 @@ class GCSServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.buckets = {name: Bucket() for name in buckets}
 
+    def began(self, name: str, content: bytes | None, only_if: int | None) -> int:
+        """A request to write or delete an object has come, and gets a number."""
+        return 0
+
+    def ended(self, number: int, generation: int) -> None:
+        """It was dealt with; 0 stands for an object that is gone, -1 for one left as it was."""
+
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
@@ -87,13 +94,18 @@ class _Handler(BaseHTTPRequestHandler):
         if bucket is None:
             self._answer(404)
             return
+        name = query["name"]
+        number = self.server.began(name, content, self._condition(query))
         with bucket.lock:
-            if not self._condition_holds(bucket, query["name"], query):
-                self._answer(412)
-                return
-            bucket.put(query["name"], content)
-            resource = bucket.resource(query["name"])
-        self._answer(200, json.dumps(resource).encode())
+            holds = self._condition_holds(bucket, name, query)
+            if holds:
+                bucket.put(name, content)
+            resource = bucket.resource(name) if holds else None
+            self.server.ended(number, bucket.generation(name) if holds else -1)
+        if resource is None:
+            self._answer(412)
+        else:
+            self._answer(200, json.dumps(resource).encode())
 
     def do_DELETE(self) -> None:
         path, query = self._request()
@@ -103,13 +115,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404)
             return
         name = unquote(found[2])
+        number = self.server.began(name, None, self._condition(query))
         with bucket.lock:
-            if not self._condition_holds(bucket, name, query):
-                self._answer(412)
-            elif bucket.objects.pop(name, None) is None:
-                self._answer(404)
-            else:
-                self._answer(204)
+            holds = self._condition_holds(bucket, name, query)
+            gone = holds and bucket.objects.pop(name, None) is not None
+            self.server.ended(number, 0 if holds else -1)
+        self._answer(204 if gone else 404 if holds else 412)
 
     def _read(self, bucket_name: str, name: str, query: dict[str, str]) -> None:
         bucket = self.server.buckets.get(bucket_name)
@@ -151,8 +162,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, json.dumps(answer).encode())
 
     def _condition_holds(self, bucket: Bucket, name: str, query: dict[str, str]) -> bool:
+        wanted = self._condition(query)
+        return wanted is None or wanted == bucket.generation(name)
+
+    def _condition(self, query: dict[str, str]) -> int | None:
         wanted = query.get("ifGenerationMatch")
-        return wanted is None or int(wanted) == bucket.generation(name)
+        return None if wanted is None else int(wanted)
 
     def _request(self) -> tuple[str, dict[str, str]]:
         url = urlsplit(self.path)
