@@ -169,6 +169,8 @@ class Trial:
 
     module: str
     tests: Sequence[str]
+    examples: int | None = None
+    """How many examples a property is tried with, where it does not say so itself."""
     killers: list[str] = field(default_factory=list)
     """Tests that have failed on a mutant, the last one first."""
 
@@ -204,15 +206,18 @@ def _wait(child: int, seconds: float) -> int | None:
 class _Hurry:
     """Lets pytest run the likeliest tests first, and say which has failed."""
 
-    def __init__(self, killers: Sequence[str], pipe: int) -> None:
-        self.rank = {test: number for number, test in enumerate(killers)}
+    def __init__(self, trial: Trial, pipe: int) -> None:
+        self.rank = {test: number for number, test in enumerate(trial.killers)}
+        self.examples = trial.examples
         self.pipe = pipe
 
     def pytest_configure(self) -> None:
         from hypothesis import Phase, settings
 
         # A smaller example would take its time and tell nothing more.
-        settings.register_profile("hurry", settings(), phases=(Phase.explicit, Phase.generate))
+        phases = (Phase.explicit, Phase.generate)
+        examples = self.examples or settings().max_examples
+        settings.register_profile("hurry", settings(), phases=phases, max_examples=examples)
         settings.load_profile("hurry")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -230,9 +235,11 @@ def _test(trial: Trial, code: CodeType | None, pipe: int) -> int:
     if code is not None:
         sys.meta_path.insert(0, _Loader(trial.module, code))
     options = ["-x", "-q", "--numprocesses=0", "-p", "no:cacheprovider", "--hypothesis-seed=1"]
+    # Whoever waits for this process sees to the time.
+    options += ["--timeout=0"]
     # Hypothesis is imported before pytest can rewrite its assertions, which changes nothing here.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    return int(pytest.main([*options, *trial.tests], plugins=[_Hurry(trial.killers, pipe)]))
+    return int(pytest.main([*options, *trial.tests], plugins=[_Hurry(trial, pipe)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -242,6 +249,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("tests", nargs="+")
     parser.add_argument("--every", type=int, default=1, help="try one mutant of so many")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument(
+        "--examples", type=int, help="of a property; fewer are quicker, and let more survive"
+    )
     parser.add_argument("--again", help="a file with what a run printed: try no other mutants")
     parser.add_argument(
         "--seconds", type=float, help="that the tests may take; 5 times what they need by default"
@@ -254,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with open(spec.origin) as stream:
         source = stream.read()
     begun = time.monotonic()
-    trial = Trial(chosen.module, chosen.tests)
+    trial = Trial(chosen.module, chosen.tests, chosen.examples)
     if not trial.survives(None, chosen.seconds or 600):
         parser.error("the tests fail without any change")
     limit = chosen.seconds or 10 + 5 * (time.monotonic() - begun)

@@ -31,19 +31,21 @@ TARGETS = {
     "metadata": "tests.fuzz.pickles:metadata",
     "archive": "tests.fuzz.pickles:archive",
     "safetensors": "tests.fuzz.headers:safetensors",
+    "shown": "tests.fuzz.shown:shown",
 }
 """Name -> module and function."""
 
 SHARES = {
-    "manifest": 3,
-    "readers": 1,
+    "manifest": 7,
+    "readers": 2,
     "names": 1,
-    "checkpoint": 2,
-    "metadata": 1,
-    "archive": 1,
+    "checkpoint": 4,
+    "metadata": 2,
+    "archive": 2,
     "safetensors": 1,
+    "shown": 1,
 }
-"""Name -> how many of ten inputs it gets: whole loads are slow."""
+"""Name -> how many of twenty inputs it gets: whole loads are slow."""
 
 SECONDS = 5.0
 """Seconds of processor time that an input may take."""

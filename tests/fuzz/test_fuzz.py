@@ -27,6 +27,7 @@ OUTCOMES = {
     "metadata": {"refused", "read"},
     "archive": {"refused", "read"},
     "safetensors": {"refused", "read"},
+    "shown": {"exit code 0", "exit code 1"},
 }
 
 
