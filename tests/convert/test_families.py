@@ -69,7 +69,7 @@ def test_a_configuration_has_many_forms(tmp_path: Path) -> None:
         ("lama", SIZES, {}, ["'lama'", "llama", "xckpt map infer"]),
         ("llama", SIZES, {"scan": True}, ["scanned, rope", "scan = True", "no such choice"]),
         ("llama", SIZES, {"rope": "meta"}, ["rope = 'meta'", "'halves', 'pairs'"]),
-        ("bert", SIZES, {"scanned": True}, ["choices none", "scanned = True"]),
+        ("clip", SIZES, {"scanned": True}, ["choices none", "scanned = True"]),
         ("llama", {"hidden_size": 4}, {}, ["no num_hidden_layers", "no num_attention_heads"]),
         ("llama", "/nowhere/config.json", {}, ["/nowhere/config.json", "No such file"]),
     ],

@@ -192,7 +192,7 @@ class _Filling:
         """A pattern with everything in its place."""
         return self.prefix + _PLACE.sub(self._one, pattern)
 
-    def any(self, node: object) -> object:
+    def any(self, node: Any) -> Any:  # noqa: ANN401  # any value of TOML
         """A value of an operation or an index; ``"<name>"`` alone keeps its type."""
         if isinstance(node, str):
             alone = _PLACE.fullmatch(node)
@@ -214,9 +214,8 @@ def _rules_of(group: Document, values: Document) -> Iterator[dict[str, Any]]:
     """A group's rules, as a mapping's file has them."""
     if not _holds(group.get("when", {}), values):
         return
-    for (before_source, before_target), rule in product(
-        group.get("prefixes", [["", ""]]), group.get("rule", [])
-    ):
+    prefixes = _Filling(values, {}).any(group.get("prefixes", [["", ""]]))
+    for (before_source, before_target), rule in product(prefixes, group.get("rule", [])):
         if not _holds(rule.get("when", {}), values):
             continue
         each = rule.get("each", {})
