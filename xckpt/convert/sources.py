@@ -241,7 +241,8 @@ class XckptSource:
         low = tuple(max(a, o) for a, o in zip(cell.offsets, origin, strict=True))
         ends = zip(cell.offsets, cell.sizes, origin, into.shape, strict=True)
         high = tuple(min(a + n, o + m) for a, n, o, m in ends)
-        target = into[tuple(slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))]
+        where = (slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True))
+        target = into[(*where, ...)]  # with the ellipsis a view even where there are no dimensions
         whole = target.shape == cell.sizes
         direct = whole and target.flags.c_contiguous and target.flags.aligned
         dtype = numpy_dtype(self._chunks.array(key).dtype)
