@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,3 +132,16 @@ def test_constants_are_filled_in_and_checked_on_the_way_back() -> None:
     xckpt.save("memory://padded", loaded, overwrite=True)
     with pytest.raises(MappingError, match=r"padded: "):
         xckpt.load("memory://padded", mapping=mapping.inverse())
+
+
+def test_python_values_of_one_side_alone_are_no_fault(tmp_path: Path) -> None:
+    """A mapping speaks of tensors: an optimizer's rates have no counterpart in the other's."""
+    xckpt.save(tmp_path / "saved", {"w": np.arange(3.0), "lr": 0.1, "step": 7, "note": "here"})
+    like = {"v": np.zeros(3), "step": 0, "betas": [0.9, 0.99]}
+    mapping = Mapping([Rule("w", "v")])
+    loaded: Any = xckpt.load(tmp_path / "saved", like, mapping=mapping)
+    assert loaded["v"].tolist() == [0.0, 1.0, 2.0]
+    assert (loaded["step"], loaded["betas"]) == (7, [0.9, 0.99])
+    assert set(loaded) == {"v", "step", "betas"}
+    whole: Any = xckpt.load(tmp_path / "saved", mapping=mapping)
+    assert (whole["lr"], whole["note"]) == (0.1, "here")

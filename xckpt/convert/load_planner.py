@@ -8,6 +8,9 @@ written; `MappedLoadPlanner` lets the default planner plan against that one. The
    reads, and memory for what is in flight stays in the budget, as in any load.
 2. An item is read into memory of its own, or straight into the target where the two lie alike.
 3. When an item has landed, its copies take it to its places in the target.
+
+A mapping speaks of tensors. Of the Python values those are loaded that both sides have, under one
+name; others of the checkpoint are left out, and others of the target stay as they are.
 """
 
 from __future__ import annotations
@@ -160,9 +163,12 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             described[leaf] = TensorStorageMetadata(properties, spec.shape, Boxes.whole(spec.shape))
         for name, leaf in self._stored_names.items():
             value = metadata.state_dict_metadata[leaf]
-            if isinstance(value, BytesStorageMetadata) and name not in resolved.targets:
+            told = name in likes or state_dict is None
+            if isinstance(value, BytesStorageMetadata) and name not in resolved.targets and told:
                 described[likes.get(name, leaf)] = value
         self._set_up(state_dict, flat, Metadata(described, user=metadata.user))
+        values = [name for name, wanted in self._wanted.items() if wanted.target is None]
+        self._kept = frozenset(values) - described.keys()
 
     def _resolve(self, likes: Map[str, str], flat: FlatTree) -> ResolvedMapping:
         sources = {

@@ -142,6 +142,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._values: dict[str, object] = {}
+        self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
     def set_up_planner(
@@ -190,7 +191,9 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        targets = {name: wanted.target for name, wanted in self._wanted.items()}
+        # A kept leaf is nothing that the checkpoint should have: it stays as the caller has it.
+        wanted_names = [name for name in self._wanted if name not in self._kept]
+        targets = {name: self._wanted[name].target for name in wanted_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
