@@ -63,7 +63,7 @@ NAMES = {
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
     "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
-    | {"Inference", "convert", "family", "infer"},
+    | {"Inference", "convert", "family", "infer", "with_optimizer"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
     "xckpt.torch.dcp": {
         "XckptStorageReader",

@@ -14,6 +14,7 @@ from xckpt.convert.copies import StridedCopy
 from xckpt.convert.families import family
 from xckpt.convert.inference import Inference, infer
 from xckpt.convert.mapping import Mapping, ResolvedMapping
+from xckpt.convert.optimizer import with_optimizer
 from xckpt.convert.rules import Rule
 from xckpt.convert.tensors import TensorSpec
 
@@ -30,6 +31,7 @@ __all__ = [
     "convert",
     "family",
     "infer",
+    "with_optimizer",
 ]
 
 

@@ -24,6 +24,9 @@ from xckpt.errors import MappingError
 __all__ = ["Rule"]
 
 _DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
+SHOWN_NAMES = 6
+"""Names of one side that a rule spells out where it is shown."""
+
 _FIELDS = ("source", "target", "operations", "indices", "optional")
 
 
@@ -191,8 +194,7 @@ class Rule:
         return document
 
     def __str__(self) -> str:
-        sides = (" + ".join(side) or "nothing" for side in (self.source, self.target))
-        return " -> ".join(sides)
+        return f"{_listed(self.source)} -> {_listed(self.target)}"
 
     def __hash__(self) -> int:
         return hash((self.source, self.target, self.operations))
@@ -208,6 +210,11 @@ def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstac
             inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
             found += dict.fromkeys(inner)
     return found
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" + {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return " + ".join(names[:SHOWN_NAMES]) + more or "nothing"
 
 
 def _short(names: tuple[str, ...]) -> str | list[str]:
