@@ -1,10 +1,5 @@
-<<<<<<< HEAD
-# make test | make test-xla | make conformance | make conformance-long | make fuzz | make demo
-# make bench | make lint | make clean
-=======
 # make test | make test-xla | make test-models | make conformance | make conformance-long
-# make demo | make bench | make lint | make clean
->>>>>>> d2726e0 (wip)
+# make fuzz | make demo | make bench | make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
@@ -20,17 +15,13 @@ XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
 XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
 
-<<<<<<< HEAD
 # What only the fuzzer needs, beside the environment of the tests.
 FUZZ_PACKAGES := .venv-fuzz
 FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
 FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
-.PHONY: env env-xla test test-xla conformance conformance-long fuzz lint demo bench clean
-=======
-.PHONY: env env-xla test test-xla test-models conformance conformance-long lint demo bench clean
->>>>>>> d2726e0 (wip)
+.PHONY: env env-xla test test-xla test-models conformance conformance-long fuzz lint demo bench clean
 
 env: $(STAMP)
 
