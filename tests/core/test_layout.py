@@ -175,6 +175,7 @@ def test_boxes_that_all_ranks_hold_are_dealt_out(ranks, rows):
 
 
 WHOLE = [((0, 0), (64, 4))]
+UNEVEN = [((0, 0), (48, 4)), ((48, 0), (16, 4))]
 HALVES = [((0, 0), (32, 4)), ((32, 0), (32, 4))]
 
 
@@ -189,6 +190,7 @@ HALVES = [((0, 0), (32, 4)), ((32, 0), (32, 4))]
         (WHOLE, [[0, 1, 2, 3]], GridOptions(64, 128), 8),
         (HALVES, [[0, 1], [0, 1, 2, 3]], GridOptions(), 16),  # enough for those who are fewer
         (HALVES, [[0], [1, 2, 3]], GridOptions(), 32),
+        (UNEVEN, [[0, 1], [0, 1]], GridOptions(), 16),  # what the larger box needs
         (WHOLE, [list(range(128))], GridOptions(), 1),  # no less than the smallest share
     ],
 )

@@ -6,6 +6,7 @@ import io
 import random
 from collections import namedtuple
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -332,3 +333,15 @@ def test_more_elements_than_a_box_has_are_an_error():
         planner.commit_tensor(item, planner.resolve_tensor(item))
     with pytest.raises(PlanError, match=r"w: \[2, 4\) x \[0, 3\) .* 6 elements too many"):
         planner.commit_tensor(items[1], None)
+
+
+def test_a_plan_that_leaves_something_out_is_refused():
+    array = numbered((4,))
+    planner = DefaultLoadPlanner()
+    planner.set_up_planner({"w": wish(array, [((0,), (4,))])}, Store({"w": array}).metadata())
+    plan = planner.create_local_plan()
+    planner.check_plan(plan)
+    with pytest.raises(PlanError, match="does not fill every target exactly once\n  - w"):
+        planner.check_plan(replace(plan, items=[]))
+    with pytest.raises(PlanError, match="does not fill every target exactly once\n  - w"):
+        planner.check_plan(replace(plan, items=[*plan.items, *plan.items]))

@@ -365,3 +365,22 @@ def test_one_planner_can_plan_again():
         _, (share,), metadata = plan_all([state], [planner])
         assert [item.index.fqn for item in share.items] == list(state)
         assert list(metadata.state_dict_metadata) == list(state)
+
+
+@pytest.mark.parametrize("sizes", [(4, 1), (1, 4)])
+def test_leaves_without_a_choice_are_shared_first(sizes):
+    """Whoever alone holds a large leaf does not write the small one that others hold too."""
+    alone, both = (np.zeros((n, 64), np.float64) for n in sizes)
+    _, shares, _ = plan_all([{"both": both[:1], "alone": alone}, {"both": both[:1]}])
+    written = [[item.index.fqn for item in share.items] for share in shares]
+    assert written == [["alone"], ["both"]]
+
+
+@pytest.mark.parametrize("own, steps", [(None, 2), (GridOptions(8), 1)])
+def test_a_planner_s_own_grid_counts_before_the_storage_s(own, steps):
+    planner = DefaultSavePlanner(grid=own)
+    planner.set_up_planner({"w": np.zeros(4, np.float64)}, GridOptions(16), True)
+    _, metadata = planner.create_global_plan([planner.create_local_plan()])
+    tensor = metadata.state_dict_metadata["w"]
+    assert isinstance(tensor, TensorStorageMetadata) and tensor.grid is not None
+    assert tensor.grid.chunks.tolist() == [[steps]]
