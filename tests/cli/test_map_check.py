@@ -97,3 +97,48 @@ def test_the_inverse_is_written(files: tuple[Path, Path, Path], tmp_path: Path) 
     result = run("show", mapping, "--inverse", "--output", back)
     assert result.exit_code == 0, result.output
     assert Mapping.from_file(back) == Mapping.from_file(mapping).inverse()
+
+
+@pytest.fixture
+def hugging_face(tmp_path: Path) -> Path:
+    """A folder as Hugging Face has them: config.json and safetensors."""
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    folder = tmp_path / "hf"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", **sizes}))
+    layers = {
+        f"model.layers.{i}.mlp.up_proj.weight": np.zeros((6, 4), np.float32) for i in range(2)
+    }
+    save_file(layers, folder / "model.safetensors")
+    return folder
+
+
+def test_a_family_takes_the_config_beside_the_checkpoint(hugging_face: Path) -> None:
+    for source in (hugging_face, hugging_face / "model.safetensors"):
+        result = run("show", "llama", source, "--json", "--choose", "scanned=true")
+        assert result.exit_code == 0, result.output
+        document = json.loads(result.stdout)
+        assert [each["shape"] for each in document if "up_proj" in each["name"]] == [[2, 4, 6]]
+    assert run("check", "llama", hugging_face).exit_code == 0
+    config = hugging_face / "config.json"
+    assert "up_proj" in run("show", "llama", "--config", config).output
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["show", "lama"], "is no file, and no family: bert"),
+        (["show", "llama"], "--config"),
+        (["show", "none.toml"], "none.toml is no mapping's file"),
+        (["show", "llama", "--config", "none.json"], "is not a model's configuration"),
+        (["show", "llama", "--config", "CONFIG", "--choose", "scanned"], "KEY=VALUE"),
+        (["show", "llama", "--config", "CONFIG", "--choose", "wide=yes"], "no such choice"),
+    ],
+)
+def test_what_names_no_mapping_is_an_error(
+    hugging_face: Path, arguments: list[str], words: str
+) -> None:
+    config = str(hugging_face / "config.json")
+    result = run(*(config if each == "CONFIG" else each for each in arguments))
+    assert result.exit_code == 2
+    assert words in result.output

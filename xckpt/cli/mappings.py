@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, ClassVar
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Unpack
 
 import click
+
+from xckpt.cli.given_mappings import Given, family_options, given_mapping
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -73,18 +75,22 @@ class Misfit(click.ClickException):
         click.echo(f"xckpt: {self.format_message()}", file=file, err=file is None)
 
 
-mapping_argument = click.argument("mapping", type=click.Path(exists=True, dir_okay=False))
-backwards = click.option("--inverse", is_flag=True, help="Take the mapping backwards.")
-
-
 @map_commands.command()
-@mapping_argument
+@click.argument("mapping")
 @click.argument("source")
 @click.argument("target", required=False)
-@backwards
+@family_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def check(mapping: str, source: str, target: str | None, inverse: bool, as_json: bool) -> None:
+def check(
+    mapping: str,
+    source: str,
+    target: str | None,
+    as_json: bool,
+    **given: Unpack[Given],
+) -> None:
     """Prove that MAPPING makes all leaves of TARGET of all of SOURCE, each element once.
+
+    MAPPING is a TOML file, or a model family's name, such as llama.
 
     SOURCE and TARGET are checkpoints of any format that xckpt reads; only names, shapes and dtypes
     are looked at. Without TARGET the proof is about SOURCE and the leaves that the mapping makes.
@@ -93,7 +99,8 @@ def check(mapping: str, source: str, target: str | None, inverse: bool, as_json:
     """
     from xckpt.errors import MappingError
 
-    rules = _mapping(mapping, inverse)
+    near = [source] if target is None else [source, target]
+    rules = given_mapping(mapping, near=near, **given)
     read, wanted = _specs(source), None if target is None else _specs(target)
     problems: tuple[str, ...] = ()
     resolved = None
@@ -130,16 +137,23 @@ def _times(count: int) -> str:
 
 
 @map_commands.command()
-@mapping_argument
+@click.argument("mapping")
 @click.argument("source", required=False)
-@backwards
+@family_options
 @click.option("--output", "-o", metavar="FILE", help="Write the mapping, as TOML.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def show(
-    mapping: str, source: str | None, inverse: bool, output: str | None, as_json: bool
+    mapping: str,
+    source: str | None,
+    output: str | None,
+    as_json: bool,
+    **given: Unpack[Given],
 ) -> None:
-    """Show the rules of MAPPING, or what it makes of the leaves of SOURCE."""
-    rules = _mapping(mapping, inverse)
+    """Show the rules of MAPPING, or what it makes of the leaves of SOURCE.
+
+    MAPPING is a TOML file, or a model family's name, such as llama.
+    """
+    rules = given_mapping(mapping, near=[] if source is None else [source], **given)
     if output is not None:
         rules.to_file(output)
     resolved = None if source is None else rules.resolve(_specs(source))
@@ -201,13 +215,6 @@ def _short(sources: Sequence[str]) -> str:
     shown = [source or "a constant" for source in sources[:SHOWN_NAMES]]
     more = f", and {len(sources) - SHOWN_NAMES} more" if len(sources) > SHOWN_NAMES else ""
     return ", ".join(shown) + more
-
-
-def _mapping(path: str, inverse: bool) -> Mapping:
-    from xckpt.convert.mapping import Mapping
-
-    rules = Mapping.from_file(path)
-    return rules.inverse() if inverse else rules
 
 
 def _specs(path: str) -> dict[str, TensorSpec]:
