@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import load_file, save_file
 
 import xckpt
 from tests.convert.test_converting import MAPPING, flax_like, same, torch_like
@@ -65,3 +68,22 @@ def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
         assert failed.stdout == ""
         assert word in failed.stderr
     assert not (tmp_path / "a").exists()
+
+
+def test_a_familys_name_is_a_mapping(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    source.mkdir()
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = source / "config.json"
+    config.write_text(json.dumps(sizes))
+    weight = np.arange(24, dtype=np.float32).reshape(6, 4)
+    save_file({"layers.0.mlp.up_proj.weight": weight}, source / "model.safetensors")
+    there = run(source, tmp_path / "there", "--mapping", "llama")
+    assert there.exit_code == 0, there.output
+    loaded: Any = xckpt.load(tmp_path / "there")
+    assert np.array_equal(loaded["layers"]["0"]["mlp"]["up_proj"]["kernel"], weight.T)
+    options = ("--mapping", "llama", "--inverse", "--config", config)
+    back = run(tmp_path / "there", tmp_path / "back.safetensors", *options)
+    assert back.exit_code == 0, back.output
+    saved = load_file(tmp_path / "back.safetensors")["layers.0.mlp.up_proj.weight"]
+    assert np.array_equal(saved, weight)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
+from xckpt.cli.given_mappings import Given, family_options, given_mapping
+
 if TYPE_CHECKING:
-    from xckpt.convert.mapping import Mapping
     from xckpt.options import SaveOptions
 
 __all__ = ["convert_command"]
@@ -22,8 +23,8 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64"
 @click.command("convert")
 @click.argument("source")
 @click.argument("destination")
-@click.option("--mapping", "-m", metavar="FILE", help="How tensors become others, as TOML.")
-@click.option("--inverse", is_flag=True, help="Apply the mapping backwards.")
+@click.option("--mapping", "-m", metavar="MAPPING", help="A TOML file, or a family such as bert.")
+@family_options
 @click.option("--dtype", metavar="DTYPE", help="Type of all floating-point tensors, such as bf16.")
 @click.option("--format", metavar="FORMAT", help="xckpt, safetensors, orbax or dcp.")
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
@@ -33,24 +34,26 @@ def convert_command(
     source: str,
     destination: str,
     mapping: str | None,
-    inverse: bool,
     dtype: str | None,
     format: str | None,
     workers: int | None,
     overwrite: bool,
     allow_lossy: bool,
+    **given: Unpack[Given],
 ) -> None:
     """Write the checkpoint SOURCE as DESTINATION: of another model, dtype or format.
 
+    A family's mapping takes the model's sizes from the config.json beside SOURCE, or from --config.
     What SOURCE is is found out: a checkpoint of ours, safetensors (a file or a folder), Orbax, DCP,
     or a torch.save file. If the command is stopped, the same command goes on where it was.
     """
     from xckpt.cli.report import counted, readable_bytes
     from xckpt.convert.converting import convert
 
-    if inverse and mapping is None:
-        raise click.UsageError("--inverse turns a mapping around: give one with --mapping")
-    rules = None if mapping is None else _mapping(mapping, inverse)
+    if mapping is None and any(given.values()):
+        words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
+        raise click.UsageError(words)
+    rules = None if mapping is None else given_mapping(mapping, near=[source], **given)
     with _executor(workers) as executor, _bar() as options:
         done = convert(
             source,
@@ -68,17 +71,6 @@ def convert_command(
         before = f", {readable_bytes(done.bytes_before)} of them written before"
     tensors = counted(done.tensors, "tensor")
     click.echo(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{before}")
-
-
-def _mapping(path: str, inverse: bool) -> Mapping:
-    from xckpt.convert.mapping import Mapping
-    from xckpt.errors import MappingError
-
-    try:
-        rules = Mapping.from_file(path)
-    except OSError as error:
-        raise MappingError(f"{path}: {error.strerror}") from error
-    return rules.inverse() if inverse else rules
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:
