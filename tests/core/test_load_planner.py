@@ -345,3 +345,10 @@ def test_a_plan_that_leaves_something_out_is_refused():
         planner.check_plan(replace(plan, items=[]))
     with pytest.raises(PlanError, match="does not fill every target exactly once\n  - w"):
         planner.check_plan(replace(plan, items=[*plan.items, *plan.items]))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0)])
+def test_a_box_without_elements_is_not_read(shape):
+    array = numbered(shape)
+    whole = Boxes.whole(shape)
+    assert local_reads("w", Target(shape, "int32", whole), stored(array)) == []

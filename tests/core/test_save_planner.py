@@ -334,6 +334,23 @@ def test_a_box_that_the_rank_does_not_hold_is_refused():
         planner.resolve_data(WriteItem(MetadataIndex("w", (1, 0)), WriteItemType.SHARD, data))
 
 
+@pytest.mark.parametrize(
+    "name, kind, problem",
+    [
+        ("x", WriteItemType.TENSOR, "x: to be written by this rank, which has no leaf"),
+        ("w", WriteItemType.BYTE_IO, "w: planned as BYTE_IO, but it is a tensor"),
+        ("step", WriteItemType.TENSOR, "step: planned as TENSOR, but it is a Python int"),
+    ],
+)
+def test_an_item_that_is_not_the_rank_s_is_refused(name, kind, problem):
+    planner = DefaultSavePlanner()
+    planner.set_up_planner({"w": numbered((4,)), "step": 3})
+    data = TensorWriteData(ChunkStorageMetadata((0,), (4,)), TensorProperties("int32"), (4,))
+    tensor = data if kind is WriteItemType.TENSOR else None
+    with pytest.raises(PlanError, match=problem):
+        planner.resolve_data(WriteItem(MetadataIndex(name), kind, tensor))
+
+
 def test_resolve_data_is_a_view():
     array = numbered((4, 2))
     planner = DefaultSavePlanner()
