@@ -22,126 +22,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-__all__ = [
-    "Create",
-    "Disk",
-    "Exchange",
-    "Image",
-    "Link",
-    "MakeFolder",
-    "Operation",
-    "Remove",
-    "RemoveFolder",
-    "Rename",
-    "Resize",
-    "Sync",
-    "SyncAll",
-    "Write",
-    "apply",
-    "power_cuts",
-    "starting",
-]
+from conformance.operations import (
+    Create,
+    Exchange,
+    Link,
+    MakeFolder,
+    Operation,
+    Remove,
+    RemoveFolder,
+    Rename,
+    Resize,
+    Sync,
+    SyncAll,
+    Write,
+)
+
+__all__ = ["Disk", "Image", "apply", "power_cuts", "starting"]
 
 ALL_SUBSETS = 5
 """Up to so many uncertain changes of names, every subset of them is a power cut of its own."""
 
 _ROOT = 0
 
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """A new empty file."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class MakeFolder:
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """``data`` at an offset of a file, which grows if need be."""
-
-    path: str
-    offset: int
-    data: bytes
-
-    def __repr__(self) -> str:
-        return f"Write({self.path!r}, {self.offset}, {len(self.data)} bytes)"
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """A file's new length, in bytes; zeros where it grows."""
-
-    path: str
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rename:
-    """A file or folder takes another name, in one step; a file or an empty folder there is gone."""
-
-    source: str
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Two files or folders change their names with each other, in one step."""
-
-    one: str
-    other: str
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A second name for a file."""
-
-    source: str
-    target: str
-
-
-@dataclass(frozen=True, slots=True)
-class Remove:
-    """A file loses this name."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveFolder:
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sync:
-    """fsync of a file, or of a folder; ``""`` is the root."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
-class SyncAll:
-    """sync or syncfs."""
-
-
-Operation = (
-    Create
-    | MakeFolder
-    | Write
-    | Resize
-    | Rename
-    | Exchange
-    | Link
-    | Remove
-    | RemoveFolder
-    | Sync
-    | SyncAll
-)
-"""Paths are relative to the root and have no slash at either end."""
 
 Image = Mapping[str, bytes | None]
 """What a tree holds: path -> content of a file, or None for a folder."""

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from conformance.disk import Image, Operation
+from conformance.disk import Image
 from conformance.implementation import Implementation, Refused
+from conformance.operations import Operation
 from conformance.savers import SECONDS, ActionError, CannotRecordError, serve
 
 __all__ = [

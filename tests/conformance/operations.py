@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from conformance.disk import (
+from conformance.implementation import Implementation
+from conformance.operations import (
     Create,
     Exchange,
     Link,
@@ -22,7 +23,6 @@ from conformance.disk import (
     SyncAll,
     Write,
 )
-from conformance.implementation import Implementation
 from xckpt.storage.folders import exchange
 
 PATHS = ("a", "b", "d", "d/a", "d/b", "d/e", "d/e/a")

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from conformance.disk import (
+from conformance.disk import Disk, Image, apply, power_cuts, starting
+from conformance.operations import (
     Create,
-    Disk,
     Exchange,
-    Image,
     Link,
     MakeFolder,
     Operation,
@@ -23,9 +22,6 @@ from conformance.disk import (
     Sync,
     SyncAll,
     Write,
-    apply,
-    power_cuts,
-    starting,
 )
 from conformance.recording import image_of, memory, replay
 from tests.conformance.operations import perform_all, some_operations

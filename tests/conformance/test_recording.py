@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conformance import savers
-from conformance.disk import Create, MakeFolder, Operation, Write, apply, starting
+from conformance.disk import apply, starting
 from conformance.implementation import Held, Implementation, Refused
 from conformance.implementations.xckpt import IMPLEMENTATION, Xckpt
+from conformance.operations import Create, MakeFolder, Operation, Write
 from conformance.recording import (
     ActionError,
     CannotRecordError,
