@@ -70,3 +70,12 @@ def test_assertions_hold_where_the_mapping_made_the_data(case: Case) -> None:
             execute(tensor.copies, case.target, array, None)
             sides.append(array.tobytes())
         assert sides[0] == sides[1]
+
+
+@given(cases(most_rules=1))
+@settings(max_examples=60)
+def test_a_mapping_and_then_its_inverse_is_the_identity(case: Case) -> None:
+    both = case.mapping.then(case.mapping.inverse())
+    assert same_bits(made_by(both, case.source, case.source_specs), case.source)
+    assert both.inverse() == both
+    both.check(case.source_specs, case.source_specs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from xckpt.convert import operations
 from xckpt.convert.arithmetic import Arithmetic
 from xckpt.convert.bundles import Slot, Trace
 from xckpt.convert.operations import (
@@ -64,6 +65,12 @@ ONE_OF_EACH = [
     Unstack("layer"),
     Untie(2),
 ]
+
+
+def test_every_operation_is_tried() -> None:
+    kinds = {kind for kind in vars(operations).values() if isinstance(kind, type)}
+    named = {kind for kind in kinds if issubclass(kind, Operation) and kind is not Operation}
+    assert {type(each) for each in ONE_OF_EACH} == named
 
 
 @pytest.mark.parametrize("operation", ONE_OF_EACH, ids=lambda each: each.name)
