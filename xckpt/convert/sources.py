@@ -137,20 +137,26 @@ class XckptSource:
             if isinstance(self._described(leaf), TensorStorageMetadata)
         }
 
-    def _described(self, leaf: str) -> object:
-        return self.checkpoint.metadata.state_dict_metadata[leaf]
-
-    @cached_property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Name -> shape and dtype of every tensor."""
-        return {
+        self._specs = {
             name: TensorSpec(tuple(stored.shape), stored.dtype)
             for name, stored in self._tensors.items()
         }
 
-    @cached_property
+    def _described(self, leaf: str) -> object:
+        return self.checkpoint.metadata.state_dict_metadata[leaf]
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Name -> shape and dtype of every tensor."""
+        return self._specs
+
+    @property
     def values(self) -> Mapping[str, object]:
         """Name -> every leaf that is a Python value."""
+        return self._values
+
+    @cached_property
+    def _values(self) -> Mapping[str, object]:
         return {
             name: self.checkpoint[leaf]
             for name, leaf in self.leaf_names.items()
@@ -174,7 +180,7 @@ class XckptSource:
             name: stored.annotation for name, stored in self._tensors.items() if stored.annotation
         }
 
-    @cached_property
+    @property
     def metadata(self) -> Mapping[str, str]:
         """The user's metadata: as they are if they are texts by name, else as JSON."""
         user = self.checkpoint.user_metadata
