@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xckpt
+from tests.convert.mappings import Case, cases
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.converting import Converted, convert
+from xckpt.convert.names import tree_of
 from xckpt.convert.operations import Split, Stack, Transpose
 from xckpt.errors import (
     CheckpointExistsError,
@@ -219,3 +221,23 @@ def test_workers_of_an_executor_write_the_same_bytes(tmp_path: Path) -> None:
     alone = files(tmp_path / "alone")
     assert len(alone) > 10
     assert alone == files(tmp_path / "threads") == files(tmp_path / "processes")
+
+
+@given(case=cases(), memory=st.integers(1 << 10, 1 << 16))
+@settings(max_examples=25)
+def test_random_mappings_convert_and_load_bit_for_bit(case: Case, memory: int) -> None:
+    small = xckpt.SaveOptions(chunk_bytes=256, memory_bytes=memory)
+    source: Any = tree_of(case.source)
+    xckpt.save("memory://random", source, options=small, overwrite=True)
+    expected: Any = tree_of(case.target)
+    like: Any = tree_of({name: np.empty_like(array) for name, array in case.target.items()})
+    same(xckpt.load("memory://random", like, mapping=case.mapping), expected)
+    if set(case.mapping.resolve(case.source_specs).targets) == set(case.target):
+        convert(
+            "memory://random",
+            "memory://random-made",
+            mapping=case.mapping,
+            options=small,
+            overwrite=True,
+        )
+        same(xckpt.load("memory://random-made"), expected)

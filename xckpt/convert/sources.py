@@ -261,7 +261,7 @@ class XckptSource:
     def _finish(self, read: _Read) -> None:
         self._chunks.finish(read.pending)
         if read.target is not None:
-            copy_bits(read.target, read.pending.into[read.part])
+            copy_bits(read.target, read.pending.into[(*read.part, ...)])
 
     def identity(self) -> bytes:
         """The digest of the manifest, which has the digest of all digests in it."""

@@ -9,8 +9,8 @@ where they lie across the border of two units.
    transposed matrix is cut into columns, as its source's chunks are rows. Slabs begin where chunks
    of the source begin, as far as the size allows, and at multiples of what the sink asks for.
 2. `plan_units`: parts are put in the order in which they lie in the sources, and packed.
-3. Where tensors that share a source each fill a unit of their own, as the parts of a fused
-   projection may, all are cut finer, if that reads less.
+3. Where that reads much in vain, as with groups of query, key and value in one tensor, all tensors
+   that share a source are cut into equally many slabs, which come together.
 
 All of this depends on shapes, copies and chunks alone: every process finds the same units.
 """
@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, lcm, prod
+from math import ceil, gcd, lcm, prod
 from typing import Protocol
 
 from xckpt.convert.copies import StridedCopy, restrict
@@ -42,7 +42,13 @@ LOOKED_AT = 3
 """Slabs that are looked at to judge an axis."""
 
 WASTEFUL = 1.2
-"""Units that read this many times what they want are planned again, finer."""
+"""Units that read this many times what they want are planned again."""
+
+ALIKE = (2, 1, 0.5, 0.25)
+"""How many slabs are tried then, in units of the usual size: down to four times as large."""
+
+LEAST_BYTES = 1 << 20
+"""Slabs begin where chunks of the source begin, unless chunks of the target would be smaller."""
 
 
 class Resolved(Protocol):
@@ -164,14 +170,21 @@ def plan_units(
         if sum(sizes.values()) <= unit_bytes:
             small += [Part(name, _whole(resolved.targets[name])) for name in names]
             continue
-        coarse = planner.units_of(names, dict.fromkeys(names, unit_bytes), unit_bytes)
-        if len(names) > 1 and planner.waste(coarse) > WASTEFUL:
-            total = sum(sizes.values())
-            shares = {name: max(1, unit_bytes * sizes[name] // total) for name in names}
-            fine = planner.units_of(names, shares, unit_bytes)
-            coarse = min(coarse, fine, key=planner.waste)
-        units += coarse
+        found = planner.units_of(names, unit_bytes)
+        if len(names) > 1 and planner.waste(found) > WASTEFUL:
+            others = [
+                planner.units_alike(names, n) for n in _counts(sum(sizes.values()), unit_bytes)
+            ]
+            found = min((found, *others), key=planner.waste)
+        units += found
     return units + planner.packed(small, unit_bytes)
+
+
+def _counts(total: int, unit_bytes: int) -> list[int]:
+    """Numbers of slabs to try for so many bytes, the largest first."""
+    counts = {max(1, ceil(times * total / unit_bytes)) for times in ALIKE}
+    powers = (1 << power for power in range(max(counts).bit_length()))
+    return sorted(counts | {power for power in powers if power >= min(counts)}, reverse=True)
 
 
 def _components(resolved: Resolved, planner: _Planner) -> list[list[str]]:
@@ -231,12 +244,25 @@ class _Planner:
         """Bytes of a part's elements."""
         return prod(part.box.sizes) * item_size(self.resolved.targets[part.name].dtype)
 
-    def units_of(
-        self, names: Sequence[str], capacities: Mapping[str, int], unit_bytes: int
-    ) -> list[Unit]:
-        """Units of some targets, each cut into parts of its own capacity (bytes)."""
-        parts = [part for name in names for part in self.cut(name, capacities[name])]
+    def units_of(self, names: Sequence[str], unit_bytes: int) -> list[Unit]:
+        """Units of some targets, each cut as suits it."""
+        parts = [part for name in names for part in self.cut(name, unit_bytes)]
         return self.packed(sorted(parts, key=self._place), unit_bytes)
+
+    def units_alike(self, names: Sequence[str], count: int) -> list[Unit]:
+        """Units of some targets, all cut into ``count`` slabs: one of each in a unit."""
+        together: list[list[Part]] = [[] for _ in range(count)]
+        for name in names:
+            whole = Part(name, _whole(self.resolved.targets[name]))
+            best = self._best_cut(whole, max(1, self.nbytes(whole) // count))
+            slabs = [whole]
+            if best is not None:
+                sink = self.target_chunks(name)[best.axis] if self.target_chunks else 1
+                step = ceil(whole.box.sizes[best.axis] / count / sink) * sink
+                slabs = _slabs(whole, _Cut(best.axis, step, 0))
+            for parts, slab in zip(together[: len(slabs)], slabs, strict=True):
+                parts.append(slab)
+        return [self._unit(tuple(parts)) for parts in together if parts]
 
     def _place(self, part: Part) -> tuple[float, ...]:
         """Where in the sources a part begins: the tensor, and how far into it."""
@@ -311,7 +337,7 @@ class _Planner:
         """A target as parts of at most ``capacity`` bytes, as far as it can be cut."""
         done: list[Part] = []
         left = [Part(name, _whole(self.resolved.targets[name]))]
-        steps: dict[Shape, tuple[int, int] | None] = {}
+        steps: dict[Shape, _Cut | None] = {}
         while left:
             part = left.pop()
             if self.nbytes(part) <= capacity:
@@ -323,20 +349,21 @@ class _Planner:
             if best is None:
                 done.append(part)
             else:
-                left += _slabs(part, *best)
+                left += _slabs(part, best)
         return sorted(done, key=lambda part: part.box.offsets)
 
-    def _best_cut(self, part: Part, capacity: int) -> tuple[int, int] | None:
-        """Axis and thickness of the slabs that read the least in vain; None if nothing can be cut.
+    def _best_cut(self, part: Part, capacity: int) -> _Cut | None:
+        """The slabs that read the least in vain; None if nothing can be cut.
 
         Of equals the slowest axis is taken, whose slabs are contiguous.
         """
-        best: tuple[float, int, int] | None = None
+        best: _Cut | None = None
+        least = 0.0
         for axis, size in enumerate(part.box.sizes):
-            step = self._thickness(part, axis, capacity)
-            if step >= size:
+            cut = self._cut_along(part, axis, capacity)
+            if cut.step >= size:
                 continue
-            slabs = _slabs(part, axis, step)
+            slabs = _slabs(part, cut)
             shown = [slabs[i * (len(slabs) - 1) // (LOOKED_AT - 1)] for i in range(LOOKED_AT)]
             fetched = wanted = 0
             for slab in dict.fromkeys(shown):
@@ -344,45 +371,68 @@ class _Planner:
                 wanted += self.nbytes(slab)
             # What a slab fetches in vain the next one fetches again.
             cost = round(fetched / max(1, wanted), 2)
-            if best is None or cost < best[0]:
-                best = cost, axis, step
-        return best[1:] if best else None
+            if best is None or cost < least:
+                best, least = cut, cost
+        return best
 
-    def _thickness(self, part: Part, axis: int, capacity: int) -> int:
-        """Elements of a slab along an axis: whole chunks of source and sink, if they fit."""
+    def _cut_along(self, part: Part, axis: int, capacity: int) -> _Cut:
+        """Slabs along an axis, of whole chunks of source and sink if they fit the capacity."""
         size = part.box.sizes[axis]
-        most = max(1, capacity * size // max(1, self.nbytes(part)))
+        layer = max(1, self.nbytes(part) // size)
+        most = max(1, capacity // layer)
         sink = self.target_chunks(part.name)[axis] if self.target_chunks else 1
-        granule = lcm(sink, self._granule(part, axis))
+        span, phase = self._spans(part, axis)
+        granule = lcm(sink, span)
         if granule > most:
-            granule = sink
-        return max(granule, most // granule * granule)
+            return _Cut(axis, max(sink, most // sink * sink), 0)
+        step = most // granule * granule
+        phase %= granule
+        if phase % sink or gcd(phase, step) * layer < LEAST_BYTES:
+            phase = 0
+        return _Cut(axis, step, phase)
 
-    def _granule(self, part: Part, axis: int) -> int:
-        """How far apart, along a target's axis, chunks of the source begin; of the largest copy."""
+    def _spans(self, part: Part, axis: int) -> tuple[int, int]:
+        """How far apart, along a target's axis, chunks of the source begin, and where one does.
+
+        Of the largest copy that makes up the part.
+        """
         copy = max(self.copies_of(part), key=lambda copy: copy.elements, default=None)
         if copy is None or not copy.source:
-            return 1
-        chunk = self.source_chunks(copy.source)
+            return 1, 0
         # Of the loop axes that move along the target's axis, the one that moves furthest.
         moving = [loop for loop, steps in enumerate(copy.target_strides) if steps[axis]]
         if not moving:
-            return 1
+            return 1, 0
         loop = max(moving, key=lambda loop: abs(copy.target_strides[loop][axis]))
         step = abs(copy.target_strides[loop][axis])
         shape = self.resolved.sources[copy.source].shape
-        spans = [
-            size // abs(along) * step
-            for size, along, extent in zip(chunk, copy.source_strides[loop], shape, strict=True)
-            if along and size < extent and size % abs(along) == 0
-        ]
-        return max(1, *spans) if spans else step
+        found = (step, 0)
+        chunk = self.source_chunks(copy.source)
+        for dimension, along in enumerate(map(abs, copy.source_strides[loop])):
+            size = chunk[dimension]
+            if along and size < shape[dimension] and size % along == 0:
+                span = size // along * step
+                start = copy.source_offsets[dimension] // along * step
+                if span > found[0]:
+                    found = span, (copy.target_offsets[axis] - start) % span
+        return found
 
 
-def _slabs(part: Part, axis: int, step: int) -> list[Part]:
-    """A part cut along an axis every ``step`` elements of the tensor."""
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Slabs along an axis: borders at ``phase`` and every ``step`` from there."""
+
+    axis: int
+    step: int
+    phase: int
+
+
+def _slabs(part: Part, cut: _Cut) -> list[Part]:
+    """A part cut along an axis, at the same places wherever the part begins."""
+    axis = cut.axis
     low, size = part.box.offsets[axis], part.box.sizes[axis]
-    edges = sorted({low, low + size, *range(-(-low // step) * step, low + size, step)})
+    first = low + (cut.phase - low) % cut.step
+    edges = sorted({low, low + size, *range(first, low + size, cut.step)})
     slabs: list[Part] = []
     for a, b in pairwise(edges):
         offsets = (*part.box.offsets[:axis], a, *part.box.offsets[axis + 1 :])
