@@ -326,6 +326,15 @@ def test_a_leaf_that_transfers_its_data_learns_how_often_each_box_is_asked_for()
     assert sum(map(sum, (leaf.expected or [] for leaf in leaves))) >= 2
 
 
+def test_a_leaf_that_others_write_is_not_asked_for():
+    leaves: list[Transferring] = []
+    for _ in range(2):
+        plain = cut(numbered((4,)), [((0,), (4,))])
+        leaves.append(Transferring(plain.shape, plain.dtype, plain.boxes, plain.parts))
+    plan_all([{"w": leaf} for leaf in leaves])
+    assert [leaf.expected for leaf in leaves] == [[1], [0]]
+
+
 def test_a_box_that_the_rank_does_not_hold_is_refused():
     planner = DefaultSavePlanner()
     planner.set_up_planner({"w": cut(numbered((4, 2)), [((0, 0), (2, 2))])})
