@@ -113,6 +113,8 @@ def _of_folder(folder: Path) -> str | None:
 
 
 def _of_file(path: Path) -> str | None:
+    if not path.is_file():
+        return None  # A pipe would have to be waited for.
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         return "safetensors"
     with path.open("rb") as file:
@@ -125,6 +127,8 @@ def _of_file(path: Path) -> str | None:
 
 
 def _shown(path: Path) -> str:
+    if not path.is_dir() and not path.is_file():
+        return "neither a file nor a folder"
     if not path.is_dir():
         with path.open("rb") as file:
             first = file.read(8)

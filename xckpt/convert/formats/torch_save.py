@@ -49,7 +49,9 @@ def _files(path: Path) -> Files:
         return find_files(path, ".bin")
     if (path / WEIGHTS).is_file():
         return Files((path / WEIGHTS,))
-    found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES)
+    if not path.is_dir():
+        raise NotACheckpointError(f"{path} is neither a file nor a folder")
+    found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and each.is_file())
     if len(found) != 1:
         named = ", ".join(each.name for each in found[:5]) or "none"
         raise NotACheckpointError(
