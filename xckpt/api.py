@@ -21,6 +21,7 @@ from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.errors import XckptError
 from xckpt.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.staging import AsyncStager
@@ -260,7 +261,8 @@ def load(
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
-        path: where it is; see `save`.
+        path: where it is; see `save`. Local safetensors, Orbax and DCP checkpoints and files of
+            `torch.save` are loaded just so.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
             Python value. Only shape, dtype, device and sharding are read. An object with a
@@ -364,9 +366,8 @@ def _mapped(
     """Planner and reader of a load by a mapping."""
     if planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-    from xckpt.convert.detection import detect, open_source
+    from xckpt.convert.detection import open_source
     from xckpt.convert.load_planner import MappedLoadPlanner
-    from xckpt.convert.source_reader import SourceReader
 
     mapped = MappedLoadPlanner(
         mapping,
@@ -378,9 +379,7 @@ def _mapped(
         ranks=group.size,
         options=options,
     )
-    if detect(path) == "xckpt":
-        return mapped, _reader(path, options)
-    return mapped, SourceReader(lambda: open_source(path), str(path), options=options)
+    return mapped, _reader(path, options)
 
 
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
@@ -478,8 +477,18 @@ def _save_planner(options: SaveOptions) -> SavePlanner:
 
 
 def _reader(path: Path, options: LoadOptions | None) -> StorageReader:
+    """The reader for what lies at a path; what is nobody's is refused by the reader of ours."""
+    from xckpt.storage.location import Location
     from xckpt.storage.reader import ZarrStorageReader
 
+    with suppress(XckptError, OSError):
+        folder = Location.parse(path).folder
+        if folder is not None and folder.exists() and not (folder / "xckpt.json").exists():
+            from xckpt.convert.detection import detect, open_source
+            from xckpt.convert.source_reader import SourceReader
+
+            if detect(path) != "xckpt":
+                return SourceReader(lambda: open_source(path), str(path), options=options)
     return ZarrStorageReader(path, options=options)
 
 
