@@ -13,36 +13,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping as Map
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from xckpt.api import find_group
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checkpoint_output import ConvertingWriter
 from xckpt.convert.detection import open_sink
 from xckpt.convert.executing import Note, Numbered, Output, run_elsewhere, run_here
+from xckpt.convert.leaf_names import specs_of
 from xckpt.convert.mapping import Mapping
-from xckpt.convert.names import keys_of, tree_of
 from xckpt.convert.resolving import Conversion, Opened
 from xckpt.convert.sink_output import Layout, SinkWriter
-from xckpt.convert.sources import USER
+from xckpt.convert.target_tree import target_tree, user_metadata
+from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.units import Chunks, Unit, plan_units
 from xckpt.core.boxes import Boxes
 from xckpt.core.grid import GridOptions
-from xckpt.core.keys import join_keys
-from xckpt.core.leaves import LazySource
-from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.save_planner import DefaultSavePlanner
-from xckpt.core.tree import unflatten
 from xckpt.engine import save_state_dict
-from xckpt.errors import MappingError, StorageError
+from xckpt.errors import StorageError
 from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
 from xckpt.storage.pool import ProgressCounter
@@ -81,6 +72,7 @@ def convert(
     overwrite: bool = False,
     format: str | None = None,
     allow_lossy: bool = False,
+    like: object = None,
     options: SaveOptions | None = None,
 ) -> Converted:
     """Write a checkpoint of another model, dtype or format; every rank of a group calls it.
@@ -103,6 +95,9 @@ def convert(
         format: what to write: ``"xckpt"``, ``"safetensors"``, ``"orbax"`` or ``"dcp"``; None goes
             by the name of ``dst``.
         allow_lossy: allow steps that do not bring every value back. ``dtype`` needs no leave.
+        like: the target's tree, of anything with ``.shape`` and ``.dtype``: the mapping is then
+            proven to make just this, optional leaves included, and the checkpoint has its
+            containers. None makes what the mapping makes of the source, in nested dicts.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -118,7 +113,7 @@ def convert(
         RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
 
     Example:
-        >>> import xckpt
+        >>> import numpy as np, xckpt
         >>> from xckpt.convert import Mapping, Rule
         >>> from xckpt.convert.operations import Transpose
         >>> state = {"fc.weight": np.arange(6.0).reshape(2, 3), "step": 7}
@@ -130,12 +125,13 @@ def convert(
         (3, 2)
     """
     work = _Work(
-        Conversion(os.fspath(src), None, mapping, dtype, allow_lossy),
+        Conversion(os.fspath(src), None, mapping, dtype, allow_lossy, _wanted(mapping, like)),
         os.fspath(dst),
         overwrite,
         options or SaveOptions(),
         executor,
         _group_for(executor, group),
+        like,
     )
     work.check()
     try:
@@ -144,6 +140,14 @@ def convert(
         return work.into_sink(format)
     finally:
         work.close()
+
+
+def _wanted(mapping: Mapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
+    if like is None:
+        return None
+    if mapping is None:
+        raise ValueError("like is the target of a mapping: give one")
+    return tuple(specs_of(like).items())
 
 
 def _group_for(executor: Executor | None, group: Group | None) -> Group:
@@ -165,6 +169,7 @@ class _Work:
         options: SaveOptions,
         executor: Executor | None,
         group: Group,
+        like: object,
     ) -> None:
         self.conversion = conversion
         self.destination = destination
@@ -172,6 +177,7 @@ class _Work:
         self.options = options
         self.executor = executor
         self.group = group
+        self.like = like
         self._opened: Opened | None = None
         self._units: list[Unit] = []
         self._identity = b""
@@ -256,7 +262,12 @@ class _Work:
         """Write a checkpoint of ours."""
         all_reduce(self.group, PREPARE, self.look, lambda _: b"")
         self.plan()
-        names, tree = target_tree(self.opened, self.conversion.mapping is None, self._boxes())
+        names, tree = target_tree(
+            self.opened,
+            self._boxes(),
+            as_it_is=self.conversion.mapping is None,
+            like=self.like,
+        )
         options = self.options
         writer = ConvertingWriter(
             self.destination,
@@ -323,60 +334,3 @@ class _Work:
         """Let go of the source."""
         if self._opened is not None:
             self._opened.source.close()
-
-
-def user_metadata(told: Map[str, str]) -> JSONValue:
-    """The checkpoint's user metadata, from a source's."""
-    if USER in told:
-        return msgspec.json.decode(told[USER])
-    return dict(told) or None
-
-
-def target_tree(
-    opened: Opened, as_it_is: bool, boxes: Map[str, Boxes]
-) -> tuple[dict[str, str], Map[str, object]]:
-    """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
-
-    Args:
-        opened: the source, and what is made of it.
-        as_it_is: keep the source's own tree, where it tells.
-        boxes: target -> the boxes that this rank makes.
-
-    Raises:
-        MappingError: a value of the source has the name of a target, or leaves lie inside others.
-    """
-    source, targets = opened.source, opened.resolved.targets
-    both = sorted(set(source.values) & set(targets))
-    if both:
-        raise MappingError.listing(
-            "Python values of the source have the names of targets; rename the targets",
-            [f"{name}: a {type(source.values[name]).__name__}" for name in both],
-        )
-    names = {name: join_keys(keys_of(name)) for name in (*targets, *source.values)}
-    if as_it_is:
-        names = dict(getattr(source, "leaf_names", names))
-    shardings: Map[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
-    annotations: Map[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
-    leaves: dict[str, object] = {
-        name: LazySource(
-            spec.shape,
-            spec.dtype,
-            boxes[name],
-            _not_here,
-            sharding=shardings.get(name),
-            annotation=annotations.get(name, ""),
-        )
-        for name, spec in targets.items()
-    }
-    leaves |= source.values
-    if as_it_is:
-        containers: Map[str, str] = getattr(source, "containers", {})
-        ordered = {names[name]: leaves[name] for name in names}
-        tree: Any = unflatten(ordered, containers)
-    else:
-        tree = tree_of(leaves)
-    return {name: names[name] for name in targets}, tree
-
-
-def _not_here(index: int) -> NDArray[np.generic]:
-    raise AssertionError("the writer makes what it writes")

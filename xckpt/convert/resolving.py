@@ -79,6 +79,8 @@ class Conversion:
     """Element type of all floating-point tensors; None to leave them as they are."""
     allow_lossy: bool = False
     """Whether steps that do not bring every value back are allowed."""
+    wanted: tuple[tuple[str, TensorSpec], ...] | None = None
+    """(name, spec) of each tensor of the target, where it is known."""
 
     def open(self) -> Opened:
         """Open the source and resolve the mapping on it.
@@ -100,14 +102,17 @@ class Conversion:
     def _resolved(self, source: TensorSource) -> ResolvedMapping:
         if self.mapping is None:
             resolved = identity(source.specs)
-        else:
-            resolved = self.mapping.resolve(source.specs)
-            problems = problems_with(resolved, resolved.targets)
-            if problems:
-                raise MappingError.listing("the mapping leaves some of the source out", problems)
-            if not self.allow_lossy:
-                require_lossless(resolved)
-        return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
+            return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
+        wanted = None if self.wanted is None else dict(self.wanted)
+        resolved = self.mapping.resolve(source.specs, wanted)
+        if not self.allow_lossy:
+            require_lossless(resolved)
+        if self.dtype is not None:
+            resolved = cast_floats(resolved, self.dtype)
+        problems = problems_with(resolved, resolved.targets if wanted is None else wanted)
+        if problems:
+            raise MappingError.listing("the mapping does not fit", problems)
+        return resolved
 
 
 def require_lossless(resolved: ResolvedMapping) -> None:

@@ -1,0 +1,103 @@
+"""The tree that a conversion saves: a leaf for each target, and the source's Python values.
+
+1. Without a mapping it is the source's own tree, as far as the source tells it.
+2. With a mapping it is nested dicts with string keys, split at the names' slashes.
+3. With a tree of the target's it is that tree, containers and all; it must have a place for each
+   Python value of the source, and each of its own must be in the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.convert.names import by_mapping_name, keys_of, tree_of
+from xckpt.convert.resolving import Opened
+from xckpt.convert.sources import USER, TensorSource
+from xckpt.core.boxes import Boxes
+from xckpt.core.keys import join_keys
+from xckpt.core.leaves import LazySource
+from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.tree import flatten, rebuild, unflatten
+from xckpt.errors import MappingError
+
+__all__ = ["target_tree", "user_metadata"]
+
+
+def user_metadata(told: Mapping[str, str]) -> JSONValue:
+    """The checkpoint's user metadata, from a source's."""
+    if USER in told:
+        return msgspec.json.decode(told[USER])
+    return dict(told) or None
+
+
+def target_tree(
+    opened: Opened, boxes: Mapping[str, Boxes], *, as_it_is: bool, like: object = None
+) -> tuple[dict[str, str], Mapping[str, object]]:
+    """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
+
+    Args:
+        opened: the source, and what is made of it.
+        boxes: target -> the boxes that this rank makes.
+        as_it_is: keep the source's own tree, where it tells.
+        like: the target's tree; None if it is not known.
+
+    Raises:
+        MappingError: Python values have no place, or the names of targets; or leaves lie inside
+            others. All such are listed.
+    """
+    source, targets = opened.source, opened.resolved.targets
+    _check_values(source, targets)
+    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
+    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    leaves: dict[str, object] = {
+        name: LazySource(
+            spec.shape,
+            spec.dtype,
+            boxes[name],
+            _not_here,
+            sharding=shardings.get(name),
+            annotation=annotations.get(name, ""),
+        )
+        for name, spec in targets.items()
+    }
+    leaves |= source.values
+    if like is not None:
+        names = by_mapping_name(flatten(like).leaves)
+        tree = _like(leaves, names, like)
+    elif as_it_is:
+        names = {name: join_keys(keys_of(name)) for name in leaves}
+        names = dict(getattr(source, "leaf_names", names))
+        containers: Mapping[str, str] = getattr(source, "containers", {})
+        tree = unflatten({names[name]: leaves[name] for name in names}, containers)
+    else:
+        names = {name: join_keys(keys_of(name)) for name in leaves}
+        tree = tree_of(leaves)
+    told: Mapping[str, object] = tree  # type: ignore[assignment]  # our planners take any tree
+    return {name: names[name] for name in targets}, told
+
+
+def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
+    both = sorted(set(source.values) & set(targets))
+    if both:
+        raise MappingError.listing(
+            "Python values of the source have the names of targets; rename the targets",
+            [f"{name}: a {type(source.values[name]).__name__}" for name in both],
+        )
+
+
+def _like(leaves: Mapping[str, object], names: Mapping[str, str], like: object) -> object:
+    """A tree with these leaves in place of its own."""
+    problems = [f"{name}: in the source, but not in like" for name in leaves if name not in names]
+    problems += [f"{name}: in like, but not in the source" for name in names if name not in leaves]
+    if problems:
+        raise MappingError.listing("like has not the leaves of what is made", problems)
+    placed = {leaf: leaves[name] for name, leaf in names.items()}
+    return rebuild(like, lambda name, _: placed[name])
+
+
+def _not_here(index: int) -> NDArray[np.generic]:
+    raise AssertionError("the writer makes what it writes")
