@@ -216,11 +216,14 @@ def _by_key(
     """Pair items that alone have their key in their tree, and are numbered as the other's are."""
     here, there = _grouped(sources), _grouped(targets)
     numbers = _numbers(here), _numbers(there)
+    alike = {
+        words
+        for words, other in numbers[1].items()
+        if (one := numbers[0].get(words, set())) <= other or other <= one
+    }
     for key, items in there.items():
         others = here.get(key, [])
-        words = _words(key)
-        one, other = numbers[0].get(words, set()), numbers[1][words]
-        if len(items) == 1 and len(others) == 1 and (one <= other or other <= one):
+        if len(items) == 1 and len(others) == 1 and _words(key) in alike:
             found.offer(others[0], items[0], reason)
 
 

@@ -96,11 +96,11 @@ def _modules(found: Alignment, side: str) -> list[_Module]:
     leaves = found.sources if side == "source" else found.targets
     grouped: dict[Path, dict[str, Leaf]] = defaultdict(dict)
     spoilt: set[Path] = set()
+    taken = found.used | found.doubted
     for leaf in leaves:
-        taken = (side, leaf.name) in found.used | found.doubted
         if leaf.role in IGNORED:
             continue
-        if taken or leaf.role not in ROLES or leaf.role in grouped[leaf.path]:
+        if (side, leaf.name) in taken or leaf.role not in ROLES or leaf.role in grouped[leaf.path]:
             spoilt.add(leaf.path)
         grouped[leaf.path][leaf.role] = leaf
     return [
