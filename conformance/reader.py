@@ -1,10 +1,9 @@
 """An independent reader of the format, version 1: NumPy, JSON, zarr-python and a hash.
 
 It was written from ``spec/`` and shares no line with the library that writes the format; numbers
-in brackets are sections of ``spec/format-1.md``. It reads whatever a writer wrote, and refuses what
-is not as its digests say. `conformance.strict_reader` refuses more: a manifest that contradicts
-itself under a digest that is right; and it verifies (10.7). Here each zarr.json is derived from the
-manifest and not looked at (7.4).
+in brackets are sections of ``spec/format-1.md``. It refuses what is not as its digests say; each
+zarr.json is derived from the manifest and not looked at (7.4). `conformance.strict_reader` refuses
+more: a manifest that contradicts itself under a right digest; and it verifies (10.7).
 
 ``python -m conformance.reader PATH`` reads every leaf of a checkpoint, and lists them.
 """
@@ -99,12 +98,11 @@ def document_of(dtype: str, part: Json, codecs: Sequence[str], attributes: Json)
         coded = [{"name": "sharding_indexed", "configuration": inner}]
     zero: Any = 0.0 if "float" in dtype else False if dtype == "bool" else 0
     zero = 1.0 if dtype == "float8_e8m0fnu" else [0.0, 0.0] if "complex" in dtype else zero
-    shape = part["shape"]
     grid = {"name": "regular", "configuration": {"chunk_shape": part.get("shard") or part["chunk"]}}
     keys = {"name": "default", "configuration": {"separator": "/"}}
-    document = {"zarr_format": 3, "node_type": "array", "shape": shape, "data_type": dtype}
-    document |= {"chunk_grid": grid, "chunk_key_encoding": keys, "fill_value": zero}
-    return document | {"codecs": coded, "attributes": attributes, "storage_transformers": []}
+    start = {"zarr_format": 3, "node_type": "array", "shape": part["shape"], "data_type": dtype}
+    start |= {"chunk_grid": grid, "chunk_key_encoding": keys, "fill_value": zero}
+    return start | {"codecs": coded, "attributes": attributes, "storage_transformers": []}
 
 
 def arrays_of(leaf: Json, codecs: Sequence[str], first: int) -> Iterator[Json]:
@@ -173,14 +171,16 @@ class Checkpoint:
         """The elements of a chunk that lie in its array, if they are what was saved (8)."""
         axes = zip(cell, array["chunk"], array["shape"], strict=True)
         region = tuple(slice(k * c, min(k * c + c, n)) for k, c, n in axes)
+        objects = zip(region, array.get("shard") or array["chunk"], strict=True)
+        key = "/".join([array["path"], "c", *(str(span.start // size) for span, size in objects)])
+        need((self.root / key).is_file(), f"{key}: missing, or no plain file")
         try:
             data = np.asarray(self.open(array)[region])
         except (ValueError, RuntimeError, OSError, TypeError) as error:
-            raise Broken(f"{array['path']}, chunk {cell}: {error}") from error
-        number = int(np.ravel_multi_index(cell, array["counts"])) if cell else 0
-        start = 16 * (array["first"] + number)
-        whole = xxhash.xxh3_128_digest(data.tobytes()) == self.digests[start : start + 16]
-        need(whole, f"{array['path']}, chunk {cell}: not what was saved")
+            raise Broken(f"{key}: {error}") from error
+        number = array["first"] + (int(np.ravel_multi_index(cell, array["counts"])) if cell else 0)
+        digest = self.digests[16 * number : 16 * number + 16]
+        need(xxhash.xxh3_128_digest(data.tobytes()) == digest, f"{key}: not what was saved")
         return data
 
     def open(self, array: Json) -> zarr.Array:

@@ -247,7 +247,7 @@ def test_the_commands_read_and_verify(tmp_path: Path) -> None:
     for module in ("conformance.reader", "conformance.strict_reader"):
         broken = run(module, path)
         assert broken.returncode == 1
-        assert re.search(r"w, chunk \(0, 0\): not what was saved", broken.stderr)
+        assert re.search("w/c/0/0: not what was saved", broken.stderr)
 
 
 def test_it_is_short_and_stands_alone() -> None:
@@ -280,6 +280,17 @@ def test_alone_it_refuses_what_its_digests_do_not_say(tmp_path: Path, position: 
             read_all(path)
         (path / file).write_bytes(content)
     read_all(path)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_alone_it_refuses_a_missing_chunk_of_zeros(tmp_path: Path, sharded: bool) -> None:
+    path = tmp_path / "ckpt"
+    options = xckpt.SaveOptions(chunk_bytes=16, shard_bytes=64 if sharded else 0)
+    xckpt.save(path, {"zeros": np.zeros(32, np.int8)}, options=options)
+    read_all(path)
+    (path / "zeros/c/0").unlink()
+    with pytest.raises(Broken, match="zeros/c/0: missing"):
+        read_all(path)
 
 
 def read_all(path: Path) -> None:
