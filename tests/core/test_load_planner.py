@@ -352,3 +352,10 @@ def test_a_box_without_elements_is_not_read(shape):
     array = numbered(shape)
     whole = Boxes.whole(shape)
     assert local_reads("w", Target(shape, "int32", whole), stored(array)) == []
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 3), (3, 1)])
+def test_a_whole_array_is_one_read(shape):
+    array = numbered(shape)
+    (item,) = local_reads("w", Target(shape, "int32", Boxes.whole(shape)), stored(array))
+    assert item.lengths == shape and item.storage_offsets == item.dest_offsets == (0,) * len(shape)
