@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.convert.mappings import Case, cases
-from xckpt.convert.cover import Piece, piece_fault
+from xckpt.convert.cover import Piece, PieceFault, piece_fault
 
 
 @st.composite
@@ -91,6 +91,12 @@ def test_a_piece_that_holds_an_element_twice_overlaps(shape: tuple[int, ...], pi
     assert fault is not None
     assert (fault.kind, fault.holders) == ("overlap", (0, 0))
     judge(shape, [piece])
+
+
+def test_an_element_held_twice_is_the_witness_and_not_its_neighbour() -> None:
+    twice = Piece((2, 2), (0, 0), ((1, 0), (1, 0)))
+    beside = Piece((3,), (0, 1), ((1, 0),))
+    assert piece_fault((3, 2), [twice, beside]) == PieceFault("overlap", (1, 0), (1, 1), (0, 0))
 
 
 @given(cases(most_rules=1), st.data())

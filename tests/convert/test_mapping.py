@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.reduction
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -145,7 +146,9 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([QKV]),
             specs(q=(4, 3), k=(2, 3), v=(3, 3)),
             specs(qkv=(8, 3)),
-            ["rule q + k + v -> qkv: concatenate [4, 2, 2]: part 2 has shape [3, 3], not [2, 3]; "
+            ["rule q + k + v -> qkv on 'q' [0, 4) x [0, 3), 'k' [0, 2) x [0, 3), 'v' [0, 3) "
+             "x [0, 3): "
+             "concatenate [4, 2, 2]: part 2 has shape [3, 3], not [2, 3]; "
              "its input: float32[4, 3], float32[2, 3], float32[3, 3]"],
             id="a wrong shape",
         ),
@@ -160,7 +163,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", ("b", "c"), [Split((2, 2))])]),
             specs(a=(5,)),
             specs(b=(2,), c=(2,)),
-            ["rule a -> b + c: split [2, 2]: 2 + 2 = 4, axis 0 has 5; its input: float32[5]"],
+            ["rule a -> b + c on 'a' [0, 5): split [2, 2]: 2 + 2 = 4, axis 0 has 5; its "
+             "input: float32[5]"],
             id="sizes that do not add up",
         ),
         pytest.param(
@@ -188,7 +192,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("l.{i}.w", "w", [Stack("i")])]),
             layers(2) | {"l.1.w": TensorSpec((3, 2), "float32")},
             specs(w=(2, 2, 3)),
-            ["rule l.{i}.w -> w: stack i: i 1 is float32[3, 2], i 0 is float32[2, 3]; its input: "
+            ["rule l.{i}.w -> w on 'l.0.w' [0, 2) x [0, 3), 'l.1.w' [0, 3) x [0, 2): stack "
+             "i: i 1 is float32[3, 2], i 0 is float32[2, 3]; its input: "
              "float32[2, 3] or float32[3, 2] x 2"],
             id="layers of different shapes",
         ),
@@ -203,7 +208,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule(("a", "b"), "c", [Untie(2)])]),
             specs(a=(2,), b=(3,)),
             specs(c=(2,)),
-            ["rule a + b -> c: untie 2: tied tensors are float32[2] and float32[3]; its input: "
+            ["rule a + b -> c on 'a' [0, 2), 'b' [0, 3): untie 2: tied tensors are "
+             "float32[2] and float32[3]; its input: "
              "float32[2], float32[3]"],
             id="tied tensors of different shapes",
         ),
@@ -211,7 +217,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", "a", [Cast(("float32", "float16"))])]),
             specs("float16", a=(2,)),
             specs("float16", a=(2,)),
-            ["rule a -> a: cast ['float32', 'float16']: it is float16, not float32; its input: "
+            ["rule a -> a on 'a' [0, 2): cast ['float32', 'float16']: it is float16, not "
+             "float32; its input: "
              "float16[2]"],
             id="a cast of another type",
         ),
@@ -219,7 +226,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", "a", [Scale(2.0)])]),
             specs("int32", a=(2,)),
             specs("int32", a=(2,)),
-            ["rule a -> a: scale 2.0: it is int32: arithmetic is for floating-point tensors; its "
+            ["rule a -> a on 'a' [0, 2): scale 2.0: it is int32: arithmetic is for "
+             "floating-point tensors; its "
              "input: int32[2]"],
             id="arithmetic on whole numbers",
         ),
@@ -227,7 +235,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", (), [Drop(0, (3,), "float32")])]),
             specs(a=(2,)),
             {},
-            ["rule a -> nothing: drop 0, shape [3], dtype float32: it is float32[2]; its input: "
+            ["rule a -> nothing on 'a' [0, 2): drop 0, shape [3], dtype float32: it is "
+             "float32[2]; its input: "
              "float32[2]"],
             id="a dropped tensor of another shape",
         ),
@@ -259,7 +268,7 @@ def test_all_problems_are_reported_at_once() -> None:
     found = problems(mapping, specs(a=(1,), q=(3,), c=(2,)), specs(a=(2,), q=(3,), d=(4,)))
     assert len(found) == 4
     assert [line.split("'")[1] if "'" in line else line[:6] for line in found] == [
-        "rule q",
+        "q",
         "a",
         "d",
         "c",
@@ -274,6 +283,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ("a.{i}", "b.{i}", [Stack("i")], {}, "is stacked or unstacked, but is not on just one"),
         ("a.{i}", "b", [Stack("i"), Stack("i")], {}, "stack it once"),
         (("a.{i}", "b"), "c.{i}", [Concatenate((1, 1))], {}, "have not all the same indices"),
+        ("a.{t...}", "b", [Stack("t")], {}, "text 't' stands on one side only"),
         ("a", "b", [], {"i": 3}, "no name has the index i"),
         (("a", "b"), "c", [], {}, "give 2 tensors for 1 targets"),
         (("a", "b"), "c", [Concatenate((1, 1, 1))], {}, "takes 3 tensors, but has 2"),
@@ -432,6 +442,20 @@ def test_an_asserted_cast_is_not_lossy() -> None:
     assert not resolved.lossy
     (assertion,) = resolved.assertions
     assert [step.target for step in assertion.expected.copies[0].arithmetic] == ["int32", "float32"]
+
+
+def test_a_leaf_without_a_name_is_refused() -> None:
+    with pytest.raises(MappingError, match="one leaf without"):
+        Mapping([Rule("{a...}", "{a...}")]).resolve(np.zeros(3))
+
+
+def test_a_mapping_goes_to_other_processes() -> None:
+    mapping = Mapping([Rule("l.{i}.w", "w", [Stack("i"), Add(1.0)], {"i": 2})])
+    again = multiprocessing.reduction.ForkingPickler.loads(
+        multiprocessing.reduction.ForkingPickler.dumps(mapping)
+    )
+    assert again == mapping
+    assert hash(again) == hash(mapping)
 
 
 def test_trees_are_taken_for_source_and_target() -> None:

@@ -122,6 +122,8 @@ class Mapping:
     def _resolution(
         self, source: Map[str, TensorSpec], wanted: Map[str, TensorSpec] | None
     ) -> Resolution:
+        if "" in source:
+            raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
         leaves = {name: leaf(name, spec) for name, spec in source.items()}
         if self.following is None:
             return resolve_rules(self.rules, source, leaves, wanted)

@@ -24,6 +24,9 @@ from xckpt.errors import MappingError
 
 __all__ = ["Resolution", "resolve_rules"]
 
+SHOWN_LEAVES = 4
+"""So many leaves of one instance are named in a message."""
+
 
 @dataclass(slots=True)
 class Resolution:
@@ -89,7 +92,8 @@ def resolve_rules(
         try:
             made = _targets(instance, leaves, found.trace, wanted)
         except MappingError as error:
-            found.problems.append(f"rule {instance.rule}{_at(instance)}: {error}")
+            where = f"{_at(instance)}{_of(instance, leaves)}"
+            found.problems.append(f"rule {instance.rule}{where}: {error}")
             found.failed.append(instance.rule)
             continue
         for name, tensor in made:
@@ -112,6 +116,17 @@ def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
 def _at(instance: Instance) -> str:
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
     return f" at {values}" if values else ""
+
+
+def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
+    """The leaves that an instance takes, each with its box."""
+    names = [name for by_key in instance.sources for name in by_key.values()]
+    shown = [
+        f"{name!r} {interval((0,) * len(leaves[name].shape), leaves[name].shape)}"
+        for name in names[:SHOWN_LEAVES]
+    ]
+    more = f" and {len(names) - SHOWN_LEAVES} more" if len(names) > SHOWN_LEAVES else ""
+    return f" on {', '.join(shown)}{more}" if names else ""
 
 
 def _targets(

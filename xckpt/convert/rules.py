@@ -129,6 +129,10 @@ class Rule:
         problems: list[str] = []
         stacked = _indices_of(self.operations, Stack)
         unstacked = _indices_of(self.operations, Unstack)
+        patterns = (*self.source_patterns, *self.target_patterns)
+        texts = {name for pattern in patterns for name in pattern.texts}
+        if odd := sorted(texts & (before ^ after)):
+            return [f"text {name!r} stands on one side only" for name in odd]
         for name in sorted(before - after):
             if stacked.count(name) != 1:
                 problems.append(f"index {name!r} is not in the target: stack it once")

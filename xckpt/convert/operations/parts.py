@@ -53,6 +53,11 @@ class _Separate(Operation, frozen=True):
         raise NotImplementedError
 
 
+def _some(count: int, words: str) -> None:
+    if count < 1:
+        raise ValueError(f"there are no {count} {words}")
+
+
 def _positive(sizes: tuple[int, ...]) -> None:
     if not sizes or min(sizes) < 0:
         raise ValueError(f"{list(sizes)} are no sizes of parts")
@@ -169,6 +174,10 @@ class Interleave(_Join, frozen=True):
     axis: int = 0
     """The axis along which they alternate."""
 
+    def validate(self) -> None:
+        """There are tensors."""
+        _some(self.parts, "parts")
+
     def arity(self) -> tuple[int, int]:
         """`parts` in."""
         return self.parts, 1
@@ -200,6 +209,10 @@ class Deinterleave(_Separate, frozen=True):
     """How many parts."""
     axis: int = 0
     """The axis along which they alternate."""
+
+    def validate(self) -> None:
+        """There are parts."""
+        _some(self.parts, "parts")
 
     def arity(self) -> tuple[int, int]:
         """`parts` out."""
@@ -243,6 +256,7 @@ class GroupedInterleave(_Join, frozen=True):
     def validate(self) -> None:
         """There are sizes."""
         _positive(self.sizes)
+        _some(self.groups, "groups")
 
     def arity(self) -> tuple[int, int]:
         """As many in as sizes."""
@@ -288,6 +302,7 @@ class GroupedDeinterleave(_Separate, frozen=True):
     def validate(self) -> None:
         """There are sizes."""
         _positive(self.sizes)
+        _some(self.groups, "groups")
 
     def arity(self) -> tuple[int, int]:
         """As many out as sizes."""

@@ -33,6 +33,11 @@ class Tie(Operation, frozen=True):
     count: int
     """How many names."""
 
+    def validate(self) -> None:
+        """There is a name."""
+        if self.count < 1:
+            raise ValueError(f"no tensor has {self.count} names")
+
     def arity(self) -> tuple[int, int]:
         """One in, `count` out."""
         return 1, self.count
@@ -60,6 +65,11 @@ class Untie(Operation, frozen=True):
 
     count: int
     """How many names."""
+
+    def validate(self) -> None:
+        """There is a name."""
+        if self.count < 1:
+            raise ValueError(f"no tensor has {self.count} names")
 
     def arity(self) -> tuple[int, int]:
         """`count` in, one out."""
