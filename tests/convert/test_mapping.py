@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing.reduction
+import pickle
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -451,9 +451,7 @@ def test_a_leaf_without_a_name_is_refused() -> None:
 
 def test_a_mapping_goes_to_other_processes() -> None:
     mapping = Mapping([Rule("l.{i}.w", "w", [Stack("i"), Add(1.0)], {"i": 2})])
-    again = multiprocessing.reduction.ForkingPickler.loads(
-        multiprocessing.reduction.ForkingPickler.dumps(mapping)
-    )
+    again = pickle.loads(pickle.dumps(mapping))
     assert again == mapping
     assert hash(again) == hash(mapping)
 
