@@ -154,6 +154,14 @@ def test_steps_and_items(tmp_path: Path) -> None:
         open_source(many)
 
 
+@pytest.mark.parametrize("ocdbt", [True, False])
+def test_what_older_versions_do_not_say(tmp_path: Path, ocdbt: bool) -> None:
+    """zarr 2, and a database where there is one."""
+    path = orbax_writers.save(tmp_path / "ckpt", {"w": WEIGHT}, ocdbt=ocdbt, zarr3=False)
+    edit(path, lambda document: [document.pop(key) for key in ("use_ocdbt", "use_zarr3")])
+    check_source(open_source(path), {"w": WEIGHT})
+
+
 def test_another_save_is_another_source(tmp_path: Path) -> None:
     identities = {
         open_source(orbax_writers.save(tmp_path / name, {"w": np.arange(3)})).identity()
