@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,13 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
-from transformers.modeling_flax_pytorch_utils import convert_pytorch_state_dict_to_flax
 
 import xckpt
 from examples.minilm import Tokenizer, embed, package_folder, trained, untrained
 from examples.sentences import PAIRS
 from tests.models import moves
-from tests.models.oracle import Arrays, flat, transformers
+from tests.models.oracle import Arrays, converted, transformers
 from tests.models.outcomes import Outcome
 from xckpt.convert import family
 
@@ -76,9 +74,7 @@ def flax_embeddings(params: Any) -> NDArray[np.float32]:
 
 def abstract_params() -> Any:
     """The Flax model's parameters with shapes, types and shardings, and no elements."""
-    model = flax_model()
-    shapes = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), (1, 1)))
-    return moves.targets(shapes)
+    return moves.targets(flax_model().params_shape_tree)
 
 
 def there() -> tuple[Any, Outcome]:
@@ -116,7 +112,5 @@ def _outcome(direction: str, ours: Any, theirs: Any, seconds: float, peak: int) 
 
 def oracle_params() -> Arrays:
     """The file as transformers itself converts it."""
-    model = SimpleNamespace(params=abstract_params(), base_model_prefix="bert")
     tensors = {name: torch.from_numpy(array) for name, array in weights().items()}
-    del tensors["embeddings.position_ids"]
-    return flat(convert_pytorch_state_dict_to_flax(tensors, model))
+    return converted(flax_model(), tensors)

@@ -3,7 +3,7 @@
 1. `Pair.of(case)` builds both models from a case's configuration; nothing is downloaded.
 2. Every parameter is moved by noise of its own, so that no two tensors are alike, as they are
    when biases begin as 0 and norms as 1.
-3. `Pair.converted` is transformers' conversion of the torch weights to Flax, `Pair.expected_back`
+3. `converted` is transformers' conversion of torch weights to Flax, `Pair.expected_back`
    that of Flax parameters to torch.
 4. `run_torch` and `run_flax` run a model with given weights on given inputs.
 """
@@ -14,6 +14,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -94,7 +95,7 @@ class Pair:
         with torch.no_grad():
             for parameter in torch_model.parameters():  # each once, tied or not
                 parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-        flax_model = getattr(transformers, f"Flax{case.model}")(config, seed=9)
+        flax_model = getattr(transformers, f"Flax{case.model}")(config, _do_init=False)
         return cls(case, config, torch_model, flax_model)
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -102,21 +103,14 @@ class Pair:
         return dict(self.torch_model.state_dict())
 
     def converted(self) -> Arrays:
-        """The torch weights as transformers makes Flax parameters of them, by "/"-joined names.
-
-        What the Flax model has no place for (tied copies, buffers) is left out.
-        """
-        params = convert_pytorch_state_dict_to_flax(self.state(), self.flax_model)
-        wanted = set(flat(self.flax_model.params))
-        return {name: array for name, array in flat(params).items() if name in wanted}
+        """The torch weights as transformers makes Flax parameters of them, by "/"-joined names."""
+        return converted(self.flax_model, self.state())
 
     def random_params(self) -> dict[str, Any]:
-        """Flax parameters of their own, with noise, and tied where the configuration ties them."""
+        """Flax parameters of their own, tied where the configuration ties them."""
         random = np.random.default_rng(10)
-        arrays = {
-            name: (array + 0.05 * random.standard_normal(array.shape)).astype(np.float32)
-            for name, array in flat(self.flax_model.params).items()
-        }
+        shapes: dict[str, Any] = flatten_dict(self.flax_model.params_shape_tree, sep="/")
+        arrays = {name: _random(name, leaf.shape, random) for name, leaf in shapes.items()}
         # FlaxLlama has a head of its own even where torch's is the embedding.
         if getattr(self.config, "tie_word_embeddings", False) and "lm_head/kernel" in arrays:
             arrays["lm_head/kernel"] = arrays["model/embed_tokens/embedding"].T.copy()
@@ -149,6 +143,23 @@ class Pair:
             # Inputs are int64 in torch; JAX has 32 bits.
             warnings.filterwarnings("ignore", "Explicitly requested dtype", UserWarning)
             return _arrays(self.flax_model(**feed, params=dict(params)))
+
+
+def _random(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:
+    """Values as large as before training, and no two alike; a norm's are near 1."""
+    near_one = name.endswith("scale") or "norm/weight" in name
+    return (0.05 * random.standard_normal(shape) + near_one).astype(np.float32)
+
+
+def converted(flax_model: Any, state: Mapping[str, torch.Tensor]) -> Arrays:
+    """A `state_dict` as transformers makes Flax parameters of it, by "/"-joined names.
+
+    What the Flax model has no place for (tied copies, buffers, another head) is left out.
+    """
+    shapes = flax_model.params_shape_tree
+    model = SimpleNamespace(params=shapes, base_model_prefix=flax_model.base_model_prefix)
+    made = flat(convert_pytorch_state_dict_to_flax(dict(state), model))
+    return {name: made[name] for name in flatten_dict(shapes, sep="/") if name in made}
 
 
 def flat(params: Mapping[str, Any]) -> Arrays:

@@ -6,19 +6,16 @@ parameters must be.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
 import torch
-from transformers.modeling_flax_pytorch_utils import convert_pytorch_state_dict_to_flax
 
 from tests.convert.carrying import carried
 from tests.models import moves
 from tests.models.catalogue import CASES
-from tests.models.oracle import Arrays, flat, transformers, tree
+from tests.models.oracle import Arrays, converted, transformers, tree
 from xckpt.convert import TensorSpec, family
 
 OTHERS = [
@@ -53,14 +50,7 @@ def arrays_of(state: dict[str, torch.Tensor]) -> Arrays:
 
 def expected(flax: str, config: Any, state: dict[str, torch.Tensor]) -> Arrays:
     """The parameters that both have, as transformers converts them."""
-    model = getattr(transformers, flax)(config, _do_init=False)
-    image = "ViT" in flax
-    shape = model.input_shape if image else (1, 1)
-    params = jax.eval_shape(lambda: model.init_weights(jax.random.key(0), shape))
-    shapes = SimpleNamespace(params=params, base_model_prefix=model.base_model_prefix)
-    made = flat(convert_pytorch_state_dict_to_flax(dict(state), shapes))
-    wanted = {"/".join(k.key for k in path) for path, _ in jax.tree.leaves_with_path(params)}
-    return {name: array for name, array in made.items() if name in wanted}
+    return converted(getattr(transformers, flax)(config, _do_init=False), state)
 
 
 @pytest.mark.models
