@@ -17,7 +17,7 @@ from tests.convert.mappings import Case, cases
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.converting import Converted, convert
 from xckpt.convert.names import tree_of
-from xckpt.convert.operations import Split, Stack, Transpose
+from xckpt.convert.operations import Scale, Split, Stack, Strip, Transpose, Untie
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
@@ -176,6 +176,32 @@ def test_a_damaged_source_is_noticed_and_nothing_is_committed(tmp_path: Path) ->
     with pytest.raises(CorruptCheckpointError, match=r"embed.weight: \[0, 50\)"):
         convert(tmp_path / "a", tmp_path / "b", mapping=MAPPING)
     assert not (tmp_path / "b").exists()
+
+
+def test_data_that_a_mapping_takes_for_granted_are_checked_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    words = np.arange(1 << 20, dtype=np.float32).reshape(1 << 10, 1 << 10)
+    state = {"embed": words, "head": words.copy(), "w": np.ones((5, 3), np.int16)}
+    state["head"][700, 3] = -1
+    state["w"][4, 1] = 7
+    xckpt.save(tmp_path / "a", state)
+    mapping = Mapping(
+        [Rule(["embed", "head"], "embed", [Untie(2)]), Rule("w", "w", [Strip(2, axis=0, value=1)])]
+    )
+    with pytest.raises(MappingError) as caught:
+        convert(tmp_path / "a", tmp_path / "b", mapping=mapping)
+    head, pad = caught.value.problems
+    assert head.startswith("head: [700, 701) x [3, 4): 1 element differs")
+    assert pad.startswith("w: [4, 5) x [1, 2): 1 element differs")
+    lossy = Mapping([Rule(name, name, [Scale(3.0)] if name == "head" else []) for name in state])
+    with pytest.raises(MappingError, match="allow_lossy=True"):
+        convert(tmp_path / "a", tmp_path / "b", mapping=lossy)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    state["head"][...], state["w"][...] = words, 1
+    xckpt.save(tmp_path / "a", state, overwrite=True)
+    convert(tmp_path / "a", tmp_path / "b", mapping=mapping)
+    same(xckpt.load(tmp_path / "b"), {"embed": words, "w": state["w"][:3]})
 
 
 def test_progress_ends_with_all_bytes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -136,3 +137,46 @@ def test_a_journal_is_read_up_to_where_it_is_sound(tmp_path: Path) -> None:
     assert len(set(ends)) == 7
     Journal(path, Start(b"this")).note(9, b"")
     assert list(read_journal(path)[1]) == [0, 1, 2, 3, 9]
+
+
+POOLED = """
+import os, signal, sys
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+from tests.convert.test_converting import MAPPING
+from tests.convert.test_resuming import OPTIONS
+from xckpt.convert.converting import convert
+
+source, target, method = sys.argv[1:]
+
+def tell(progress):
+    if progress.done >= 0.5 * progress.total:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if __name__ == "__main__":
+    executor = ProcessPoolExecutor(2, get_context(method))
+    options = replace(OPTIONS, progress=tell)
+    convert(source, target, mapping=MAPPING, options=options, executor=executor)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_that_outlive_their_parent_do_not_keep_the_path(
+    source: Path, tmp_path: Path, method: str
+) -> None:
+    script = tmp_path / "pooled.py"
+    script.write_text(POOLED)
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    command = [sys.executable, str(script), str(source), str(tmp_path / "target"), method]
+    with subprocess.Popen(command, cwd=root, env=environment, start_new_session=True) as process:
+        try:
+            assert process.wait() == -signal.SIGKILL
+            # Its workers live on: nobody has told them to end.
+            os.killpg(process.pid, 0)
+            done = convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert done.bytes_before >= done.bytes / 2
+    same(xckpt.load(tmp_path / "target"), flax_like(torch_like()))

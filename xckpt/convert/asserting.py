@@ -19,7 +19,7 @@ from xckpt.convert.making import make_box
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced
-from xckpt.convert.units import Part, plan_units
+from xckpt.convert.units import Part, hull, plan_units
 from xckpt.core.boxes import interval
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import MappingError
@@ -107,7 +107,13 @@ def _difference(assertion: Assertion, source: TensorSource, box: ChunkStorageMet
     item = len(found) // max(1, prod(box.sizes))
     differs = (found != expected).reshape(*box.sizes, item).any(axis=-1)
     places = np.argwhere(differs)
-    low, high = places.min(axis=0), places.max(axis=0) + 1
-    within = interval(low + np.array(box.offsets, np.int64), high - low)
-    name = next((copy.source for copy in assertion.tensor.copies if copy.source), "")
-    return f"{name}: {within} of {len(places):,} elements: {assertion.reason}"
+    low = (places.min(axis=0) + np.array(box.offsets, np.int64)).tolist()
+    sizes = (places.max(axis=0) - places.min(axis=0) + 1).tolist()
+    around = ChunkStorageMetadata(tuple(low), tuple(sizes))
+    copies = [copy for copy in restrict(assertion.tensor.copies, around) if copy.source]
+    count = f"{len(places):,} element differs" if len(places) == 1 else f"{len(places):,} differ"
+    if not copies:
+        return f"{interval(low, sizes)}: {count}: {assertion.reason}"
+    name = copies[0].source
+    read = hull([copy.source_box for copy in copies if copy.source == name])
+    return f"{name}: {interval(read.offsets, read.sizes)}: {count}: {assertion.reason}"

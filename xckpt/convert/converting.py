@@ -21,7 +21,7 @@ from xckpt.api import find_group
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checkpoint_output import ConvertingWriter
 from xckpt.convert.detection import open_sink
-from xckpt.convert.executing import Note, Numbered, Output, run_elsewhere, run_here
+from xckpt.convert.executing import Note, Numbered, Output, run_elsewhere, run_here, start
 from xckpt.convert.leaf_names import specs_of
 from xckpt.convert.mapping import Mapping
 from xckpt.convert.resolving import Conversion, Opened
@@ -199,6 +199,8 @@ class _Work:
         for path in (self.conversion.path, self.destination):
             if not inside and path.startswith("memory://"):
                 raise StorageError(f"{path}: no other process reaches the memory of this one")
+        if self.executor is not None:
+            start(self.executor)
 
     def look(self) -> bytes:
         """Open, and check what the mapping takes for granted of the data."""

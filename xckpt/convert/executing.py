@@ -24,7 +24,7 @@ from xckpt.convert.units import Unit
 from xckpt.errors import StorageError
 from xckpt.storage.pool import Pool, ProgressCounter
 
-__all__ = ["Job", "Note", "Numbered", "Output", "run_elsewhere", "run_here", "run_job"]
+__all__ = ["Job", "Note", "Numbered", "Output", "run_elsewhere", "run_here", "run_job", "start"]
 
 Numbered = tuple[int, Unit]
 """A unit and its number among all of the conversion's."""
@@ -79,6 +79,18 @@ def _opened(conversion: Conversion, identity: bytes) -> Opened:
             f"converts; it may have been replaced meanwhile"
         )
     return opened
+
+
+def start(executor: Executor) -> None:
+    """Have an executor start its workers while this process has not opened anything.
+
+    A process that is forked later has TensorStore's memory, but not its threads, and dies of it.
+    """
+    executor.submit(_nothing).result()
+
+
+def _nothing() -> None:
+    pass
 
 
 def run_here(
@@ -140,8 +152,10 @@ def run_elsewhere(
             progress.add(unit.target_bytes)
     except BrokenExecutor as error:
         raise StorageError(
-            f"a worker of the executor ended abruptly, perhaps for want of memory: {error}; "
-            f"convert again to go on"
+            f"a worker of the executor ended abruptly: for want of memory, or because it was "
+            f"forked from a process that had read or written before (take a ProcessPoolExecutor "
+            f"with mp_context=multiprocessing.get_context('spawn')); convert again to go on "
+            f"({error})"
         ) from error
     finally:
         for future in jobs:
