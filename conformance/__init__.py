@@ -2,9 +2,10 @@
 
 Read in this order: `implementation` (what is judged), `cases` (what a case is, and how cases are
 drawn), `properties` (the laws), `machine` (save, overwrite, load, delete, verify in any order),
-`crash` (the storage operations of a save, cut off anywhere), `golden` (files that every reader of
-the format must take, and their corrupt twins that it must refuse), `reader` (an independent reader
-of the format, in NumPy, JSON and zarr alone).
+`crash` and `bucket` (the storage operations of a save, cut off anywhere, on files and in object
+stores), `golden` (files that every reader of the format must take, and their corrupt twins that it
+must refuse), `reader` (an independent reader of the format, in NumPy, JSON and zarr alone), `peers`
+(this project and others in one table).
 
 It needs NumPy and Hypothesis, and what the implementation itself needs::
 

@@ -37,8 +37,8 @@ ADDRESS_SPACE = 2 << 30
 """Bytes of address space that a twin may take beyond what the process has."""
 MEMORY = 256 << 20
 """Bytes of memory that a twin may take."""
-SECONDS = 60
-"""How long a twin may take."""
+SECONDS = 240
+"""How long a twin may take; much, for the machine may be busy with other things."""
 
 FLIPS = 24
 """Bytes that are flipped in each file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,22 @@ def test_the_suite_starts_without_any_framework() -> None:
         "assert heavy.isdisjoint(sys.modules), heavy & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(BLOCKED))  # so an import of them raises
+from conformance.__main__ import main
+sys.exit(main(["--impl", "conformance.implementations.simple", "--examples", "2", "--seed", "1"]))
+"""
+
+
+def test_the_suite_runs_with_numpy_and_hypothesis_alone() -> None:
+    needed = {"numpy", "hypothesis", "sortedcontainers", "attr", "attrs"}
+    installed = {name for name in packages_distributions() if "hypothesis" not in name}
+    blocked = sorted({*installed, "xckpt"} - needed)
+    assert {"torch", "jax", "zarr", "xxhash", "ml_dtypes", "pytest"} <= set(blocked)
+    command = [sys.executable, "-c", WITHOUT.replace("BLOCKED", repr(blocked))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "reshard          |      2 |       0 |      0 | passed" in done.stdout
