@@ -7,7 +7,7 @@ concatenate, stack and slicing give for the same operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -402,9 +402,9 @@ def stack(b: Bundle) -> None:
 
 
 @st.composite
-def cases(draw: st.DrawFn, most_rules: int = 2) -> Case:
+def cases(draw: st.DrawFn, most_rules: int = 2, dtypes: Iterable[str] = DTYPES) -> Case:
     """A mapping of a few rules, for one element type."""
-    dtype = draw(st.sampled_from(sorted(DTYPES)))
+    dtype = draw(st.sampled_from(sorted(dtypes)))
     random = np.random.default_rng(draw(st.integers(0, 1 << 30)))
     found: list[Rule] = []
     source: Arrays = {}

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from tests.convert.mappings import Case, cases, execute, made_by, same_bits
 from xckpt.convert.mapping import Mapping
+from xckpt.convert.operations import Add, Scale
+from xckpt.convert.rules import Rule
 from xckpt.convert.toml import write_document
 from xckpt.core.metadata import ChunkStorageMetadata
 
@@ -79,3 +81,24 @@ def test_a_mapping_and_then_its_inverse_is_the_identity(case: Case) -> None:
     assert same_bits(made_by(both, case.source, case.source_specs), case.source)
     assert both.inverse() == both
     both.check(case.source_specs, case.source_specs)
+
+
+@given(cases(most_rules=1, dtypes=["float16", "bfloat16", "float32", "float8_e5m2"]), st.data())
+@settings(max_examples=60)
+def test_arithmetic_is_the_same_wherever_a_tensor_is_cut(case: Case, data: st.DataObject) -> None:
+    """Every element is computed as NumPy does it in float32, step by step; NaN stays NaN."""
+    steps = Mapping([Rule("{name...}", "{name...}", [Scale(0.7), Add(1.0)])])
+    resolved = case.mapping.then(steps).resolve(case.source_specs, case.target_specs)
+    name = data.draw(st.sampled_from(sorted(case.target)))
+    before = case.target[name]
+    with np.errstate(all="ignore"):
+        scaled = (before.astype(np.float32) * np.float32(0.7)).astype(before.dtype)
+        expected = (scaled.astype(np.float32) + np.float32(1.0)).astype(before.dtype)
+    low = tuple(data.draw(st.integers(0, n)) for n in expected.shape)
+    box = tuple(slice(a, None) for a in low)
+    sizes = tuple(n - a for n, a in zip(expected.shape, low, strict=True))
+    made = np.empty(sizes, expected.dtype)
+    execute(resolved.copies_into(name, ChunkStorageMetadata(low, sizes)), case.source, made, low)
+    number = ~np.isnan(expected[box].astype(np.float32))
+    assert np.array_equal(np.isnan(made.astype(np.float32)), ~number)
+    assert made[number].tobytes() == expected[box][number].tobytes()
