@@ -214,6 +214,26 @@ def test_other_numbers_for_the_same_layers_are_not_taken_for_equal() -> None:
     assert str(rule) == "layers.{2*layer}.weight -> layers/{layer}/kernel"
 
 
+def test_what_each_side_lacks_is_not_taken_for_one_another() -> None:
+    source = tensors(pooler__weight=(4, 4), a__weight=(3, 4))
+    target = {
+        "teacher": {"kernel": np.zeros((4, 4), "f4")},
+        "a": {"kernel": np.zeros((4, 3), "f4")},
+    }
+    inference = infer(source, target)
+    assert [match.sources for match in inference.certain] == [("a.weight",)]
+    [ambiguity] = inference.ambiguous
+    assert (ambiguity.sources, ambiguity.targets) == (("pooler.weight",), ("teacher/kernel",))
+
+
+def test_fewer_layers_are_the_first_ones() -> None:
+    layers = [{"kernel": np.zeros((4, 4), "f4")} for _ in range(3)]
+    first = {f"layers.{n}.weight": np.zeros((4, 4), "f4") for n in range(2)}
+    assert len(infer(first, {"layers": layers}).certain) == 2
+    other = {f"layers.{n}.weight": np.zeros((4, 4), "f4") for n in (0, 2)}
+    assert not infer(other, {"layers": layers}).certain
+
+
 def test_square_kernels_go_as_the_others_of_the_model_do() -> None:
     """GPT-2's Conv1D is (in, out) in torch: where Flax has it so too, nothing is transposed."""
     source = tensors(a__c_attn__weight=(4, 12), a__c_proj__weight=(4, 4), head__weight=(9, 4))

@@ -219,12 +219,26 @@ def _by_key(
     alike = {
         words
         for words, other in numbers[1].items()
-        if (one := numbers[0].get(words, set())) <= other or other <= one
+        if words in numbers[0] and _numbered_alike(numbers[0][words], other)
     }
     for key, items in there.items():
         others = here.get(key, [])
         if len(items) == 1 and len(others) == 1 and _words(key) in alike:
             found.offer(others[0], items[0], reason)
+
+
+def _numbered_alike(one: set[Path], other: set[Path]) -> bool:
+    """Whether equal numbers mean the same: they are the same, or one has the first of the other's.
+
+    So 0, 1 of 0, 1, 2, 3 are a model with fewer layers, and 0, 2 of 0, 1, 2 are not.
+    """
+    fewer, more = sorted((one, other), key=len)
+    if fewer == more:
+        return True
+    columns = zip(zip(*fewer, strict=True), zip(*more, strict=True), strict=True)
+    return fewer < more and all(
+        sorted(set(some)) == sorted(set(every))[: len(set(some))] for some, every in columns
+    )
 
 
 def _words(key: Path) -> Path:

@@ -80,6 +80,9 @@ class Inference:
 def infer(source: object, target: object) -> Inference:
     """Propose the mapping from one model's leaves to another's.
 
+    What neither names nor shapes show is taken to be the same on both sides: the order of rotary
+    channels in a head, a scale that is stored less one, a query that is scaled beforehand.
+
     Args:
         source: a tree (nested containers, or a flat dict) of anything with ``.shape`` and
             ``.dtype``: torch tensors (``meta`` too), ``jax.ShapeDtypeStruct``, NumPy arrays.

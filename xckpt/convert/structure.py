@@ -11,6 +11,8 @@ that nothing else has paired are looked at, and only the layouts that convention
    any other group. So do two modules that fit each other alone.
 4. A module whose leaves all have one axis is paired only if it is a normalisation: its name says
    so, or it has a bias too.
+5. Shapes that fit each other alone are not enough where both names mean something, and nothing
+   alike: a pooler that one tree lacks is no teacher that the other lacks.
 
 What fits several is told as a doubt.
 """
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from xckpt.convert.alignment import Alignment, Doubt, Item, pair_of
 from xckpt.convert.leaf_names import Leaf, Path
@@ -29,6 +32,14 @@ __all__ = ["match_modules"]
 ROLES = frozenset(("weight", "bias", "mean", "var"))
 IGNORED = frozenset(("numbatchestracked",))
 """Leaves that only one framework's modules have."""
+_GENERIC = (
+    "dense linear fc conv embed embedding layernorm rmsnorm norm ln batchnorm bn groupnorm",
+    "layers layer blocks block net sequential module",
+)
+GENERIC = frozenset(" ".join(_GENERIC).split())
+"""Names that frameworks give, or that say no more than a class: they may mean anything."""
+ALIKE = 0.6
+"""From this similarity on (`difflib`) two names are taken to mean the same."""
 MOST_COMPARISONS = 4_000_000
 """Pairs of modules beyond which nothing is compared: nothing is found rather than late."""
 
@@ -39,6 +50,19 @@ class _Module:
 
     path: Path
     leaves: Mapping[str, Leaf]
+
+    @property
+    def word(self) -> str:
+        """The last word of the path; empty where it has none."""
+        return next((each for each in reversed(self.path) if isinstance(each, str)), "")
+
+    def is_alike(self, other: _Module) -> bool:
+        """Whether the names allow that the two are one."""
+        one, two = self.word, other.word
+        if not one or not two or one in GENERIC or two in GENERIC:
+            return True
+        contained = one in two or two in one
+        return contained or SequenceMatcher(None, one, two).ratio() >= ALIKE
 
     @property
     def is_vector(self) -> bool:
@@ -179,7 +203,7 @@ def _match_groups(
         if not alone or len(source.modules) != len(target.modules):
             continue
         pairs = list(zip(source.modules, target.modules, strict=True))
-        if all(fits(one, other) for one, other in pairs):
+        if all(fits(one, other) and one.is_alike(other) for one, other in pairs):
             for one, other in pairs:
                 _accept(found, one, other, "same shapes" if len(pairs) == 1 else "same order")
 
@@ -198,13 +222,19 @@ def _match_alone(
     for target in targets:
         others = here[target.path]
         if len(others) == 1 and len(there[others[0].path]) == 1:
-            _accept(found, others[0], target, "same shapes")
+            if target.is_alike(others[0]):
+                _accept(found, others[0], target, "same shapes")
+            else:
+                _doubt(
+                    found, others, [target], "their shapes fit, but their names say other things"
+                )
         elif others:
             rivals = there[others[0].path]
             doubt = frozenset(module.path for module in (*others, *rivals))
             if doubt not in done:
                 done.add(doubt)
-                _doubt(found, others, rivals)
+                reason = "their shapes fit, and nothing in their names says which is which"
+                _doubt(found, others, rivals, reason)
 
 
 def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> None:
@@ -213,12 +243,14 @@ def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> 
         found.offer(Item(leaf.key, (leaf,)), Item(other.key, (other,)), reason)
 
 
-def _doubt(found: Alignment, sources: Sequence[_Module], targets: Sequence[_Module]) -> None:
+def _doubt(
+    found: Alignment, sources: Sequence[_Module], targets: Sequence[_Module], reason: str
+) -> None:
     for role in sources[0].leaves:
         found.doubt(
             Doubt(
                 tuple(module.leaves[role] for module in sources),
                 tuple(module.leaves[role] for module in targets),
-                "their shapes fit, and nothing in their names says which is which",
+                reason,
             )
         )
