@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from conformance.implementation import Array, Box, Held, Shard, Wanted
-from conformance.tilings import Placed, meshes, parts, shapes, tilings
+from conformance.tilings import KEPT, Placed, meshes, parts, shapes, tilings
 
 __all__ = [
     "Case",
@@ -224,6 +224,13 @@ def _special(dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
 # Strategies.
 
 
+@functools.lru_cache(maxsize=KEPT)
+def wanted_of(shape: tuple[int, ...], ranks: int) -> st.SearchStrategy[tuple[Placed, ...]]:
+    """What ranks that load want of an array."""
+    return st.one_of(tilings(shape, ranks), parts(shape, ranks))
+
+
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def leaves(draw: st.DrawFn, savers: int, loaders: int, even: bool) -> Leaf:
     """A leaf of any name, shape and dtype, held and wanted in any way, or by even meshes."""
@@ -234,8 +241,15 @@ def leaves(draw: st.DrawFn, savers: int, loaders: int, even: bool) -> Leaf:
         target = draw(meshes(array.shape, loaders, even=True))
     else:
         source = draw(tilings(array.shape, savers))
-        target = draw(st.one_of(tilings(array.shape, loaders), parts(array.shape, loaders)))
+        target = draw(wanted_of(array.shape, loaders))
     return Leaf(name, array, source, target, draw(st.integers(0, 255)))
+
+
+@functools.lru_cache(maxsize=KEPT)
+def some_leaves(savers: int, loaders: int, even: bool, most: int) -> st.SearchStrategy[list[Leaf]]:
+    """One or more of different names."""
+    one = leaves(savers, loaders, even)
+    return st.lists(one, min_size=1, max_size=most, unique_by=lambda leaf: leaf.name)
 
 
 @st.composite
@@ -252,13 +266,7 @@ def cases(
     """
     ranks = st.integers(1, most_ranks or (MOST_EVEN_RANKS if even else MOST_RANKS))
     savers, loaders = draw(ranks), draw(ranks)
-    several = st.lists(
-        leaves(savers, loaders, even),
-        min_size=1,
-        max_size=most_leaves,
-        unique_by=lambda leaf: leaf.name,
-    )
-    return Case(savers, loaders, tuple(draw(several)))
+    return Case(savers, loaders, tuple(draw(some_leaves(savers, loaders, even, most_leaves))))
 
 
 # JSON.

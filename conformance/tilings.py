@@ -9,10 +9,13 @@ rank; boxes without elements may be among them.
 3. `guillotines`: a box is cut in two again and again, anywhere; any ranks hold each box.
 
 What a rank wants may be a tiling too, or `parts`: boxes that overlap, repeat and leave gaps.
+
+Strategies are made once for the same arguments: to make one costs more than to draw from it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
@@ -33,6 +36,8 @@ SIDES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 97, 0)
 """Small numbers, primes, powers of two, a zero."""
 
 MOST_ELEMENTS = 2000
+KEPT = 4096
+"""How many strategies of a kind are kept."""
 MOST_AXES = 3
 
 
@@ -44,6 +49,7 @@ class Placed:
     ranks: tuple[int, ...]
 
 
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def shapes(draw: st.DrawFn, most: int = MOST_ELEMENTS) -> Shape:
     """0 to 5 dimensions, zeros and primes included, of not too many elements."""
@@ -66,6 +72,7 @@ def chunks(size: int, count: int) -> list[Range]:
     return [(low, high - low) for low, high in pairwise(edges)]
 
 
+@functools.lru_cache(maxsize=KEPT)
 def tilings(shape: Shape, ranks: int) -> st.SearchStrategy[tuple[Placed, ...]]:
     """Any of the kinds of tilings."""
     return st.one_of(
@@ -76,12 +83,14 @@ def tilings(shape: Shape, ranks: int) -> st.SearchStrategy[tuple[Placed, ...]]:
     )
 
 
+@functools.lru_cache(maxsize=KEPT)
 def holders(ranks: int) -> st.SearchStrategy[tuple[int, ...]]:
     """Some ranks, at least one."""
     some = st.lists(st.integers(0, ranks - 1), min_size=1, max_size=ranks, unique=True)
     return some.map(lambda numbers: tuple(sorted(numbers)))
 
 
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def meshes(draw: st.DrawFn, shape: Shape, ranks: int, *, even: bool) -> tuple[Placed, ...]:
     """What a mesh of some of the ranks holds; ``even``: only cuts that divide a dimension."""
@@ -102,6 +111,7 @@ def meshes(draw: st.DrawFn, shape: Shape, ranks: int, *, even: bool) -> tuple[Pl
     return _placed(held)
 
 
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def grids(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]:
     """Every dimension cut anywhere; some parts may be empty."""
@@ -109,9 +119,10 @@ def grids(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]:
     for size in shape:
         inner = draw(st.lists(st.integers(0, size), max_size=2))
         cuts.append([(low, high - low) for low, high in pairwise([0, *sorted(inner), size])])
-    return draw(_held([_box(ranges) for ranges in product(*cuts)], ranks))
+    return _held(draw, [_box(ranges) for ranges in product(*cuts)], ranks)
 
 
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def guillotines(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]:
     """A box cut in two again and again, anywhere."""
@@ -123,9 +134,10 @@ def guillotines(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]
         cut = draw(st.integers(0, size))
         for part in ((low, cut), (low + cut, size - cut)):
             boxes.append([*ranges[:dim], part, *ranges[dim + 1 :]])
-    return draw(_held([_box(ranges) for ranges in boxes], ranks))
+    return _held(draw, [_box(ranges) for ranges in boxes], ranks)
 
 
+@functools.lru_cache(maxsize=KEPT)
 @st.composite
 def parts(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]:
     """Boxes within a shape; they may overlap, be empty, or be none at all."""
@@ -136,14 +148,13 @@ def parts(draw: st.DrawFn, shape: Shape, ranks: int) -> tuple[Placed, ...]:
             low, high = sorted((draw(st.integers(0, size)), draw(st.integers(0, size))))
             ranges.append((low, high - low))
         boxes.append(_box(ranges))
-    return draw(_held(boxes, ranks))
+    return _held(draw, boxes, ranks)
 
 
 def _box(ranges: Sequence[Range]) -> Box:
     return Box(tuple(low for low, _ in ranges), tuple(size for _, size in ranges))
 
 
-@st.composite
 def _held(draw: st.DrawFn, boxes: Sequence[Box], ranks: int) -> tuple[Placed, ...]:
     """Each box with some ranks."""
     held: dict[Box, list[int]] = {}
