@@ -10,9 +10,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from xckpt.convert import Mapping, TensorSpec, family
+import xckpt
+from xckpt.convert import Mapping, TensorSpec, convert, family
 from xckpt.convert.families import families
 from xckpt.errors import MappingError
 
@@ -97,3 +99,57 @@ def test_a_layer_too_few_is_named() -> None:
 def test_a_name_that_no_rule_knows_is_left_over() -> None:
     leaves = {"wpe.weight": spec(8, 4), "wqe.weight": spec(8, 4)}
     assert family("gpt2", SIZES).resolve(leaves).unused == ("wqe.weight",)
+
+
+def gpt2(**more: Any) -> dict[str, Any]:
+    """The leaves of a GPT-2 without layers."""
+    wte = np.arange(12, dtype=np.float32).reshape(4, 3)
+    leaves = {
+        "transformer.wte.weight": wte,
+        "transformer.wpe.weight": np.ones((5, 3), np.float32),
+        "transformer.ln_f.weight": np.ones(3, np.float32),
+        "transformer.ln_f.bias": np.zeros(3, np.float32),
+        "lm_head.weight": wte.copy(),
+    }
+    return leaves | more
+
+
+def flax() -> dict[str, Any]:
+    """What a Flax model of that wants."""
+    model = {
+        "wte": {"embedding": np.full((4, 3), 7, np.float32)},
+        "wpe": {"embedding": np.full((5, 3), 7, np.float32)},
+        "ln_f": {"scale": np.full(3, 7, np.float32), "bias": np.full(3, 7, np.float32)},
+    }
+    return {"transformer": model}
+
+
+def test_a_head_that_is_the_embeddings_is_read_once() -> None:
+    xckpt.save("memory://family-tied", gpt2())
+    mapping = family("gpt2", SIZES)
+    loaded = xckpt.load("memory://family-tied", flax(), mapping=mapping)
+    assert np.array_equal(loaded["transformer"]["wte"]["embedding"], gpt2()["lm_head.weight"])
+
+
+def test_tied_weights_that_differ_are_refused_before_anything_is_loaded() -> None:
+    other = gpt2()["lm_head.weight"]
+    other[2, 1] += 1
+    xckpt.save("memory://family-untied", gpt2(**{"lm_head.weight": other}))
+    target = flax()
+    with pytest.raises(MappingError, match=r"lm_head\.weight.*tied tensors must be equal"):
+        xckpt.load_into("memory://family-untied", target, mapping=family("gpt2", SIZES))
+    assert all((leaf == 7).all() for leaf in target["transformer"]["wte"].values())
+    with pytest.raises(MappingError, match=r"lm_head\.weight"):
+        convert("memory://family-untied", "memory://family-none", mapping=family("gpt2", SIZES))
+    with pytest.raises(xckpt.NotACheckpointError):
+        xckpt.open("memory://family-none")
+
+
+def test_position_numbers_that_are_none_are_refused() -> None:
+    numbers = np.arange(5)[None]
+    numbers[0, 3] = 9
+    leaves = {"embeddings.position_ids": numbers, "embeddings.word_embeddings.weight": np.ones(3)}
+    xckpt.save("memory://family-numbers", leaves)
+    target = {"embeddings": {"word_embeddings": {"embedding": np.zeros(3)}}}
+    with pytest.raises(MappingError, match=r"embeddings\.position_ids.*count up"):
+        xckpt.load("memory://family-numbers", target, mapping=family("bert", SIZES))
