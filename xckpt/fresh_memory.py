@@ -14,7 +14,8 @@ one; small pages come from between what is in use, and cost a third.
 3. The first stretches try both sizes. From then on each takes the size that has cost less so far.
 
 Small pages cost more later: memory that was offered to the system (MADV_FREE) and is written to
-again takes 1.6 times as long. `join_pages` puts huge ones in their place when nobody waits.
+again takes 1.6 times as long. `join_pages` puts huge ones in their place, which costs as much as to
+have touched those first; a save does so once, at its end, while training goes on.
 
 What this can reach: on a busy virtual machine with two processors, whose host takes free memory
 back, the best of several runs took 2 to 3 times as long as a copy between warm memory; the pages
