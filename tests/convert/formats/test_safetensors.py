@@ -66,6 +66,7 @@ def test_every_dtype_out_and_in_again(tmp_path: Path) -> None:
     source = open_source(path)
     check_source(source, {flat(name): array for name, array in EVERY.items()})
     assert source.values == {"step": 7, "name": "run\u00e9"}
+    assert source.metadata == {"format": "pt"}
     assert os.listdir(tmp_path) == ["all.safetensors"]
 
 
@@ -176,6 +177,9 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     for name, words in [("model", "other files too: config.json"), ("notes", "notes.txt")]:
         with pytest.raises(xckpt.CheckpointExistsError, match=words):
             write(SafetensorsSink(tmp_path / name, overwrite=True), arrays)
+    (tmp_path / "folder.safetensors").mkdir()
+    with pytest.raises(xckpt.CheckpointExistsError, match="is a folder"):
+        write(SafetensorsSink(tmp_path / "folder.safetensors", overwrite=True), arrays)
     for name in ("late.safetensors", "late"):
         sink = SafetensorsSink(tmp_path / name)
         sink.prepare(specs_of(arrays), {}, {})
@@ -185,7 +189,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
         sink.abort()
         assert SafetensorsSource(tmp_path / name).specs["w"].shape == (2,)
     assert (tmp_path / "notes" / "notes.txt").read_text() == "mine"
-    assert len(os.listdir(tmp_path)) == 5
+    assert len(os.listdir(tmp_path)) == 6
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "folder"])

@@ -80,10 +80,11 @@ class SafetensorsSource:
             mapping_name([name]): (self._files[file], headers[file].places[name])
             for name, file in owners.items()
         }
-        self.metadata: Mapping[str, str] = _metadata(headers)
-        """The texts that the files carry."""
-        self.values: Mapping[str, object] = _values(self.path, self.metadata)
+        texts = _metadata(headers)
+        self.values: Mapping[str, object] = _values(self.path, texts.pop(VALUES, None))
         """Python values that xckpt has put there, by mapping name."""
+        self.metadata: Mapping[str, str] = texts
+        """The other texts that the files carry."""
         self.specs: Mapping[str, TensorSpec] = {
             name: TensorSpec(place.shape, place.dtype) for name, (_, place) in self._places.items()
         }
@@ -155,8 +156,7 @@ def _metadata(headers: Mapping[Path, Header]) -> dict[str, str]:
     return merged
 
 
-def _values(path: Path, metadata: Mapping[str, str]) -> dict[str, object]:
-    text = metadata.get(VALUES)
+def _values(path: Path, text: str | None) -> dict[str, object]:
     if text is None:
         return {}
     with naming(f"{path}: the values under {VALUES}"):

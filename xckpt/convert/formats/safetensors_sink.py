@@ -36,7 +36,7 @@ from xckpt.convert.tensors import TensorSpec
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import NotACheckpointError, UnsupportedLeafError
+from xckpt.errors import CheckpointExistsError, NotACheckpointError, UnsupportedLeafError
 
 __all__ = ["SafetensorsSink"]
 
@@ -111,6 +111,8 @@ class SafetensorsSink:
             self._staging = Staging.attach(self.path, attach, single=self.single)
             self._open(files)
             return attach
+        if self.single and self.path.is_dir():
+            raise CheckpointExistsError(f"{self.path} is a folder; a file was to be written there")
         replaceable = _problem_to_replace if self.overwrite else None
         self._staging = Staging.begin(self.path, replaceable, single=self.single)
         try:
