@@ -127,8 +127,6 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
         matches.idle.append(rule)
         return
     names = rule.source_indices
-    kept = set(rule.target_indices) if rule.target else set(names)
-    stacked = tuple(name for name in names if name not in kept)
     wanted, problems = _wanted(rule, keys)
     lacking = [
         pattern.name(dict(zip(names, key, strict=True)))
@@ -143,19 +141,27 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
         matches.problems += [f"rule {rule}: {problem}" for problem in problems]
         matches.failed.append(rule)
         return
+    matches.instances += _grouped(rule, leaves, wanted)
+
+
+def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[Instance]:
+    """An instance for each value of the indices that are not stacked."""
+    names = rule.source_indices
+    kept = set(rule.target_indices) if rule.target else set(names)
+    stacked = tuple(name for name in names if name not in kept)
+    places = [names.index(name) for name in stacked]
     groups: dict[Key, list[Key]] = {}
-    for key in wanted:
+    for key in keys:
         shared = tuple(v for n, v in zip(names, key, strict=True) if n in kept)
         groups.setdefault(shared, []).append(key)
     shared_names = [name for name in names if name in kept]
-    places = [names.index(name) for name in stacked]
     for shared, members in groups.items():
         sources = tuple(
             {tuple(int(key[p]) for p in places): by_key[key] for key in members if by_key}
             for by_key in leaves
         )
         values = dict(zip(shared_names, shared, strict=True))
-        matches.instances.append(Instance(rule, values, stacked, sources))
+        yield Instance(rule, values, stacked, sources)
 
 
 def _more(items: Sequence[object]) -> str:
