@@ -204,6 +204,8 @@ def test_a_free_step_pads_little(size, item, target):
     [
         ((0, 42, 84, 98), 21, 14),  # divides the shape too, and is above half of the target
         ((0, 42, 84, 126), 29, 21),  # the largest that divides both
+        ((0, 30, 60, 90, 100), 20, 15),  # 10 divides the shape, and is not above half of the target
+        ((0, 30, 60, 90, 100), 25, 15),
         ((0, 12, 24), 7, 6),  # below the target, though 12 is within `OVERSIZE` of it
         ((0, 11, 22), 9, 11),  # one element would be less than a part in `OVERSIZE`
         ((0, 1, 8), 100, 1),  # `SHATTERED` times as many chunks as the boxes ask for
