@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.models.inferring import INFERRED, inferred
+from tests.models.inferring import INFERRED, inferred, resnet_differences
+from tests.models.outcomes import ROUNDING
 
 QUICK = ("gpt2",)
 """Whose square weights are not those of linear layers."""
@@ -23,3 +24,12 @@ def test_what_is_certain_is_what_the_oracle_does(name: str) -> None:
         assert not each.inference.ambiguous, each.direction
         # Twelve layers are one rule; here two or three are.
         assert len(each.inference.mapping.rules) < len(each.inference.certain)
+
+
+@pytest.mark.models
+def test_a_resnet_gives_the_same_outputs_with_its_running_statistics() -> None:
+    for inference, apart in resnet_differences():
+        assert not inference.ambiguous
+        left = (*inference.unmatched.source, *inference.unmatched.target)
+        assert all(name.endswith("num_batches_tracked") for name in left)
+        assert apart < ROUNDING
