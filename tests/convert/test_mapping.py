@@ -552,3 +552,12 @@ def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
     mapping.check(source, resolved.targets)
     assert time.process_time() - started < 8
     assert len(resolved.targets) == 10_000
+
+
+def test_a_constant_is_made_where_nobody_says_what_is_wanted_unless_it_cannot_be() -> None:
+    make = [Constant(0, (2,), "int8")]
+    assert set(Mapping([Rule((), "c", make)]).resolve({}).targets) == {"c"}
+    optional = Mapping([Rule((), "c", make, optional="c")])
+    assert not optional.resolve({}).targets
+    assert set(optional.resolve({}, specs("int8", c=(2,))).targets) == {"c"}
+    assert not Mapping([Rule("a", (), [Drop("unchecked")])]).inverse().resolve({}).targets
