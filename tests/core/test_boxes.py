@@ -215,7 +215,7 @@ def test_boxes_are_a_sequence():
     assert Counter(boxes)[boxes[0]] == 1 and boxes[1] in boxes
     assert boxes.take(np.array([True, False, True])) == Boxes.of([pairs[0], pairs[2]])
     assert Boxes.of([], rank=3).offsets.shape == (0, 3)
-    assert repr(Boxes.of(pairs * 2)).endswith("... 1 more)")
+    assert repr(Boxes.of(pairs * 2)).endswith("... 2 more)")
     with pytest.raises(ValueError, match="must both be"):
         Boxes(np.zeros((1, 2), np.int64), np.zeros((2, 2), np.int64))
 
