@@ -21,7 +21,7 @@ FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
 FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
-.PHONY: env env-xla test test-xla test-models conformance conformance-long fuzz lint demo bench clean
+.PHONY: env env-xla test test-xla test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
 
 env: $(STAMP)
 
@@ -68,11 +68,18 @@ test-models: env
 # corrupt twins; then every law, crashes and any order of actions for this project and its peers.
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
 
-define judge_all
+define judge_reshards
 for each in xckpt xckpt_torch xckpt_jax reader crossed; do $(JUDGE).$$each --part conformance.properties --property reshard --examples $(1) || exit 1; done
+endef
+
+define judge_all
+$(call judge_reshards,$(1))
 for each in xckpt reader; do $(JUDGE).$$each --part conformance.golden --examples $(2) || exit 1; done
 $(BIN)/python -W ignore -m conformance.peers --examples $(3)
 endef
+
+conformance-reshard: env
+	$(call judge_reshards,600)
 
 conformance: env
 	$(call judge_all,600,50,100)

@@ -17,11 +17,12 @@ Small pages cost more later: memory that was offered to the system (MADV_FREE) a
 again takes 1.6 times as long. `join_pages` puts huge ones in their place, which costs as much as to
 have touched those first; a save does so once, at its end, while training goes on.
 
-What this can reach: on a busy virtual machine with two processors, whose host takes free memory
-back, the best of several runs took 2 to 3 times as long as a copy between warm memory; the pages
-alone, with nothing copied, already 2.3 times. On demand in huge pages it took 7 to 9 times, in
-small ones 2.4 to 4.2 times, by writing to a memory file, whose pages are not cleared, 2.9 to 3.6
-times, and ``torch.clone`` 3.2 to 4.6 times. Only memory that is there before the save is faster.
+What this can reach depends on what the host has taken back. On a virtual machine with two
+processors, copies of 1 GiB into new pages took, beside a copy between warm memory: in small pages
+2.1 to 4.2 times as long; in huge ones 1.7 to 3.3 times where as much had been freed just before,
+and 7 to 9 times three seconds later; by writing to a memory file, whose pages are not cleared, 2.9
+to 3.6 times; by ``torch.clone`` 3.2 to 4.6 times. Whole first saves took as long as ``torch.clone``
+of the state, 1.2 times. Only memory that is there before the save is faster: `prepare`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +17,7 @@ from conformance.implementation import find
 from conformance.outcome import Outcome
 from conformance.peers import LAWS, PARTS, PEERS, PRINTED, README, current, still_fails, table
 
+ROOT = Path(__file__).parents[2]
 KEPT = peers.found()
 TEXT = PRINTED.read_text()
 ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
@@ -45,10 +52,26 @@ def test_every_peer_has_a_case_that_fails() -> None:
         assert name == f"{MODULES[document['peer']]}-{document['law']}", "of another version"
 
 
+def apart(document: Mapping[str, Any]) -> str:
+    """`still_fails` in a process of its own: what a peer leaves behind when it fails is no test's.
+
+    Orbax, for one, leaves reads under way whose event loop is closed.
+    """
+    script = (
+        "import json, sys; from conformance.peers import still_fails; "
+        "print('\\n' + json.dumps(still_fails(json.load(sys.stdin))))"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    done = subprocess.run(
+        command, input=json.dumps(document), capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_what_was_found_still_fails_or_is_fixed(name: str) -> None:
     document = KEPT[name]
-    error = still_fails(document)
+    error = apart(document) if document["module"] == PEERS["orbax"] else still_fails(document)
     if document["fixed_in"] is None:
         kind = document["error"].partition(":")[0]
         assert error.startswith(f"{kind}:"), f"{document['peer']} has mended {name}"

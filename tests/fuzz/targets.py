@@ -72,7 +72,8 @@ class Judge:
     """The most bytes of memory that were taken before."""
 
     def __call__(self, data: bytes) -> str:
-        self.resting = self.resting or _most_memory()
+        # The process may have taken more, long ago.
+        self.resting = self.resting or _count_memory_anew()
         begun = time.process_time()
         outcome = self.target(data)
         seconds = time.process_time() - begun
