@@ -33,7 +33,17 @@ LAYERS = {
     ),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
-    "surface": ("xckpt", "xckpt.api", "xckpt.planner", "xckpt.metadata", "xckpt.convert"),
+    "surface": (
+        "xckpt",
+        "xckpt.api",
+        "xckpt.adapters",
+        "xckpt.processes",
+        "xckpt.saving",
+        "xckpt.loading",
+        "xckpt.planner",
+        "xckpt.metadata",
+        "xckpt.convert",
+    ),
     "cli": ("xckpt.cli",),
 }
 SIBLINGS = LAYERS["adapters"]

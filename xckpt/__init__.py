@@ -13,6 +13,7 @@ planners of one's own.
 import importlib
 from typing import TYPE_CHECKING
 
+from xckpt.adapters import register_adapters
 from xckpt.api import (
     load,
     load_into,
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from xckpt.storage.checkpoint import Checkpoint, StoredArray
 
 __version__ = "0.1.0"
+
+register_adapters()
 
 __all__ = [
     "Checkpoint",

@@ -1,29 +1,28 @@
 """The functions that people call: save, save_async, load, load_into, open, and the state dicts'.
 
-Each is a thin composition over one engine: find the group, make planner and storage, run the steps.
-`save_state_dict` and `load_state_dict` take any storage, the others a path. Frameworks are
-registered here, by name only: their adapters load when a leaf of theirs can exist.
+Each is a thin composition over one engine: find the group (`xckpt.processes`), make storage and
+planner (`xckpt.saving`, `xckpt.loading`), run the steps. `save_state_dict` and `load_state_dict`
+take any storage, the others a path.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from xckpt import engine
-from xckpt.async_save import SaveFuture, begin, settle
-from xckpt.core.frameworks import adapters, register_adapter
+from xckpt.async_save import SaveFuture, begin
 from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
+from xckpt.core.save_planner import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.errors import XckptError
 from xckpt.group import Group, LocalGroup
+from xckpt.loading import load_in_place, reader_and_planner
 from xckpt.options import LoadOptions, SaveOptions
+from xckpt.processes import find_group
+from xckpt.saving import planner_for, save_in_turn
 from xckpt.staging import AsyncStager
 
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = [
-    "find_group",
     "load",
     "load_into",
     "load_state_dict",
@@ -42,69 +40,6 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
-
-# Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
-register_adapter("torch_xla", "xckpt.torch.xla_tensors")
-register_adapter("xckpt.torch.xla_tensors", "xckpt.torch.xla_tensors")
-register_adapter("torch", "xckpt.torch.tensors")
-register_adapter("jax", "xckpt.jax.arrays")
-register_adapter("numpy", "xckpt.numpy")
-# What is imported already need not be waited for in the first save. An adapter that cannot be
-# loaded says so to those who need it.
-with suppress(Exception):
-    adapters()
-
-
-def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
-    """The processes that work together.
-
-    Args:
-        process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
-            if it is initialised, else of JAX if there are several, else this process alone.
-        coordinator_rank: who decides and commits, as a rank within the group. A `Group` has its
-            own coordinator, so only 0 or that one may be given with it.
-
-    Raises:
-        TypeError: ``process_group`` is neither.
-        ValueError: the group has no such coordinator, or this process is not in it.
-    """
-    if isinstance(process_group, Group):
-        if coordinator_rank not in (0, process_group.coordinator):
-            raise ValueError(
-                f"coordinator_rank is {coordinator_rank}, but the group's coordinator is "
-                f"{process_group.coordinator}; leave coordinator_rank out"
-            )
-        return process_group
-    group = _current_group(coordinator_rank) if process_group is None else None
-    if process_group is not None and "torch.distributed" in sys.modules:
-        from xckpt.torch.group import group_of
-
-        group = group_of(process_group, coordinator_rank)
-    if group is None:
-        raise TypeError(
-            f"process_group must be a torch process group or an xckpt Group, not a "
-            f"{type(process_group).__name__}"
-        )
-    return group
-
-
-def _current_group(coordinator_rank: int) -> Group:
-    finders: list[Callable[[int], Group | None]] = []
-    if "torch.distributed" in sys.modules:
-        from xckpt.torch.group import current_group as of_torch
-
-        finders.append(of_torch)
-    if "jax" in sys.modules:
-        from xckpt.jax.group import current_group as of_jax
-
-        finders.append(of_jax)
-    for find in finders:
-        group = find(coordinator_rank)
-        if group is not None:
-            return group
-    if coordinator_rank:
-        raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
-    return LocalGroup()
 
 
 def save(
@@ -156,11 +91,11 @@ def save(
     from xckpt.storage.writer import ZarrStorageWriter
 
     options = options or SaveOptions()
-    return _save_now(
+    return save_in_turn(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
         group=find_group() if group is None else group,
-        planner=_save_planner(options) if planner is None else planner,
+        planner=planner_for(options) if planner is None else planner,
         metadata=metadata,
     )
 
@@ -214,7 +149,7 @@ def save_async(
     """
     _check_path(path, "save_async(path, state)")
     options = options or SaveOptions()
-    planner = _save_planner(options) if planner is None else planner
+    planner = planner_for(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
     def run(state: Callable[[], Any], group: Group) -> Metadata:
@@ -225,25 +160,6 @@ def save_async(
         return engine.save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
 
     return begin(str(path), state, stager, find_group() if group is None else group, run)
-
-
-def _save_now(
-    state: object,
-    writer: StorageWriter,
-    *,
-    group: Group,
-    planner: SavePlanner,
-    metadata: JSONValue = None,
-) -> Metadata:
-    """Save after the asynchronous save in flight; if that fails unseen, then so does this one."""
-    failure = settle(group)
-
-    def ready() -> Any:  # noqa: ANN401  # our planners take any tree
-        if failure is not None:
-            raise failure
-        return state
-
-    return engine.save_when_ready(ready, writer, group=group, planner=planner, metadata=metadata)
 
 
 def load(
@@ -300,11 +216,16 @@ def load(
     """
     _check_path(path, "load(path, like)")
     group = find_group() if group is None else group
-    reader = _reader(path, options)
-    if mapping is not None:
-        planner, reader = _mapped(path, mapping, planner, group, options, strict, cast, allow_lossy)
-    elif planner is None:
-        planner = DefaultLoadPlanner(strict=strict, cast=cast)
+    reader, planner = reader_and_planner(
+        path,
+        group,
+        strict=strict,
+        cast=cast,
+        planner=planner,
+        options=options,
+        mapping=mapping,
+        allow_lossy=allow_lossy,
+    )
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     engine.load_state_dict(tree, reader, group=group, planner=planner)
     return planner.result()
@@ -332,8 +253,24 @@ def load_into(
     checkpoint decides what is there, so that a new optimizer receives the moments that it has not
     made yet.
 
-    Arguments and errors are those of `load`; after an error some tensors may be filled already, but
-    no ``load_state_dict`` was called.
+    Args:
+        path: where the checkpoint is; every format that `load` reads.
+        state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
+            a jax.Array, is refused.
+        strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
+            sides have is loaded and the rest of ``state`` stays as it is.
+        cast: allow another dtype than the stored one; ``state`` keeps its own.
+        planner: what goes where; it loads in place whatever its own ``in_place`` says.
+        group: the ranks that load together; found by itself.
+        options: threads, memory, progress.
+        mapping: how the leaves of the stored model become those of ``state``; see `xckpt.convert`.
+            It takes the place of a planner.
+        allow_lossy: allow steps of the mapping that do not bring every value back.
+
+    Raises:
+        XckptError: as `load`; after an error some tensors may be filled already, but no
+            ``load_state_dict`` was called.
+        TypeError: ``state`` is None.
 
     Example:
         >>> import numpy as np, xckpt
@@ -345,41 +282,17 @@ def load_into(
     """
     _check_path(path, "load_into(path, state)")
     group = find_group() if group is None else group
-    reader = _reader(path, options)
-    if mapping is not None:
-        planner, reader = _mapped(path, mapping, planner, group, options, strict, cast, allow_lossy)
-    elif planner is None:
-        planner = DefaultLoadPlanner(strict=strict, cast=cast)
-    _fill(state, reader, group, planner)
-
-
-def _mapped(
-    path: Path,
-    mapping: ModelMapping,
-    planner: LoadPlanner | None,
-    group: Group,
-    options: LoadOptions | None,
-    strict: bool,
-    cast: bool,
-    allow_lossy: bool,
-) -> tuple[LoadPlanner, StorageReader]:
-    """Planner and reader of a load by a mapping."""
-    if planner is not None:
-        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-    from xckpt.convert.detection import open_source
-    from xckpt.convert.load_planner import MappedLoadPlanner
-
-    mapped = MappedLoadPlanner(
-        mapping,
-        lambda: open_source(path),
+    reader, planner = reader_and_planner(
+        path,
+        group,
         strict=strict,
         cast=cast,
-        allow_lossy=allow_lossy,
-        rank=group.rank,
-        ranks=group.size,
+        planner=planner,
         options=options,
+        mapping=mapping,
+        allow_lossy=allow_lossy,
     )
-    return mapped, _reader(path, options)
+    load_in_place(state, reader, group=group, planner=planner)
 
 
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
@@ -410,7 +323,7 @@ def save_state_dict(
         state_dict: any tree that `save` takes.
         storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
         process_group: the ranks that save together: a torch process group or a `Group`; found by
-            itself (see `find_group`).
+            itself (see `xckpt.processes.find_group`).
         coordinator_rank: who decides and commits, as a rank within the process group.
         no_dist: this process saves alone, whatever other processes there are.
         planner: how to divide the work; by default what `save` does with the writer's ``options``.
@@ -430,9 +343,9 @@ def save_state_dict(
     """
     if planner is None:
         options = getattr(storage_writer, "options", None)
-        planner = _save_planner(options if isinstance(options, SaveOptions) else SaveOptions())
+        planner = planner_for(options if isinstance(options, SaveOptions) else SaveOptions())
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    return _save_now(state_dict, storage_writer, group=group, planner=planner)
+    return save_in_turn(state_dict, storage_writer, group=group, planner=planner)
 
 
 def load_state_dict(
@@ -465,45 +378,8 @@ def load_state_dict(
         ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
     """
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    if planner is None:
-        planner = DefaultLoadPlanner()
-    return _fill(state_dict, storage_reader, group, planner)
-
-
-def _save_planner(options: SaveOptions) -> SavePlanner:
-    return DefaultSavePlanner(
-        compare_replicas=options.compare_replicas, serialise=options.serialise
-    )
-
-
-def _reader(path: Path, options: LoadOptions | None) -> StorageReader:
-    """The reader for what lies at a path; what is nobody's is refused by the reader of ours."""
-    from xckpt.storage.location import Location
-    from xckpt.storage.reader import ZarrStorageReader
-
-    with suppress(XckptError, OSError):
-        folder = Location.parse(path).folder
-        if folder is not None and folder.exists() and not (folder / "xckpt.json").exists():
-            from xckpt.convert.detection import detect, open_source
-            from xckpt.convert.source_reader import SourceReader
-
-            if detect(path) != "xckpt":
-                return SourceReader(lambda: open_source(path), str(path), options=options)
-    return ZarrStorageReader(path, options=options)
-
-
-def _fill(state: object, reader: StorageReader, group: Group, planner: LoadPlanner) -> Metadata:
-    """Load into a state, in place whatever the planner is set to do elsewhere."""
-    if state is None:
-        raise TypeError("there is nothing to load into: give the state that is to be filled")
-    tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
-    before, planner.in_place = planner.in_place, True
-    try:
-        metadata = engine.load_state_dict(tree, reader, group=group, planner=planner)
-        planner.result()
-    finally:
-        planner.in_place = before
-    return metadata
+    planner = DefaultLoadPlanner() if planner is None else planner
+    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
 
 
 def _check_path(path: object, call: str) -> None:

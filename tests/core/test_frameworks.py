@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import tests.shards
-import xckpt.api
 import xckpt.numpy
 from tests.shards import Sharded, Target, Wanted, cut
 from xckpt.core import frameworks

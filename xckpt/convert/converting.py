@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from xckpt.api import find_group
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checkpoint_output import ConvertingWriter
 from xckpt.convert.detection import open_sink
@@ -36,6 +35,7 @@ from xckpt.engine import save_state_dict
 from xckpt.errors import StorageError
 from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
+from xckpt.processes import find_group
 from xckpt.storage.pool import ProgressCounter
 
 __all__ = ["Converted", "convert"]

@@ -1,0 +1,75 @@
+"""Reader and planner of a load: what lies at the path is found out once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import xckpt
+from xckpt.convert import Mapping, Rule, detection
+from xckpt.convert.operations import Untie
+from xckpt.planner import DefaultLoadPlanner
+
+TIED = Mapping([Rule(["w", "head"], "w", [Untie(2)])])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A model in another format, with tied weights."""
+    array = np.arange(4.0)
+    safetensors.numpy.save_file({"w": array, "head": array}, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every path whose format is asked for."""
+    asked: list[str] = []
+    detect = detection.detect
+
+    def noting(path: str | os.PathLike[str]) -> str:
+        asked.append(os.fspath(path))
+        return detect(path)
+
+    monkeypatch.setattr(detection, "detect", noting)
+    return asked
+
+
+@pytest.mark.parametrize("mapping", [None, TIED], ids=["as it is", "mapped"])
+def test_another_format_is_looked_at_once(
+    path: Path, looks: list[str], mapping: Mapping | None
+) -> None:
+    """Though a mapping opens it a second time, to compare what it takes to be tied."""
+    state = {"w": np.zeros(4)} if mapping else {"w": np.zeros(4), "head": np.zeros(4)}
+    loaded = xckpt.load(path, state, mapping=mapping)
+    assert looks == [str(path)]
+    xckpt.load_into(path, state, mapping=mapping)
+    assert looks == [str(path)] * 2
+    for tree in (loaded, state):
+        assert all(np.array_equal(array, np.arange(4.0)) for array in tree.values())
+
+
+def test_our_own_needs_no_look(tmp_path: Path, looks: list[str]) -> None:
+    xckpt.save(tmp_path / "ours", {"w": np.arange(4.0)})
+    xckpt.load(tmp_path / "ours")
+    xckpt.load(tmp_path / "ours", mapping=Mapping([Rule("w", "v")]))
+    assert looks == []
+
+
+@pytest.mark.parametrize("mapping", [None, TIED], ids=["as it is", "mapped"])
+def test_what_nobody_knows_is_no_checkpoint(tmp_path: Path, mapping: Mapping | None) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("mine")
+    for name in ("notes", "nowhere"):
+        with pytest.raises(xckpt.NotACheckpointError, match=name):
+            xckpt.load(tmp_path / name, mapping=mapping)
+
+
+def test_a_mapping_takes_the_place_of_a_planner(path: Path) -> None:
+    for call in (xckpt.load, xckpt.load_into):
+        with pytest.raises(ValueError, match="give a mapping or a planner"):
+            call(path, {"w": np.zeros(4)}, mapping=TIED, planner=DefaultLoadPlanner())

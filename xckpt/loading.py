@@ -1,0 +1,109 @@
+"""How a load finds its reader and its planner, and fills a state in place.
+
+1. Look once at what lies at the path. A checkpoint of ours, a URL, and what nobody knows are for
+   our own reader, which refuses the last; any other format is read through its `TensorSource`.
+2. Without a mapping the planner is the caller's, or the default one. With a mapping it is one that
+   plans against what the mapping makes of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from xckpt import engine
+from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.metadata import Metadata
+from xckpt.core.storage import StorageReader
+from xckpt.errors import XckptError
+from xckpt.group import Group
+from xckpt.options import LoadOptions
+
+if TYPE_CHECKING:
+    from xckpt.convert.mapping import Mapping as ModelMapping
+
+__all__ = ["load_in_place", "reader_and_planner"]
+
+OURS = "xckpt"
+
+
+def reader_and_planner(
+    path: str | os.PathLike[str],
+    group: Group,
+    *,
+    strict: bool,
+    cast: bool,
+    planner: LoadPlanner | None,
+    options: LoadOptions | None,
+    mapping: ModelMapping | None,
+    allow_lossy: bool,
+) -> tuple[StorageReader, LoadPlanner]:
+    """What reads a path and what plans the load; for the arguments see `xckpt.load`.
+
+    Raises:
+        ValueError: both a mapping and a planner are given.
+    """
+    format = _format_at(path)
+    reader = _reader(path, format, options)
+    if mapping is None:
+        return reader, DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
+    if planner is not None:
+        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    from xckpt.convert.detection import open_source
+    from xckpt.convert.load_planner import MappedLoadPlanner
+
+    return reader, MappedLoadPlanner(
+        mapping,
+        lambda: open_source(path, format),
+        strict=strict,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=group.rank,
+        ranks=group.size,
+        options=options,
+    )
+
+
+def _format_at(path: str | os.PathLike[str]) -> str:
+    """The format of what lies at a path, as `xckpt.convert.detection` names it; ours if unknown."""
+    from xckpt.storage.location import Location
+
+    with suppress(XckptError, OSError):
+        folder = Location.parse(path).folder
+        # A load of our own checkpoints is not to wait for the import of `xckpt.convert`.
+        if folder is not None and folder.exists() and not (folder / "xckpt.json").exists():
+            from xckpt.convert.detection import detect
+
+            return detect(path)
+    return OURS
+
+
+def _reader(
+    path: str | os.PathLike[str], format: str, options: LoadOptions | None
+) -> StorageReader:
+    if format == OURS:
+        from xckpt.storage.reader import ZarrStorageReader
+
+        return ZarrStorageReader(path, options=options)
+    from xckpt.convert.detection import open_source
+    from xckpt.convert.source_reader import SourceReader
+
+    return SourceReader(lambda: open_source(path, format), str(path), options=options)
+
+
+def load_in_place(
+    state: object, reader: StorageReader, *, group: Group, planner: LoadPlanner
+) -> Metadata:
+    """Load into a state, in place whatever the planner is set to do elsewhere."""
+    if state is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
+    tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
+    before, planner.in_place = planner.in_place, True
+    try:
+        metadata = engine.load_state_dict(tree, reader, group=group, planner=planner)
+        planner.result()
+    finally:
+        planner.in_place = before
+    return metadata
