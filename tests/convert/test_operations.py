@@ -35,6 +35,7 @@ from xckpt.convert.operations import (
     operation_from_document,
     run,
 )
+from xckpt.convert.operations.base import TensorOperation
 from xckpt.convert.operations.lossy import is_exact_cast
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import leaf
@@ -159,6 +160,16 @@ def test_parts_of_different_types_are_not_joined() -> None:
     bundle = tuple(Slot.of(leaf(str(i), TensorSpec((2,), dtype))) for i, dtype in types)
     with pytest.raises(MappingError, match="part 1 is uint8, the first is int8"):
         run([Concatenate((2, 2))], bundle, Trace())
+
+
+def test_an_operation_that_forgets_what_it_must_say_is_refused_where_its_class_is_made() -> None:
+    with pytest.raises(TypeError, match="'forgetful' does not say: inverse, on"):
+
+        class Forgetful(TensorOperation, frozen=True):
+            name = "forgetful"
+
+    with pytest.raises(MappingError, match="no operation"):
+        operation_from_document({"forgetful": []})
 
 
 def all_values(dtype: str) -> np.ndarray:

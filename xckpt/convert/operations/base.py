@@ -1,11 +1,16 @@
 """What every operation is: a frozen value that acts on a bundle and knows its inverse.
 
+An `Operation` says what becomes of the whole bundle; a `TensorOperation` what becomes of one
+tensor, and does so with each of the bundle. A subclass that has a name is an operation of the
+language: one that forgets what it must say is refused where its class is made.
+
 In a document (a mapping file) an operation is a table. Its first field stands under the operation's
 name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = [8, 4], axis = 1}``.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -15,7 +20,14 @@ from xckpt.convert.bundles import Bundle, Slot, Trace
 from xckpt.convert.tracing import Traced
 from xckpt.errors import MappingError
 
-__all__ = ["Exactness", "Operation", "axis_of", "operation_from_document", "run"]
+__all__ = [
+    "Exactness",
+    "Operation",
+    "TensorOperation",
+    "axis_of",
+    "operation_from_document",
+    "run",
+]
 
 Exactness = Literal["bijection", "side data", "lossy"]
 
@@ -23,17 +35,30 @@ _OPERATIONS: dict[str, type[Operation]] = {}
 
 
 class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of all operations."""
+    """Base of all operations.
+
+    Raises:
+        TypeError: where a class is made that has a name, but not all of the abstract methods.
+
+    Example:
+        >>> class Nothing(Operation, frozen=True):
+        ...     name = "nothing"
+        Traceback (most recent call last):
+        TypeError: operation 'nothing' does not say: apply, arity, inverse
+    """
 
     name: ClassVar[str] = ""
-    """What a document calls it."""
+    """What a document calls it; empty for a base of several."""
     usual: ClassVar[Exactness] = "bijection"
     """What `exactness` is, whatever the arguments."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if cls.name:
-            _OPERATIONS[cls.name] = cls
+        if not cls.name:
+            return
+        if unsaid := [each for each in dir(cls) if _is_abstract(getattr(cls, each, None))]:
+            raise TypeError(f"operation {cls.name!r} does not say: {', '.join(unsaid)}")
+        _OPERATIONS[cls.name] = cls
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -53,25 +78,21 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def validate(self) -> None:
         """Raise ValueError if the arguments can never be right."""
 
+    @abstractmethod
     def arity(self) -> tuple[int, int] | None:
         """How many tensors it takes and gives; None where it acts on each of any number."""
-        return None
 
+    @abstractmethod
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """The bundle after the operation.
 
         Raises:
             ValueError: the tensors do not fit.
         """
-        return tuple(slot.map(lambda tensor: self.on(tensor, trace)) for slot in bundle)
 
-    def on(self, tensor: Traced, trace: Trace) -> Traced:
-        """One tensor after an operation that acts on each tensor of the bundle."""
-        raise NotImplementedError
-
+    @abstractmethod
     def inverse(self) -> Operation:
         """The operation that undoes this one."""
-        raise NotImplementedError
 
     def to_document(self) -> dict[str, Any]:
         """The table that stands for it in a mapping file."""
@@ -88,6 +109,29 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         main, *rest = self.to_document().items()
         words = [f"{main[0]} {main[1]}", *(f"{key} {value}" for key, value in rest)]
         return ", ".join(words)
+
+
+class TensorOperation(Operation, frozen=True):
+    """Base of the operations that act on each tensor of the bundle alone."""
+
+    def arity(self) -> None:
+        """None: it acts on any number of tensors."""
+
+    def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
+        """The bundle with each tensor replaced."""
+        return tuple(slot.map(lambda tensor: self.on(tensor, trace)) for slot in bundle)
+
+    @abstractmethod
+    def on(self, tensor: Traced, trace: Trace) -> Traced:
+        """One tensor after the operation.
+
+        Raises:
+            ValueError: the tensor does not fit.
+        """
+
+
+def _is_abstract(member: object) -> bool:
+    return getattr(member, "__isabstractmethod__", False)
 
 
 def _frozen(value: object) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Self
 
-from xckpt.convert.bundles import Bundle, Trace
+from xckpt.convert.bundles import Bundle, Slot, Trace
 from xckpt.convert.operations.base import Exactness, Operation, operation_from_document, run
 
 __all__ = ["Each"]
@@ -49,7 +49,7 @@ class Each(Operation, frozen=True):
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """The bundles of all branches, one after the other."""
-        made: list[Any] = []
+        made: list[Slot] = []
         start = 0
         for branch in self.branches:
             taken, _ = _arity(branch)

@@ -10,7 +10,7 @@ import numpy as np
 
 from xckpt.convert.arithmetic import Arithmetic
 from xckpt.convert.bundles import Trace
-from xckpt.convert.operations.base import Exactness, Operation
+from xckpt.convert.operations.base import Exactness, TensorOperation
 from xckpt.convert.tracing import Traced, aliased, computed
 from xckpt.core.dtypes import DTYPES, numpy_dtype
 
@@ -20,7 +20,7 @@ ONE_ZERO = ("fnu", "fnuz")
 """How the names of floating-point types end that have no negative zero."""
 
 
-class Cast(Operation, frozen=True):
+class Cast(TensorOperation, frozen=True):
     """Convert elements to another type; exact where the new type has every value of the old one.
 
     Example:
@@ -68,7 +68,7 @@ class Cast(Operation, frozen=True):
         return Cast((self.dtypes[1], self.dtypes[0]), self.exact)
 
 
-class Scale(Operation, frozen=True):
+class Scale(TensorOperation, frozen=True):
     """Multiply by a number, or divide by it.
 
     Example:
@@ -104,7 +104,7 @@ class Scale(Operation, frozen=True):
         return Scale(self.by, not self.divide)
 
 
-class Add(Operation, frozen=True):
+class Add(TensorOperation, frozen=True):
     """Add a number.
 
     Example:

@@ -1,7 +1,13 @@
-"""Operations that make one tensor of several, or several of one, along an axis that they have."""
+"""Operations that make one tensor of several, or several of one, along an axis that they have.
+
+They come in pairs. What a pair shares, its arguments and how the parts lie in the whole, is one
+base: `_Row`, `_Turns` and `_GroupedTurns`. Which way an operation goes is the other: `_Join` or
+`_Separate`.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from itertools import accumulate
 from typing import ClassVar
 
@@ -21,36 +27,50 @@ __all__ = [
 ]
 
 
-class _Join(Operation, frozen=True):
+class _Parts(Operation, frozen=True):
+    """A way in which the parts of a tensor lie in it."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many parts."""
+
+    @abstractmethod
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """One tensor of its parts."""
+
+    @abstractmethod
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """The parts of one tensor."""
+
+
+class _Join(_Parts, frozen=True):
     """Base of what makes one tensor of several."""
+
+    def arity(self) -> tuple[int, int]:
+        """All parts in, one out."""
+        return self.count(), 1
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """One slot, of the tensors joined for each value of the indices."""
         joined = {key: self.joined(tensors) for key, tensors in one_for_each(bundle)}
         return (Slot(bundle[0].indices, joined),)
 
-    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
-        """One tensor of several."""
-        raise NotImplementedError
 
-
-class _Separate(Operation, frozen=True):
+class _Separate(_Parts, frozen=True):
     """Base of what makes several tensors of one."""
+
+    def arity(self) -> tuple[int, int]:
+        """One in, all parts out."""
+        return 1, self.count()
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """A slot for each part."""
         (slot,) = bundle
         parts = {key: self.separated(tensor) for key, tensor in slot.tensors.items()}
-        count = self.arity()[1]
-        return tuple(Slot(slot.indices, {k: p[i] for k, p in parts.items()}) for i in range(count))
-
-    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
-        """Several tensors of one."""
-        raise NotImplementedError
-
-    def arity(self) -> tuple[int, int]:
-        """One in, several out."""
-        raise NotImplementedError
+        return tuple(
+            Slot(slot.indices, {key: of_key[number] for key, of_key in parts.items()})
+            for number in range(self.count())
+        )
 
 
 def _some(count: int, words: str) -> None:
@@ -63,7 +83,32 @@ def _positive(sizes: tuple[int, ...]) -> None:
         raise ValueError(f"{list(sizes)} are no sizes of parts")
 
 
-class Concatenate(_Join, frozen=True):
+class _Row(_Parts, frozen=True):
+    """One part after the other along an axis."""
+
+    sizes: tuple[int, ...]
+    """Size of each part along the axis."""
+    axis: int = 0
+    """The axis along which they lie."""
+
+    def validate(self) -> None:
+        """There are sizes."""
+        _positive(self.sizes)
+
+    def count(self) -> int:
+        """As many as sizes."""
+        return len(self.sizes)
+
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """The tensors in a row."""
+        return join(tensors, self.axis, self.sizes)
+
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """The tensor cut where one part ends."""
+        return separate(tensor, self.axis, self.sizes)
+
+
+class Concatenate(_Join, _Row, frozen=True):
     """One tensor after the other along an axis.
 
     Example:
@@ -73,29 +118,12 @@ class Concatenate(_Join, frozen=True):
 
     name: ClassVar[str] = "concatenate"
 
-    sizes: tuple[int, ...]
-    """Size of each tensor along the axis."""
-    axis: int = 0
-    """The axis along which they are joined."""
-
-    def validate(self) -> None:
-        """There are sizes."""
-        _positive(self.sizes)
-
-    def arity(self) -> tuple[int, int]:
-        """As many in as sizes."""
-        return len(self.sizes), 1
-
-    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
-        """The tensors in a row."""
-        return join(tensors, self.axis, self.sizes)
-
     def inverse(self) -> Split:
         """Cut at the same places."""
         return Split(self.sizes, self.axis)
 
 
-class Split(_Separate, frozen=True):
+class Split(_Separate, _Row, frozen=True):
     """Cut a tensor along an axis into parts of stated sizes.
 
     Example:
@@ -104,23 +132,6 @@ class Split(_Separate, frozen=True):
     """
 
     name: ClassVar[str] = "split"
-
-    sizes: tuple[int, ...]
-    """Size of each part along the axis."""
-    axis: int = 0
-    """The axis that is cut."""
-
-    def validate(self) -> None:
-        """There are sizes."""
-        _positive(self.sizes)
-
-    def arity(self) -> tuple[int, int]:
-        """As many out as sizes."""
-        return 1, len(self.sizes)
-
-    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
-        """The parts."""
-        return separate(tensor, self.axis, self.sizes)
 
     def inverse(self) -> Concatenate:
         """Join them again."""
@@ -159,51 +170,8 @@ def separate(tensor: Traced, axis: int, sizes: tuple[int, ...]) -> tuple[Traced,
     return tuple(part(tensor, axis, end - n, end) for end, n in zip(ends, sizes, strict=True))
 
 
-class Interleave(_Join, frozen=True):
-    """Take one slice of each tensor in turn along an axis; all have the same shape.
-
-    Example:
-        >>> Interleave(2, axis=-1).inverse()
-        Deinterleave(parts=2, axis=-1)
-    """
-
-    name: ClassVar[str] = "interleave"
-
-    parts: int
-    """How many tensors."""
-    axis: int = 0
-    """The axis along which they alternate."""
-
-    def validate(self) -> None:
-        """There are tensors."""
-        _some(self.parts, "parts")
-
-    def arity(self) -> tuple[int, int]:
-        """`parts` in."""
-        return self.parts, 1
-
-    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
-        """The tensors interleaved."""
-        shape = tensors[0].shape
-        axis = axis_of(self.axis, len(shape))
-        narrow = [reshaped(t, (*t.shape[: axis + 1], 1, *t.shape[axis + 1 :])) for t in tensors]
-        whole = join(tuple(narrow), axis + 1, (1,) * self.parts)
-        return reshaped(whole, (*shape[:axis], shape[axis] * self.parts, *shape[axis + 1 :]))
-
-    def inverse(self) -> Deinterleave:
-        """Take them apart."""
-        return Deinterleave(self.parts, self.axis)
-
-
-class Deinterleave(_Separate, frozen=True):
-    """Every n-th slice along an axis goes into the same part.
-
-    Example:
-        >>> Deinterleave(2).inverse()
-        Interleave(parts=2, axis=0)
-    """
-
-    name: ClassVar[str] = "deinterleave"
+class _Turns(_Parts, frozen=True):
+    """One slice of each part in turn along an axis; all parts have the same shape."""
 
     parts: int
     """How many parts."""
@@ -214,12 +182,20 @@ class Deinterleave(_Separate, frozen=True):
         """There are parts."""
         _some(self.parts, "parts")
 
-    def arity(self) -> tuple[int, int]:
-        """`parts` out."""
-        return 1, self.parts
+    def count(self) -> int:
+        """`parts`."""
+        return self.parts
+
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """The tensors interleaved."""
+        shape = tensors[0].shape
+        axis = axis_of(self.axis, len(shape))
+        narrow = [reshaped(t, (*t.shape[: axis + 1], 1, *t.shape[axis + 1 :])) for t in tensors]
+        whole = join(tuple(narrow), axis + 1, (1,) * self.parts)
+        return reshaped(whole, (*shape[:axis], shape[axis] * self.parts, *shape[axis + 1 :]))
 
     def separated(self, tensor: Traced) -> tuple[Traced, ...]:
-        """The parts."""
+        """Every n-th slice."""
         axis = axis_of(self.axis, len(tensor.shape))
         before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
         if size % self.parts:
@@ -228,26 +204,42 @@ class Deinterleave(_Separate, frozen=True):
         narrow = separate(rows, axis + 1, (1,) * self.parts)
         return tuple(reshaped(t, (*before, size // self.parts, *after)) for t in narrow)
 
+
+class Interleave(_Join, _Turns, frozen=True):
+    """Take one slice of each tensor in turn along an axis; all have the same shape.
+
+    Example:
+        >>> Interleave(2, axis=-1).inverse()
+        Deinterleave(parts=2, axis=-1)
+    """
+
+    name: ClassVar[str] = "interleave"
+
+    def inverse(self) -> Deinterleave:
+        """Take them apart."""
+        return Deinterleave(self.parts, self.axis)
+
+
+class Deinterleave(_Separate, _Turns, frozen=True):
+    """Every n-th slice along an axis goes into the same part.
+
+    Example:
+        >>> Deinterleave(2).inverse()
+        Interleave(parts=2, axis=0)
+    """
+
+    name: ClassVar[str] = "deinterleave"
+
     def inverse(self) -> Interleave:
         """Interleave them again."""
         return Interleave(self.parts, self.axis)
 
 
-class GroupedInterleave(_Join, frozen=True):
-    """Interleave by groups: of every group the slices of each tensor in turn.
-
-    Megatron's qkv: ``GroupedInterleave((queries, width, width), groups=kv_heads)``, where
-    the first tensor has ``kv_heads * queries`` slices.
-
-    Example:
-        >>> GroupedInterleave((4, 1, 1), groups=8).inverse()
-        GroupedDeinterleave(sizes=(4, 1, 1), groups=8, axis=0)
-    """
-
-    name: ClassVar[str] = "grouped_interleave"
+class _GroupedTurns(_Parts, frozen=True):
+    """Of every group some slices of each part in turn along an axis."""
 
     sizes: tuple[int, ...]
-    """How many slices of each tensor are in one group."""
+    """How many slices of each part are in one group."""
     groups: int
     """How many groups."""
     axis: int = 0
@@ -258,9 +250,9 @@ class GroupedInterleave(_Join, frozen=True):
         _positive(self.sizes)
         _some(self.groups, "groups")
 
-    def arity(self) -> tuple[int, int]:
-        """As many in as sizes."""
-        return len(self.sizes), 1
+    def count(self) -> int:
+        """As many as sizes."""
+        return len(self.sizes)
 
     def joined(self, tensors: tuple[Traced, ...]) -> Traced:
         """The tensors interleaved by groups."""
@@ -277,39 +269,8 @@ class GroupedInterleave(_Join, frozen=True):
         size = self.groups * sum(self.sizes)
         return reshaped(whole, (*whole.shape[:axis], size, *whole.shape[axis + 2 :]))
 
-    def inverse(self) -> GroupedDeinterleave:
-        """Take them apart."""
-        return GroupedDeinterleave(self.sizes, self.groups, self.axis)
-
-
-class GroupedDeinterleave(_Separate, frozen=True):
-    """The inverse of `GroupedInterleave`: of every group some slices go into each part.
-
-    Example:
-        >>> GroupedDeinterleave((4, 1, 1), groups=8).inverse()
-        GroupedInterleave(sizes=(4, 1, 1), groups=8, axis=0)
-    """
-
-    name: ClassVar[str] = "grouped_deinterleave"
-
-    sizes: tuple[int, ...]
-    """How many slices of one group go into each part."""
-    groups: int
-    """How many groups."""
-    axis: int = 0
-    """The axis along which they alternate."""
-
-    def validate(self) -> None:
-        """There are sizes."""
-        _positive(self.sizes)
-        _some(self.groups, "groups")
-
-    def arity(self) -> tuple[int, int]:
-        """As many out as sizes."""
-        return 1, len(self.sizes)
-
     def separated(self, tensor: Traced) -> tuple[Traced, ...]:
-        """The parts."""
+        """The slices of each part, of all groups."""
         axis = axis_of(self.axis, len(tensor.shape))
         before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
         if size != self.groups * sum(self.sizes):
@@ -322,6 +283,35 @@ class GroupedDeinterleave(_Separate, frozen=True):
             reshaped(t, (*before, self.groups * n, *after))
             for t, n in zip(parts, self.sizes, strict=True)
         )
+
+
+class GroupedInterleave(_Join, _GroupedTurns, frozen=True):
+    """Interleave by groups: of every group the slices of each tensor in turn.
+
+    Megatron's qkv: ``GroupedInterleave((queries, width, width), groups=kv_heads)``, where
+    the first tensor has ``kv_heads * queries`` slices.
+
+    Example:
+        >>> GroupedInterleave((4, 1, 1), groups=8).inverse()
+        GroupedDeinterleave(sizes=(4, 1, 1), groups=8, axis=0)
+    """
+
+    name: ClassVar[str] = "grouped_interleave"
+
+    def inverse(self) -> GroupedDeinterleave:
+        """Take them apart."""
+        return GroupedDeinterleave(self.sizes, self.groups, self.axis)
+
+
+class GroupedDeinterleave(_Separate, _GroupedTurns, frozen=True):
+    """The inverse of `GroupedInterleave`: of every group some slices go into each part.
+
+    Example:
+        >>> GroupedDeinterleave((4, 1, 1), groups=8).inverse()
+        GroupedInterleave(sizes=(4, 1, 1), groups=8, axis=0)
+    """
+
+    name: ClassVar[str] = "grouped_deinterleave"
 
     def inverse(self) -> GroupedInterleave:
         """Interleave them again."""

@@ -10,13 +10,13 @@ from typing import ClassVar, Literal
 import msgspec
 
 from xckpt.convert.bundles import Trace
-from xckpt.convert.operations.base import Operation, axis_of
+from xckpt.convert.operations.base import TensorOperation, axis_of
 from xckpt.convert.tracing import Traced, concatenated, part, reshaped, transposed
 
 __all__ = ["Rearrange", "Reshape", "Rope", "Transpose"]
 
 
-class Transpose(Operation, frozen=True):
+class Transpose(TensorOperation, frozen=True):
     """Put the dimensions in another order, as `numpy.transpose` does.
 
     Example:
@@ -45,7 +45,7 @@ class Transpose(Operation, frozen=True):
         return Transpose(tuple(self.axes.index(d) for d in range(len(self.axes))))
 
 
-class Reshape(Operation, frozen=True):
+class Reshape(TensorOperation, frozen=True):
     """The same elements in row-major order under another shape; both shapes are stated.
 
     Each shape may leave one size open with -1.
@@ -100,7 +100,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*|1")
 Groups = tuple[tuple[str, ...], ...]
 
 
-class Rearrange(Operation, frozen=True):
+class Rearrange(TensorOperation, frozen=True):
     """Split, reorder and merge dimensions, in the notation of einops.
 
     Each side lists the dimensions; ``(a b)`` is one that is made of a and b, b the faster; ``1`` is
@@ -198,7 +198,7 @@ def _groups(side: str) -> Groups:
     return tuple(groups)
 
 
-class Rope(Operation, frozen=True):
+class Rope(TensorOperation, frozen=True):
     """Reorder the rotated channels of each head between the two ways to write rotary embeddings.
 
     ``"pairs"`` rotates channels (0, 1), (2, 3), ...; ``"halves"`` rotates (0, n/2), (1, n/2 + 1),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal
 
 from xckpt.convert.bundles import Bundle, Slot, Trace
-from xckpt.convert.operations.base import Exactness, Operation, axis_of
+from xckpt.convert.operations.base import Exactness, Operation, TensorOperation, axis_of
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced, aliased, concatenated, constant, part
 
@@ -19,15 +19,9 @@ Number = bool | int | float
 UNCHECKED = "unchecked"
 
 
-class Tie(Operation, frozen=True):
-    """Give one tensor several names.
+class _Names(Operation, frozen=True):
+    """Base of what knows one tensor by several names."""
 
-    Example:
-        >>> Tie(2).inverse()
-        Untie(count=2)
-    """
-
-    name: ClassVar[str] = "tie"
     usual: ClassVar[Exactness] = "side data"
 
     count: int
@@ -37,6 +31,17 @@ class Tie(Operation, frozen=True):
         """There is a name."""
         if self.count < 1:
             raise ValueError(f"no tensor has {self.count} names")
+
+
+class Tie(_Names, frozen=True):
+    """Give one tensor several names.
+
+    Example:
+        >>> Tie(2).inverse()
+        Untie(count=2)
+    """
+
+    name: ClassVar[str] = "tie"
 
     def arity(self) -> tuple[int, int]:
         """One in, `count` out."""
@@ -52,7 +57,7 @@ class Tie(Operation, frozen=True):
         return Untie(self.count)
 
 
-class Untie(Operation, frozen=True):
+class Untie(_Names, frozen=True):
     """Keep one of several tensors that must be equal; optional ones may be absent.
 
     Example:
@@ -61,15 +66,6 @@ class Untie(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "untie"
-    usual: ClassVar[Exactness] = "side data"
-
-    count: int
-    """How many names."""
-
-    def validate(self) -> None:
-        """There is a name."""
-        if self.count < 1:
-            raise ValueError(f"no tensor has {self.count} names")
 
     def arity(self) -> tuple[int, int]:
         """`count` in, one out."""
@@ -94,7 +90,25 @@ class Untie(Operation, frozen=True):
         return Tie(self.count)
 
 
-class Pad(Operation, frozen=True):
+class _Padding(TensorOperation, frozen=True):
+    """Base of what adds or takes the last slices along an axis, which have one value."""
+
+    usual: ClassVar[Exactness] = "side data"
+
+    size: int
+    """How many slices the pad has."""
+    axis: int = 0
+    """The axis that grows or shrinks."""
+    value: Number = 0
+    """The value of the pad."""
+
+    def validate(self) -> None:
+        """The pad has a size."""
+        if self.size < 0:
+            raise ValueError(f"a pad has no size {self.size}")
+
+
+class Pad(_Padding, frozen=True):
     """Append slices of one value along an axis.
 
     Example:
@@ -103,19 +117,6 @@ class Pad(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "pad"
-    usual: ClassVar[Exactness] = "side data"
-
-    size: int
-    """How many slices the pad has."""
-    axis: int = 0
-    """The axis that grows."""
-    value: Number = 0
-    """The value of the pad."""
-
-    def validate(self) -> None:
-        """The pad has a size."""
-        if self.size < 0:
-            raise ValueError(f"a pad has no size {self.size}")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The padded tensor."""
@@ -127,7 +128,7 @@ class Pad(Operation, frozen=True):
         return Strip(self.size, self.axis, self.value)
 
 
-class Strip(Operation, frozen=True):
+class Strip(_Padding, frozen=True):
     """Take away the last slices along an axis, which must have one value.
 
     Example:
@@ -136,19 +137,6 @@ class Strip(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "strip"
-    usual: ClassVar[Exactness] = "side data"
-
-    size: int
-    """How many slices the pad has."""
-    axis: int = 0
-    """The axis that shrinks."""
-    value: Number = 0
-    """The value that the pad must have."""
-
-    def validate(self) -> None:
-        """The pad has a size."""
-        if self.size < 0:
-            raise ValueError(f"a pad has no size {self.size}")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The tensor without its pad."""
@@ -169,7 +157,30 @@ def _pad(tensor: Traced, axis: int, size: int) -> TensorSpec:
     return TensorSpec((*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]), tensor.dtype)
 
 
-class Constant(Operation, frozen=True):
+class _Stated(Operation, frozen=True):
+    """Base of what knows a whole tensor by what the rule states of it."""
+
+    usual: ClassVar[Exactness] = "side data"
+
+    value: Number | Literal["unchecked"]
+    """The value of its elements; "unchecked" where it is lost knowingly, and cannot be made."""
+    shape: tuple[int, ...] | None = None
+    """Its shape; where None, what the target wants, or any that the source has."""
+    dtype: str | None = None
+    """Its element type; where None, likewise."""
+    arange: int | None = None
+    """An axis along which the value grows by one a step."""
+
+    def counting_axis(self, rank: int) -> int | None:
+        """`arange`, counted from 0, of a tensor of so many axes.
+
+        Raises:
+            ValueError: there is no such axis.
+        """
+        return None if self.arange is None else axis_of(self.arange, rank)
+
+
+class Constant(_Stated, frozen=True):
     """Make a tensor that no source has.
 
     Shape and dtype may be left to the target, where the target is known.
@@ -180,16 +191,6 @@ class Constant(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "constant"
-    usual: ClassVar[Exactness] = "side data"
-
-    value: Number | Literal["unchecked"]
-    """The value of its elements; "unchecked" (of a tensor that was dropped) cannot be made."""
-    shape: tuple[int, ...] | None = None
-    """Its shape."""
-    dtype: str | None = None
-    """Its element type."""
-    arange: int | None = None
-    """An axis along which the value grows by one a step."""
 
     def arity(self) -> tuple[int, int]:
         """None in, one out."""
@@ -204,7 +205,7 @@ class Constant(Operation, frozen=True):
         dtype = self.dtype if self.dtype is not None or wanted is None else wanted.dtype
         if shape is None or dtype is None:
             raise ValueError("state its shape and dtype, or the target that wants it")
-        arange = None if self.arange is None else axis_of(self.arange, len(shape))
+        arange = self.counting_axis(len(shape))
         return (Slot.of(constant(TensorSpec(shape, dtype), self.value, arange)),)
 
     def inverse(self) -> Drop:
@@ -212,7 +213,7 @@ class Constant(Operation, frozen=True):
         return Drop(self.value, self.shape, self.dtype, self.arange)
 
 
-class Drop(Operation, frozen=True):
+class Drop(_Stated, frozen=True):
     """Leave a tensor out, which must have the stated value.
 
     Example:
@@ -223,16 +224,6 @@ class Drop(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "drop"
-    usual: ClassVar[Exactness] = "side data"
-
-    value: Number | Literal["unchecked"]
-    """The value that its elements must have; "unchecked" where it is lost knowingly."""
-    shape: tuple[int, ...] | None = None
-    """The shape that it must have; any, where None."""
-    dtype: str | None = None
-    """The element type that it must have; any, where None."""
-    arange: int | None = None
-    """An axis along which the value grows by one a step."""
 
     def arity(self) -> tuple[int, int]:
         """One in, none out."""
@@ -246,7 +237,7 @@ class Drop(Operation, frozen=True):
             if self.value == UNCHECKED:
                 trace.dropped.append(tensor)
                 continue
-            arange = None if self.arange is None else axis_of(self.arange, len(tensor.shape))
+            arange = self.counting_axis(len(tensor.shape))
             words = f"{self.value}" if arange is None else f"{self.value}, and count up from there"
             expected = constant(tensor.spec, self.value, arange)
             trace.must_equal(tensor, expected, f"what is dropped must be {words}")

@@ -12,8 +12,22 @@ from xckpt.convert.tracing import Traced, reshaped
 __all__ = ["Stack", "Unstack"]
 
 
-class Stack(Operation, frozen=True):
+class _OfIndex(Operation, frozen=True):
+    """Base of what has a dimension for an index, and tensors for its values."""
+
+    index: str
+    """An index that stands in the names of one side of the rule alone."""
+    axis: int = 0
+    """The dimension of the one tensor."""
+
+    def arity(self) -> None:
+        """None: it acts on any number of slots."""
+
+
+class Stack(_OfIndex, frozen=True):
     """Make the tensors of all values of an index one, with a new dimension for the index.
+
+    The index stands in the source's names and not in the target's.
 
     Example:
         >>> Stack("layer").inverse()
@@ -21,11 +35,6 @@ class Stack(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "stack"
-
-    index: str
-    """The index that stands in the source's names and not in the target's."""
-    axis: int = 0
-    """Where the new dimension stands in the result."""
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """Each slot without the index."""
@@ -59,8 +68,10 @@ class Stack(Operation, frozen=True):
         return Unstack(self.index, self.axis)
 
 
-class Unstack(Operation, frozen=True):
+class Unstack(_OfIndex, frozen=True):
     """Make one tensor for each value of an index of a dimension, which goes.
+
+    The index stands in the target's names and not in the source's.
 
     Example:
         >>> Unstack("expert", axis=1).inverse()
@@ -68,11 +79,6 @@ class Unstack(Operation, frozen=True):
     """
 
     name: ClassVar[str] = "unstack"
-
-    index: str
-    """The index that stands in the target's names and not in the source's."""
-    axis: int = 0
-    """The dimension."""
 
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """Each slot with the index."""
