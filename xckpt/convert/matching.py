@@ -47,6 +47,20 @@ class Matches:
     failed: list[Rule] = field(default_factory=list)
     """The rules that the problems are about."""
 
+    def fail(self, rule: Rule, problem: object) -> None:
+        """Note what is wrong with a rule."""
+        self.problems.append(f"rule {rule}: {problem}")
+        self.failed.append(rule)
+
+    def share(self, name: str, takers: Sequence[Rule]) -> None:
+        """Note which rules take a leaf, if that is not just one."""
+        if not takers:
+            self.unused.append(name)
+        elif len(takers) > 1:
+            several = " and ".join(f"rule {rule}" for rule in takers[:3])
+            self.problems.append(f"source {name!r} is ambiguous: {several} match it")
+            self.failed += takers
+
 
 def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
     """Share the leaves out among the rules."""
@@ -54,28 +68,22 @@ def match_rules(rules: Sequence[Rule], names: Iterable[str]) -> Matches:
     # rule -> source pattern -> values of that rule's source indices -> leaf
     taken: list[list[dict[Key, str]]] = [[{} for _ in rule.source] for rule in rules]
     lookup = _Lookup(rules)
-    pattern_indices = [rule.source_indices for rule in rules]
+    indices = [rule.source_indices for rule in rules]
     for name in names:
-        found = []
+        takers: list[Rule] = []
         for number, place, pattern in lookup.candidates(name):
             rule = rules[number]
             try:
                 values = pattern.match(name, rule.indices)
             except MappingError as error:
-                matches.problems.append(f"rule {rule}: {error}")
-                matches.failed.append(rule)
-                found.append(number)
-                continue
-            if values is not None:
-                found.append(number)
-                key = tuple(values[index] for index in pattern_indices[number])
+                matches.fail(rule, error)
+            else:
+                if values is None:
+                    continue
+                key = tuple(values[index] for index in indices[number])
                 taken[number][place][key] = name
-        if len(found) > 1:
-            both = " and ".join(f"rule {rules[number]}" for number in found[:3])
-            matches.problems.append(f"source {name!r} is ambiguous: {both} match it")
-            matches.failed += [rules[number] for number in found]
-        elif not found:
-            matches.unused.append(name)
+            takers.append(rule)
+        matches.share(name, takers)
     for rule, leaves in zip(rules, taken, strict=True):
         _instantiate(rule, leaves, matches)
     return matches
@@ -204,8 +212,7 @@ def _constants(rule: Rule, matches: Matches) -> None:
     """A rule without source has an instance for each stated value of the target's indices."""
     names = rule.target_indices
     if open_names := [name for name in names if name not in rule.indices]:
-        matches.problems.append(f"rule {rule}: state the range of {', '.join(open_names)}")
-        matches.failed.append(rule)
+        matches.fail(rule, f"state the range of {', '.join(open_names)}")
         return
     for values in product(*(rule.indices[name] for name in names)):
         matches.instances.append(Instance(rule, dict(zip(names, values, strict=True)), (), ()))

@@ -16,16 +16,16 @@ The hyperparameters (rates, decays) are no tensors of either state: they stay wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 
 from xckpt.convert.folding import literal
 from xckpt.convert.mapping import Mapping as ModelMapping
 from xckpt.convert.matching import match_rules
+from xckpt.convert.moment_names import moment_pattern
 from xckpt.convert.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
 from xckpt.convert.optimizer_states import Moments, Place, find_moments
-from xckpt.convert.patterns import Affine, Pattern, skeleton
+from xckpt.convert.patterns import Pattern, skeleton
 from xckpt.convert.rules import Rule
 from xckpt.errors import MappingError
 
@@ -80,44 +80,41 @@ def with_optimizer(
         optim/state/fc.weight/exp_avg_sq -> opt_state/0/nu/fc/kernel transpose [1, 0]
         optim/state/fc.weight/step -> opt_state/0/count cast ['float32', 'int32'], exact True
     """
-    numbered = find_moments(source, parameters), find_moments(target, parameters)
-    slots = [slot for slot in numbered[0].slots if slot in numbered[1].slots]
+    here, there = find_moments(source, parameters), find_moments(target, parameters)
+    slots = [slot for slot in here.slots if slot in there.slots]
     if not slots:
         raise MappingError("the two states have no moments in common: no Adam, no momentum")
-    model = _placed(mapping, *numbered)
-    rules = list(model.rules)
-    problems: list[str] = []
-    tables = [
-        (_Table.of(numbered[0].slots[slot]), _Table.of(numbered[1].slots[slot])) for slot in slots
-    ]
-    for rule in model.rules:
-        try:
-            for before, after in tables:
-                rules += _moment_rules(rule, before, after)
-        except MappingError as error:
-            problems.append(f"rule {rule}: {error}")
-    if problems:
-        raise MappingError.listing("the optimizer's state cannot follow the parameters", problems)
-    return ModelMapping([*rules, *_step_rules(*numbered)])
+    model = _placed(mapping, here, there)
+    tables = [(_Table.of(here.slots[slot]), _Table.of(there.slots[slot])) for slot in slots]
+    moments = _moment_rules(model.rules, tables)
+    return ModelMapping([*model.rules, *moments, *_step_rules(here, there)])
 
 
 def _placed(mapping: ModelMapping, source: Moments, target: Moments) -> ModelMapping:
     """The mapping under the names that the model's leaves have in the states."""
-    here = {name: spec for name, spec in source.specs.items() if name not in source.leaves}
+    model = {name: spec for name, spec in source.specs.items() if name not in source.leaves}
+    before = _source_container(mapping, model, source)
+    inside = {
+        name.removeprefix(before): spec for name, spec in model.items() if name.startswith(before)
+    }
+    after = _target_container(mapping.resolve(inside).targets, target)
+    return ModelMapping(_under(rule, literal(before), literal(after)) for rule in mapping.rules)
+
+
+def _source_container(mapping: ModelMapping, model: Collection[str], state: Moments) -> str:
+    """What stands before the names that the mapping's rules take."""
     matched = {
         prefix: len(inside) - len(match_rules(mapping.rules, inside).unused)
-        for prefix, inside in _containers(here, source).items()
+        for prefix, inside in _containers(model, state).items()
     }
-    before = _most(matched, "source")
-    inside = {
-        name.removeprefix(before): spec for name, spec in here.items() if name.startswith(before)
-    }
-    made = mapping.resolve(inside).targets
-    there = _containers(set(target.specs) - target.leaves, target)
-    after = _most(
-        {prefix: len(made.keys() & set(names)) for prefix, names in there.items()}, "target"
-    )
-    return ModelMapping(_under(rule, literal(before), literal(after)) for rule in mapping.rules)
+    return _most(matched, "source")
+
+
+def _target_container(made: Collection[str], state: Moments) -> str:
+    """What stands before the names that the mapping's rules give."""
+    containers = _containers(set(state.specs) - state.leaves, state)
+    found = {prefix: len(set(made) & set(inside)) for prefix, inside in containers.items()}
+    return _most(found, "target")
 
 
 def _containers(names: Collection[str], state: Moments) -> dict[str, list[str]]:
@@ -179,7 +176,22 @@ class _Table:
         }
 
 
-def _moment_rules(rule: Rule, before: _Table, after: _Table) -> list[Rule]:
+def _moment_rules(rules: Iterable[Rule], slots: Sequence[tuple[_Table, _Table]]) -> list[Rule]:
+    """The rules of the moments of all slots; where some cannot be, all of these are told."""
+    made: list[Rule] = []
+    problems: list[str] = []
+    for rule in rules:
+        try:
+            for before, after in slots:
+                made += _moment_rule(rule, before, after)
+        except MappingError as error:
+            problems.append(f"rule {rule}: {error}")
+    if problems:
+        raise MappingError.listing("the optimizer's state cannot follow the parameters", problems)
+    return made
+
+
+def _moment_rule(rule: Rule, before: _Table, after: _Table) -> list[Rule]:
     """The rule of one slot's moments; none where the rule's leaves have no moments."""
     one = _Side.of(rule.source_patterns, rule.indices, before)
     other = _Side.of(rule.target_patterns, rule.indices, after)
@@ -269,85 +281,10 @@ class _Side:
                 absent.append(pattern.text)
                 continue
             dtype = dtype or next(iter(places.values())).spec.dtype
-            name, needed = _renamed(pattern, ranges, places)
+            name, needed = moment_pattern(pattern, ranges, places)
             names.append(name)
             indices |= needed
         return cls(tuple(absent), tuple(names), indices, dtype)
-
-
-def _renamed(
-    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, Place]
-) -> tuple[str, dict[str, range]]:
-    """The pattern of the moments of a pattern's leaves, and the ranges that it needs.
-
-    Raises:
-        MappingError: the moments' names follow no pattern.
-    """
-    forms = {
-        (place.before, owner.removesuffix(place.key), place.after, place.is_number)
-        for owner, place in places.items()
-    }
-    if len(forms) == 1:
-        before, cut, after, is_number = forms.pop()
-        text = literal(cut)
-        if not is_number and pattern.text.startswith(text):
-            return literal(before) + pattern.text[len(text) :] + literal(after), {}
-    return _numbered(pattern, ranges, places)
-
-
-def _numbered(
-    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, Place]
-) -> tuple[str, dict[str, range]]:
-    """``state/{4*layer+2}/exp_avg`` for moments that are numbered."""
-    texts = {(place.before, place.after) for place in places.values()}
-    if len(texts) == 1 and all(place.is_number for place in places.values()) and not pattern.texts:
-        points: dict[tuple[int, ...], int] = {}
-        for owner, place in places.items():
-            values = pattern.match(owner, ranges) or {}
-            points[tuple(int(values[name]) for name in pattern.indices)] = int(place.key)
-        number = _affine(pattern.indices, points)
-        if number is not None:
-            before, after = texts.pop()
-            columns = zip(pattern.indices, zip(*points, strict=True), strict=True)
-            needed = {name: _range(column) for name, column in columns}
-            return f"{literal(before)}{number}{literal(after)}", needed
-    raise MappingError(
-        f"the moments of {pattern.text} lie under no common name, nor under numbers that follow "
-        "from the indices; get_optimizer_state_dict names torch's moments"
-    )
-
-
-def _affine(names: Sequence[str], points: Mapping[tuple[int, ...], int]) -> str | None:
-    """The number of a moment as a sum of the indices; None if it is none."""
-    if not names:
-        return str(points[()])
-    columns = [sorted({point[place] for point in points}) for place in range(len(names))]
-    if set(points) != set(product(*columns)):
-        return None
-    first = tuple(column[0] for column in columns)
-    factors: list[int] = []
-    for place, column in enumerate(columns):
-        if len(column) == 1:
-            factors.append(1)
-            continue
-        second = (*first[:place], column[1], *first[place + 1 :])
-        factor, rest = divmod(points[second] - points[first], column[1] - column[0])
-        if rest or factor < 1:
-            return None
-        factors.append(factor)
-    constant = points[first] - sum(f * v for f, v in zip(factors, first, strict=True))
-    if constant < 0:
-        return None
-    for point, number in points.items():
-        if number != constant + sum(f * v for f, v in zip(factors, point, strict=True)):
-            return None
-    return f"{{{Affine(tuple(zip(names, factors, strict=True)), constant)}}}"
-
-
-def _range(values: Collection[int]) -> range:
-    found = sorted(set(values))
-    step = found[1] - found[0] if len(found) > 1 else 1
-    return range(found[0], found[-1] + 1, step)
 
 
 def _step_rules(source: Moments, target: Moments) -> list[Rule]:

@@ -154,14 +154,24 @@ def _targets(
         for key, tensor in slot.tensors.items():
             values = {**instance.values, **dict(zip(slot.indices, key, strict=True))}
             made.append((pattern.text, pattern.name(values), tensor))
+    return _without_unwanted(made, rule, wanted)
+
+
+def _without_unwanted(
+    made: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
+) -> list[tuple[str, Traced]]:
+    """Of pattern, name and tensor of each leaf made the names and tensors that stay.
+
+    Optional ones stay where they are wanted; where nobody says what is, and all are optional, those
+    of the first pattern carry the data.
+    """
     kept = [
         (name, tensor)
         for text, name, tensor in made
         if text not in rule.optional or (wanted is not None and name in wanted)
     ]
     if made and not kept and wanted is None:
-        # Optional names all: the first one carries the data.
-        kept = [(name, tensor) for text, name, tensor in made if text == made[0][0]]
+        return [(name, tensor) for text, name, tensor in made if text == made[0][0]]
     return kept
 
 
