@@ -29,6 +29,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
 from xckpt.storage.chunks import ChunkSource, PendingRead, allocate
 from xckpt.storage.digests import digest_bytes
+from xckpt.storage.streaming import ChunkStream
 
 __all__ = ["TensorSource", "XckptSource"]
 
@@ -96,10 +97,17 @@ class TensorSource(Protocol):
 class _Read:
     """A chunk that is being read."""
 
-    pending: PendingRead
+    pending: PendingRead | ChunkStream
     target: NDArray[np.generic] | None
     """Where the part that is wanted goes; None if it was read there."""
     part: tuple[slice, ...]
+
+    def give_up(self) -> None:
+        """Leave the rest: TensorStore must not write on into memory that somebody else may get."""
+        if isinstance(self.pending, ChunkStream):
+            self.pending.close()
+        else:
+            self.pending.future.exception()
 
 
 class XckptSource:
@@ -231,9 +239,8 @@ class XckptSource:
             while begun:
                 self._finish(begun.popleft())
         finally:
-            # TensorStore writes on into memory that the caller may give to somebody else.
             for read in begun:
-                read.pending.future.exception()
+                read.give_up()
 
     def _begin(
         self,
@@ -251,14 +258,24 @@ class XckptSource:
         target = into[(*where, ...)]  # with the ellipsis a view even where there are no dimensions
         whole = target.shape == cell.sizes
         direct = whole and target.flags.c_contiguous and target.flags.aligned
-        dtype = numpy_dtype(self._chunks.array(key).dtype)
-        memory = target if direct else allocate(cell.sizes, dtype, key[0])
-        pending = self._chunks.begin(key, number, (cell.offsets, cell.sizes), memory)
+        place = (cell.offsets, cell.sizes)
         bounds = zip(low, high, cell.offsets, strict=True)
         part = tuple(slice(a - c, b - c) for a, b, c in bounds)
+        file = "" if direct else self._chunks.plain_file(key, place)
+        if file:
+            return _Read(ChunkStream(self._chunks, key, number, place, file), target, part)
+        dtype = numpy_dtype(self._chunks.array(key).dtype)
+        memory = target if direct else allocate(cell.sizes, dtype, key[0])
+        pending = self._chunks.begin(key, number, place, memory)
         return _Read(pending, None if direct else target, part)
 
     def _finish(self, read: _Read) -> None:
+        if isinstance(read.pending, ChunkStream):
+            assert read.target is not None
+            with read.pending as stream:
+                for where, slab in stream.slabs():
+                    _take(read.target, read.part, where, slab)
+            return
         self._chunks.finish(read.pending)
         if read.target is not None:
             copy_bits(read.target, read.pending.into[(*read.part, ...)])
@@ -269,6 +286,23 @@ class XckptSource:
 
     def close(self) -> None:
         """Nothing is held open beyond this object's life."""
+
+
+def _take(
+    target: NDArray[np.generic],
+    part: tuple[slice, ...],
+    where: tuple[slice, ...],
+    slab: NDArray[np.generic],
+) -> None:
+    """Copy what a slab has of a part of its chunk to where the part goes."""
+    axis = len(where) - 1
+    low = max(part[axis].start, where[axis].start)
+    high = min(part[axis].stop, where[axis].stop)
+    if low < high:
+        inside, rest = (slice(None),) * axis, part[axis + 1 :]
+        into = slice(low - part[axis].start, high - part[axis].start)
+        out = slice(low - where[axis].start, high - where[axis].start)
+        copy_bits(target[(*inside, into)], slab[(*inside, out, *rest)])
 
 
 def _minus(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

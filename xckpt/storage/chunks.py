@@ -293,17 +293,37 @@ class ChunkSource:
             CorruptCheckpointError: what is there can be no chunk.
         """
         array = self._arrays[key]
-        problem = file_problem(
-            self.root, array.key(cell[0]), _most_bytes(array, self.manifest.codecs)
-        )
-        if problem:
-            raise self._chunk_error(array, cell, f"the file is {problem}")
-        plain = not self.manifest.codecs and array.shard is None and cell[1] == array.chunk
-        if plain and into.nbytes <= SMALL_BYTES:
+        self._check_file(array, cell)
+        if into.nbytes <= SMALL_BYTES and self._is_plain(array, cell):
             return PendingRead(key, number, cell, into, self._store.read(array.key(cell[0])))
         region = tuple(slice(o, o + n) for o, n in zip(*cell, strict=True))
         destination = ts.array(into, copy=False, write=True)
         return PendingRead(key, number, cell, into, destination.write(self._open(key)[region]))
+
+    def _check_file(self, array: ZarrArray, cell: tuple[Shape, Shape]) -> None:
+        most = _most_bytes(array, self.manifest.codecs)
+        problem = file_problem(self.root, array.key(cell[0]), most)
+        if problem:
+            raise self._chunk_error(array, cell, f"the file is {problem}")
+
+    def _is_plain(self, array: ZarrArray, cell: tuple[Shape, Shape]) -> bool:
+        """Whether a chunk's object holds just its elements in C order."""
+        return not self.manifest.codecs and array.shard is None and cell[1] == array.chunk
+
+    def plain_file(self, key: ArrayKey, cell: tuple[Shape, Shape]) -> str:
+        """The local file that holds just a chunk's elements in C order; empty if there is none.
+
+        Chunks that are read as values have none.
+
+        Raises:
+            CorruptCheckpointError: what is there can be no chunk.
+        """
+        array = self._arrays[key]
+        size = prod(cell[1]) * item_size(array.dtype)
+        if self.root.driver != "file" or size <= SMALL_BYTES or not self._is_plain(array, cell):
+            return ""
+        self._check_file(array, cell)
+        return f"{self.root.path}/{array.key(cell[0])}"
 
     @property
     def _store(self) -> ts.KvStore:
@@ -335,12 +355,25 @@ class ChunkSource:
         if found is not None and not _take(found, pending.into):
             reason = f"the chunk is {'missing' if found.state == 'missing' else 'truncated'}"
             raise self._chunk_error(array, pending.cell, reason)
-        start = pending.number * DIGEST_BYTES
-        if digest_array(pending.into) != self._digests[pending.key][start : start + DIGEST_BYTES]:
-            reason = "its digest differs from the one saved"
-            raise self._chunk_error(array, pending.cell, reason)
+        self.verify(pending.key, pending.number, pending.cell, digest_array(pending.into))
+
+    def verify(self, key: ArrayKey, number: int, cell: tuple[Shape, Shape], digest: bytes) -> None:
+        """Compare the digest of what was read with the one that was saved.
+
+        Raises:
+            CorruptCheckpointError: they differ.
+        """
+        start = number * DIGEST_BYTES
+        if digest != self._digests[key][start : start + DIGEST_BYTES]:
+            raise self.damage(key, cell, "its digest differs from the one saved")
         with self._lock:
-            self.bytes_read += pending.into.nbytes
+            self.bytes_read += prod(cell[1]) * item_size(self._arrays[key].dtype)
+
+    def damage(
+        self, key: ArrayKey, cell: tuple[Shape, Shape], reason: str
+    ) -> CorruptCheckpointError:
+        """The error that says what is wrong with a chunk, and where it is."""
+        return self._chunk_error(self._arrays[key], cell, reason)
 
     def _chunk_error(
         self, array: ZarrArray, cell: tuple[Shape, Shape], reason: str

@@ -1,0 +1,136 @@
+"""A chunk read a few rows at a time, each dealt with while the processor's cache still holds it.
+
+A chunk whose elements go elsewhere one by one, as in a transpose, need not lie in memory as a
+whole; it would go through memory three times more: written, digested and read.
+
+1. `ChunkStream` opens the file of a chunk that holds just the elements, in C order
+   (`ChunkSource.plain_file`), and has the system fetch all of it.
+2. `ChunkStream.slabs` reads it slab by slab into memory that is used again for each, takes the
+   slab into the digest, and hands it out.
+3. After the last slab the digest is compared: until then nobody may rely on what came out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from math import prod
+from types import TracebackType
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.storage.chunks import ArrayKey, ChunkSource, allocate
+from xckpt.storage.commit import storage_errors
+
+__all__ = ["SLAB_BYTES", "ChunkStream"]
+
+SLAB_BYTES = 1 << 20
+"""Bytes of a slab, where rows are not longer: a usual second-level cache. Half of it and twice as
+much were slower."""
+
+Shape = tuple[int, ...]
+
+
+class ChunkStream:
+    """A chunk's elements in C order, slab by slab; a context manager that holds its file open.
+
+    Args:
+        source: the checkpoint's chunks; the array must be prepared.
+        key: of the array.
+        number: the chunk's in the array.
+        cell: its offsets and sizes in the array.
+        path: its file, see `ChunkSource.plain_file`.
+
+    Raises:
+        CorruptCheckpointError: the chunk is missing, or can be none.
+        StorageError: the file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        source: ChunkSource,
+        key: ArrayKey,
+        number: int,
+        cell: tuple[Shape, Shape],
+        path: str,
+    ) -> None:
+        self._source = source
+        self._key = key
+        self._number = number
+        self._cell = cell
+        self._dtype = numpy_dtype(source.array(key).dtype)
+        self._path = path
+        with storage_errors(path):
+            try:
+                self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError as error:
+                raise source.damage(key, cell, "the chunk is missing") from error
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
+
+    def slabs(self) -> Iterator[tuple[tuple[slice, ...], NDArray[np.generic]]]:
+        """Each slab's place in the chunk and its elements, which stay until the next one.
+
+        Raises:
+            CorruptCheckpointError: the chunk is truncated, or not what was saved. The second is
+                known only after the last slab.
+            StorageError: the file cannot be read.
+        """
+        sizes = self._cell[1]
+        axis, rows = _cut(sizes, SLAB_BYTES // self._dtype.itemsize)
+        held = allocate((*sizes[:axis], rows, *sizes[axis + 1 :]), self._dtype, self._key[0])
+        digest = xxhash.xxh3_128()
+        at = 0
+        for low in range(0, sizes[axis], rows):
+            high = min(sizes[axis], low + rows)
+            inside = (slice(None),) * axis
+            # Of the axes before this one each has one element: the slab is contiguous.
+            slab = held[(*inside, slice(0, high - low))]
+            content = slab.reshape(-1).view(np.uint8).data
+            self._read(content, at)
+            at += len(content)
+            digest.update(content)
+            yield (*inside, slice(low, high)), slab
+        self._source.verify(self._key, self._number, self._cell, digest.digest())
+
+    def _read(self, content: memoryview, at: int) -> None:
+        """Fill memory with the bytes of the file from ``at`` on."""
+        assert self._file is not None
+        done = 0
+        while done < len(content):
+            with storage_errors(self._path):
+                count = os.preadv(self._file, [content[done:]], at + done)
+            if count == 0:
+                raise self._source.damage(self._key, self._cell, "the chunk is truncated")
+            done += count
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> ChunkStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _cut(sizes: Shape, most: int) -> tuple[int, int]:
+    """The first axis of several elements, and how many rows along it are about ``most`` elements.
+
+    Example:
+        >>> _cut((1, 6, 4), 9), _cut((6, 4), 3), _cut((1, 1), 9)
+        ((1, 2), (0, 1), (1, 1))
+    """
+    axis = next((axis for axis, size in enumerate(sizes) if size > 1), len(sizes) - 1)
+    return axis, min(sizes[axis], max(1, most // prod(sizes[axis + 1 :])))
