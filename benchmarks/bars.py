@@ -13,6 +13,7 @@ from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
+from benchmarks.oracle_loader import ORACLES
 from benchmarks.planning import UNLIKE, Planning
 from benchmarks.reshard import Resharding
 from benchmarks.speed import Times
@@ -153,12 +154,16 @@ def imports(figure: Import) -> Iterator[Bar]:
 
 
 def conversion(figures: Conversion) -> Iterator[Bar]:
-    """Memory and speed of converting a model."""
+    """Memory and speed of converting a model, and speed over the oracle's own loader."""
     for each in figures.memory:
         what = f"converting {each.size / (1 << 30):.1f} GiB: memory above the interpreter"
         yield _most(what, each.above_interpreter / MIB, 512, "MiB")
     for each in figures.speed:
         yield _ratio(f"converting {each.dtype}: speed of the faster plain copy", each.ratio(), 0.7)
+    for each in figures.loading:
+        for oracle in ORACLES:
+            what = f"BERT from {each.file} into Flax: speed over {oracle}"
+            yield _ratio(what, each.over(oracle), 1.0)
 
 
 def async_saves(figures: AsyncSaves) -> Iterator[Bar]:

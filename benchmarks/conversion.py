@@ -10,9 +10,9 @@
 3. Speed: in one process, by turns, the conversion and two plain copies: a load and a save, and a
    conversion without a mapping, which streams. The bar is held against the faster of the two.
    Everything lies in memory-backed files where there are any, so that the disk is no excuse.
+4. Speed beside transformers' own loader: see `oracle_loader`.
 
-``python -m benchmarks.conversion`` runs this part alone and prints the tables; ``quick`` makes the
-models small.
+``python -m benchmarks.run --section conversion`` runs this part alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -33,6 +33,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import oracle_loader
+from benchmarks.oracle_loader import Loading
 from benchmarks.probe import memory_of, serve, watch
 
 WIDTH, HEADS_WIDTH, HIDDEN, WORDS = 2048, 512, 5632, 32000
@@ -85,6 +87,7 @@ class Conversion:
 
     memory: list[Memory]
     speed: list[Speed]
+    loading: list[Loading]
 
 
 def shapes(gibibytes: float, item: int, quick: bool = False) -> Shapes:
@@ -173,20 +176,20 @@ def mapping(shapes: Shapes) -> Any:
 def run(
     in_memory: Path, on_disk: Path, rounds: int, quick: bool, tell: Callable[[str], None]
 ) -> Conversion:
-    """Watch the memory of conversions on disk, and time others in memory."""
+    """Watch the memory of conversions on disk, and time others in memory; quick: one of each."""
     memory: list[Memory] = []
-    for size in SIZES:
+    for size in SIZES[:1] if quick else SIZES:
         tell(f"memory of converting {size} GiB")
         with tempfile.TemporaryDirectory(prefix="xckpt-bench-", dir=on_disk) as folder:
             _ask("write", folder, str(size), quick)
             memory.append(_watch(Path(folder), size, quick))
     speed: list[Speed] = []
-    for dtype in DTYPES:
+    for dtype in DTYPES[:1] if quick else DTYPES:
         tell(f"speed of converting {SPEED_SIZE} GiB of {dtype}")
         with tempfile.TemporaryDirectory(prefix="xckpt-bench-", dir=in_memory) as folder:
             found = _ask("time", folder, dtype, quick, str(rounds))
             speed.append(Speed(dtype, found["size"], found["seconds"]))
-    return Conversion(memory, speed)
+    return Conversion(memory, speed, oracle_loader.run(in_memory, rounds, quick, tell))
 
 
 def _ask(what: str, folder: str, choice: str, quick: bool, *more: str) -> dict[str, Any]:
@@ -257,41 +260,19 @@ def _time(folder: Path, dtype: str, rounds: int, quick: bool) -> dict[str, Any]:
     return {"size": _elements(model) * item_size(dtype), "seconds": seconds}
 
 
-def as_json(figures: Conversion) -> dict[str, Any]:
-    """Every figure, and the ratios."""
-    return {"ratios": {each.dtype: each.ratio() for each in figures.speed}, **asdict(figures)}
-
-
 def main(arguments: Sequence[str]) -> None:
-    """Run this part alone, or one of its processes."""
+    """One of this part's processes."""
     bare = memory_of()["RssAnon"]
     quick = "quick" in arguments
-    if arguments and arguments[0] in ("write", "watched", "time"):
-        what, folder, choice = arguments[0], Path(arguments[1]), arguments[2]
-        if what == "watched":
-            _watched(folder, int(choice), quick, bare)
-            return
-        if what == "write":
-            found = _write(folder, int(choice), quick)
-        else:
-            found = _time(folder, choice, int(arguments[3]), quick)
-        print(json.dumps(found), flush=True)
+    what, folder, choice = arguments[0], Path(arguments[1]), arguments[2]
+    if what == "watched":
+        _watched(folder, int(choice), quick, bare)
         return
-    from rich.console import Console
-
-    from benchmarks import bars, report
-    from benchmarks.run import MEMORY_BACKED
-
-    console = Console(width=120)
-    disk = Path(tempfile.gettempdir())
-    in_memory = MEMORY_BACKED if MEMORY_BACKED.is_dir() else disk
-    figures = run(in_memory, disk, 5, quick, lambda line: console.print(line, style="dim"))
-    report.show(
-        console,
-        report.conversion_memory_table(figures),
-        report.conversion_table(figures),
-        report.bars_table(bars.conversion(figures)),
-    )
+    if what == "write":
+        found = _write(folder, int(choice), quick)
+    else:
+        found = _time(folder, choice, int(arguments[3]), quick)
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""The README's table of figures, made from ``benchmarks/results.json`` and nothing else.
+"""The README's tables of figures, made from ``benchmarks/results.json`` and nothing else.
 
-``python -m benchmarks.readme`` puts it between the two marks; a test compares both.
+``python -m benchmarks.readme`` puts each between its two marks; a test compares them. A table whose
+figures are not in the results is left out.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.oracle_loader import CONVERSION, FILES, PRETRAINED, XCKPT
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 README = ROOT / "README.md"
 BEGIN = "<!-- figures: make bench -->\n"
+BEGIN_CONVERSION = "<!-- figures of conversions: make bench -->\n"
 END = "<!-- end of figures -->\n"
 GIB = 1 << 30
 MIB = 1 << 20
@@ -38,6 +42,11 @@ NOTES = {
     "TensorStore, 8 MiB chunks": "raw TensorStore, 8 MiB chunks, no digests",
     "TensorStore, a chunk a tensor": "raw TensorStore, a chunk a tensor, no digests",
     "plain files, 2 threads": "the limit: `write` and `readinto`, 2 threads",
+}
+LOADER_NOTES = {
+    XCKPT: "**xckpt**",
+    CONVERSION: "transformers, `load_pytorch_checkpoint_in_flax_state_dict` alone",
+    PRETRAINED: "transformers, `from_pretrained(from_pt=True)`",
 }
 
 
@@ -97,15 +106,41 @@ def _async(figures: Mapping[str, Any]) -> Iterator[str]:
     yield f"| **xckpt**, JAX arrays | {max(figures['jax']) * 1e3:.0f} ms at most | |"
 
 
-def current(readme: str) -> str:
-    """What the README has between the marks."""
-    return readme.split(BEGIN, 1)[1].split(END, 1)[0]
+def conversion(figures: Mapping[str, Any]) -> str:
+    """The table of the loaders of a Hugging Face folder, and what a conversion takes; Markdown."""
+    loading = figures["loading"]
+    kinds = [f"`{FILES[each['file']]}`" for each in loading]
+    lines = [
+        f"BERT-base, {loading[0]['size'] / GIB:.2f} GiB, from a Hugging Face folder into Flax "
+        "arrays, medians in seconds:",
+        "",
+        f"| | {' | '.join(kinds)} |",
+        "|---" * (len(kinds) + 1) + "|",
+    ]
+    for loader, label in LOADER_NOTES.items():
+        seconds = (f"{each['median'][loader]:.2f}" for each in loading)
+        lines.append(f"| {label} | {' | '.join(seconds)} |")
+    largest = max(figures["memory"], key=lambda each: each["size"])
+    slowest = min(each["ratio"] for each in figures["speed"])
+    lines += [
+        "",
+        f"`convert` takes {largest['above_interpreter'] / MIB:.0f} MiB of memory above the "
+        f"interpreter for a model of {largest['size'] / GIB:.1f} GiB, and runs at {slowest:.2f} of "
+        "the speed of a plain copy or better, transposes included.",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def updated(readme: str, results: Mapping[str, Any]) -> str:
-    """The README with the section of these results."""
-    before, rest = readme.split(BEGIN, 1)
-    return f"{before}{BEGIN}{section(results)}{END}{rest.split(END, 1)[1]}"
+    """The README with the tables of these results."""
+    converted = conversion(results["conversion"]) if "conversion" in results else ""
+    return _between(_between(readme, BEGIN, section(results)), BEGIN_CONVERSION, converted)
+
+
+def _between(readme: str, begin: str, text: str) -> str:
+    before, rest = readme.split(begin, 1)
+    return f"{before}{begin}{text}{END}{rest.split(END, 1)[1]}"
 
 
 def main() -> None:

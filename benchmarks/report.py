@@ -22,13 +22,23 @@ from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
 from benchmarks.imports import Import
 from benchmarks.memory import Extra
+from benchmarks.oracle_loader import LOADERS, ORACLES
 from benchmarks.planning import Planning
 from benchmarks.reshard import Resharding
 from benchmarks.speed import Times
 
 GIB = 1 << 30
 MIB = 1 << 20
-PACKAGES = ("numpy", "torch", "jax", "tensorstore", "orbax-checkpoint", "safetensors", "xckpt")
+PACKAGES = (
+    "numpy",
+    "torch",
+    "jax",
+    "tensorstore",
+    "orbax-checkpoint",
+    "safetensors",
+    "transformers",
+    "xckpt",
+)
 
 
 def _table(title: str, first: Sequence[str], numbers: Sequence[str]) -> Table:
@@ -167,6 +177,41 @@ def conversion_table(figures: Conversion) -> Table:
         seconds = (f"{each.median(way):.2f}" for way in WAYS)
         table.add_row(f"{each.size / GIB:.2f} GiB, {each.dtype}", *seconds, f"{each.ratio():.2f}")
     return table
+
+
+def loading_table(figures: Conversion) -> Table:
+    """Seconds of BERT into Flax arrays, ours and transformers'."""
+    size = figures.loading[0].size
+    table = _table(
+        f"BERT from a Hugging Face folder into Flax arrays, {size / GIB:.2f} GiB: median seconds",
+        ("file",),
+        (*LOADERS, "ratios"),
+    )
+    for each in figures.loading:
+        seconds = (f"{each.median(loader):.3f}" for loader in LOADERS)
+        ratios = ", ".join(f"{each.over(oracle):.2f}" for oracle in ORACLES)
+        table.add_row(each.file, *seconds, ratios)
+    return table
+
+
+def conversion_json(figures: Conversion) -> dict[str, Any]:
+    """Every figure, the medians and the ratios."""
+    return {
+        "memory": [asdict(each) for each in figures.memory],
+        "speed": [
+            {"median": {way: each.median(way) for way in WAYS}, "ratio": each.ratio()}
+            | asdict(each)
+            for each in figures.speed
+        ],
+        "loading": [
+            {
+                "median": {loader: each.median(loader) for loader in LOADERS},
+                "over": {oracle: each.over(oracle) for oracle in ORACLES},
+            }
+            | asdict(each)
+            for each in figures.loading
+        ],
+    }
 
 
 def async_json(figures: AsyncSaves) -> dict[str, Any]:

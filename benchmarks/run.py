@@ -6,11 +6,12 @@
 4. ``dcp``: what a row shard reads through torch's distributed checkpoint.
 5. ``async``: how long saves in the background block, and the memory that they keep.
 6. ``planning``: the global plan for 64 to 4,096 ranks.
-7. ``imports``: what ``import xckpt`` costs.
+7. ``conversion``: what converting a model costs, and BERT into Flax beside transformers' loader.
+8. ``imports``: what ``import xckpt`` costs.
 
 Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
 computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works, and judges
-nothing.
+nothing.  Only a run of everything replaces the figures that are kept.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.console import Console
 from benchmarks import (
     async_saves,
     bars,
+    conversion,
     dcp,
     imports,
     memory,
@@ -53,6 +55,8 @@ class Run:
 
     contenders: list[Contender]
     directory: Path
+    disk: Path
+    """Where models lie that are too large for memory-backed files."""
     rounds: int
     quick: bool
     full: bool
@@ -129,6 +133,19 @@ def run_planning(run: Run) -> None:
     report.show(run.console, report.planning_table(figures))
 
 
+def run_conversion(run: Run) -> None:
+    """One model's layout into another's."""
+    figures = conversion.run(run.directory, run.disk, run.rounds, run.quick, run.tell)
+    run.results["conversion"] = report.conversion_json(figures)
+    run.bars += bars.conversion(figures)
+    report.show(
+        run.console,
+        report.conversion_memory_table(figures),
+        report.conversion_table(figures),
+        report.loading_table(figures),
+    )
+
+
 def run_imports(run: Run) -> None:
     """The import."""
     run.tell("import xckpt")
@@ -145,6 +162,7 @@ SECTIONS: dict[str, Callable[[Run], None]] = {
     "dcp": run_dcp,
     "async": run_async,
     "planning": run_planning,
+    "conversion": run_conversion,
     "imports": run_imports,
 }
 
@@ -173,7 +191,9 @@ def is_memory_backed(directory: Path) -> bool:
     "--contender", "names", multiple=True, type=click.Choice([c.name for c in all_contenders()])
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path), help="The JSON file; benchmarks/results.json"
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The JSON file; of a run of everything benchmarks/results.json",
 )
 def main(
     rounds: int,
@@ -186,14 +206,14 @@ def main(
     output: Path | None,
 ) -> None:
     """Measure xckpt beside the checkpoint libraries that people use today."""
+    on_disk = directory or Path(tempfile.gettempdir())
     if directory is None:
-        in_memory = MEMORY_BACKED.is_dir() and not disk
-        directory = MEMORY_BACKED if in_memory else Path(tempfile.gettempdir())
+        directory = MEMORY_BACKED if MEMORY_BACKED.is_dir() and not disk else on_disk
     folder = Path(tempfile.mkdtemp(prefix="xckpt-bench-", dir=directory))
     # A file or a pipe has no width of its own.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     contenders = [c for c in all_contenders() if not names or c.name in names]
-    run = Run(contenders, folder, 1 if quick else rounds, quick, full, console)
+    run = Run(contenders, folder, on_disk, 1 if quick else rounds, quick, full, console)
     shapes = state.shapes(quick)
     run.results |= {
         "machine": report.machine(is_memory_backed(folder)),
@@ -208,8 +228,9 @@ def main(
     if not quick:
         report.show(run.console, report.bars_table(run.bars))
         run.results["bars"] = [{**asdict(bar), "met": bar.met} for bar in run.bars]
-    # A smoke test must not replace the figures of a real run.
-    path = output or (Path(tempfile.gettempdir()) / "xckpt-bench-quick.json" if quick else RESULTS)
+    # A smoke test or a part must not replace the figures of a whole run.
+    whole = not (quick or sections or names)
+    path = output or (RESULTS if whole else Path(tempfile.gettempdir()) / "xckpt-bench.json")
     report.write(path, run.results)
     run.console.print(f"wrote {path}")
 

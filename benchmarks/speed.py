@@ -21,9 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks import state
 from benchmarks.contender import Contender, Load, State, as_arrays, in_form
+
+Each = TypeVar("Each")
 
 
 @dataclass(slots=True)
@@ -92,7 +95,8 @@ def flush(directory: Path) -> None:
             os.close(descriptor)
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return how long some work takes, garbage collected before."""
     gc.collect()
     start = time.perf_counter()
     work()
@@ -120,15 +124,15 @@ def measure(contender: Contender, arena: Arena, parent: Path, times: Times) -> N
     """Time one save and each load of one contender, and append the seconds."""
     source = arena.saved_by(contender)
     with fresh_directory(parent) as directory:
-        times.save.append(_seconds(lambda: contender.save(directory, source)))
-        times.flush.append(_seconds(lambda: flush(directory)))
+        times.save.append(seconds_of(lambda: contender.save(directory, source)))
+        times.flush.append(seconds_of(lambda: flush(directory)))
         for load in contender.loads:
             given = arena.loaded_by(contender, load)
-            seconds = _seconds(partial(_load_and_touch, directory, load, given))
+            seconds = seconds_of(partial(_load_and_touch, directory, load, given))
             times.loads.setdefault(load.name, []).append(seconds)
 
 
-def order(contenders: Sequence[Contender], number: int, rounds: int) -> list[Contender]:
+def order(contenders: Sequence[Each], number: int, rounds: int) -> list[Each]:
     """Return the contenders in the order of one round: rotated, odd rounds reversed."""
     start = number * max(1, len(contenders) // rounds) % len(contenders)
     rotated = [*contenders[start:], *contenders[:start]]
