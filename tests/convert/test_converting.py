@@ -85,7 +85,7 @@ def same(found: Any, expected: Any) -> None:
         assert set(found) == set(expected)
         for key in expected:
             same(found[key], expected[key])
-    elif isinstance(expected, np.ndarray):
+    elif isinstance(expected, np.ndarray | np.generic):  # A NaN is no other's equal.
         assert found.dtype == expected.dtype and found.shape == expected.shape
         assert found.tobytes() == expected.tobytes()
     else:
