@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import xckpt
 from tests.convert.formats.arrays import check_source, filled, same_bits
 from tests.convert.formats.orbax_writers import quietly, save, v0, v1
-from tests.core.tilings import shapes
-from xckpt.convert.detection import open_sink, open_source
+from tests.convert.formats.sinks import write
+from xckpt.convert.detection import open_source
 from xckpt.convert.formats import orbax_sink
-from xckpt.convert.formats.orbax_sink import OrbaxSink, chunk_shape
-from xckpt.convert.source_reader import parts
+from xckpt.convert.formats.orbax_sink import OrbaxSink
 from xckpt.convert.tensors import TensorSpec
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.metadata import ChunkStorageMetadata
-
-
-def specs_of(arrays: Mapping[str, NDArray]) -> dict[str, TensorSpec]:
-    return {name: TensorSpec(a.shape, a.dtype.name) for name, a in arrays.items()}
-
-
-def write(
-    path: Path, arrays: Mapping[str, NDArray], overwrite: bool = False, **values: Any
-) -> Path:
-    """All of a sink's steps, in boxes of one chunk each."""
-    sink = open_sink(path, "orbax", overwrite=overwrite)
-    assert sink is not None
-    sink.prepare(specs_of(arrays), values, {"by": "me"})
-    for name, array in arrays.items():
-        for box in parts((0,) * array.ndim, array.shape, sink.chunks(name), 1):
-            ends = zip(box.offsets, box.sizes, strict=True)
-            sink.write(name, box, np.asarray(array[tuple(slice(o, o + n) for o, n in ends)]))
-    sink.commit()
-    return path
-
 
 ARRAYS = {
     "a/w": np.arange(120, dtype=np.float32).reshape(12, 10),
@@ -74,7 +49,8 @@ def test_orbax_restores_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(orbax_sink, "CHUNK_BYTES", chunk_bytes)
-    path = write(tmp_path / "ckpt", ARRAYS, **VALUES)
+    path = tmp_path / "ckpt"
+    write(OrbaxSink(path), ARRAYS, VALUES, {"by": "me"})
     with quietly():
         found = leaves(RESTORE[way](path))
     assert set(found) == set(ARRAYS) | set(VALUES)
@@ -95,15 +71,15 @@ def test_every_dtype(tmp_path: Path) -> None:
         name: np.ones((3, 4), DTYPES[name]) if name in packed else filled(name, (3, 4))
         for name in DTYPES
     }
-    path = write(tmp_path / "all", arrays)
+    write(OrbaxSink(tmp_path / "all"), arrays)
     with quietly():
-        found = RESTORE["v0"](path)
+        found = RESTORE["v0"](tmp_path / "all")
     for name, array in arrays.items():
         assert same_bits(found[name], array), name
 
 
 def test_a_manager_restores_it_into_sharded_arrays(tmp_path: Path) -> None:
-    write(tmp_path / "root" / "5" / "default", {"a/w": ARRAYS["a/w"]}, step=7)
+    write(OrbaxSink(tmp_path / "root" / "5" / "default"), {"a/w": ARRAYS["a/w"]}, {"step": 7})
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("y", None))
     like = {"a": {"w": jax.ShapeDtypeStruct((12, 10), np.float32, sharding=sharding)}, "step": 0}
@@ -114,26 +90,6 @@ def test_a_manager_restores_it_into_sharded_arrays(tmp_path: Path) -> None:
     for tree in (found, latest):
         assert tree["a"]["w"].sharding == sharding and tree["step"] == 7
         assert np.array_equal(tree["a"]["w"], ARRAYS["a/w"])
-
-
-def test_others_attach_and_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orbax_sink, "CHUNK_BYTES", 100)
-    array = ARRAYS["a/w"]
-    specs = specs_of({"w": array})
-    first = OrbaxSink(tmp_path / "ckpt")
-    token = first.prepare(specs, {"step": 7}, {})
-    rows = first.chunks("w")[0]
-    first.write("w", ChunkStorageMetadata((0, 0), (rows, 10)), array[:rows])
-    second = OrbaxSink(tmp_path / "ckpt")
-    assert second.prepare(specs, {"step": 7}, {}, attach=token) == token
-    second.write("w", ChunkStorageMetadata((rows, 0), (12 - rows, 10)), array[rows:])
-    for other, step, told in [(specs_of({"v": array}), 7, token), (specs, 7, "0" * 12)]:
-        with pytest.raises(xckpt.NotACheckpointError):
-            OrbaxSink(tmp_path / "ckpt").prepare(other, {"step": step}, {}, attach=told)
-    assert not (tmp_path / "ckpt").exists()
-    second.commit()
-    check_source(open_source(tmp_path / "ckpt"), {"w": array})
-    assert os.listdir(tmp_path) == ["ckpt"]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -152,33 +108,22 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_what_may_be_replaced(tmp_path: Path) -> None:
+def test_a_checkpoint_of_orbax_itself_is_replaced_and_ours_is_not(tmp_path: Path) -> None:
     arrays = {"w": np.arange(3)}
     save(tmp_path / "theirs", arrays)
     xckpt.save(tmp_path / "ours", arrays)
-    for overwrite, name in [(False, "theirs"), (True, "ours")]:
-        with pytest.raises(xckpt.CheckpointExistsError):
-            write(tmp_path / name, arrays, overwrite)
-    write(tmp_path / "theirs", {"w": np.arange(5)}, overwrite=True)
+    with pytest.raises(xckpt.CheckpointExistsError, match="no checkpoint of Orbax"):
+        write(OrbaxSink(tmp_path / "ours", overwrite=True), arrays)
+    write(OrbaxSink(tmp_path / "theirs", overwrite=True), {"w": np.arange(5)})
     check_source(open_source(tmp_path / "theirs"), {"w": np.arange(5)})
-    assert sorted(os.listdir(tmp_path)) == ["ours", "theirs"]
 
 
 def test_an_altered_chunk_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path / "ckpt", {"w": np.arange(100)})
+    path = tmp_path / "ckpt"
+    write(OrbaxSink(path), {"w": np.arange(100)})
     [chunk] = [each for each in (path / "w" / "c").rglob("*") if each.is_file()]
     data = bytearray(chunk.read_bytes())
     data[50] ^= 1
     chunk.write_bytes(data)
     with pytest.raises(xckpt.CorruptCheckpointError, match=r"/w: \[0, 100\)"):
         check_source(open_source(path), {"w": np.arange(100)})
-
-
-@settings(max_examples=50)
-@given(shapes(), st.integers(1, 300))
-def test_chunks_fit(shape: tuple[int, ...], most: int) -> None:
-    """Within the shape, of at most as many elements, and not needlessly small."""
-    chunk = chunk_shape(shape, most)
-    assert all(1 <= c <= max(1, n) for c, n in zip(chunk, shape, strict=True))
-    assert np.prod(chunk) <= most
-    assert chunk == tuple(max(1, n) for n in shape) or np.prod(chunk) * 2 >= most / 2

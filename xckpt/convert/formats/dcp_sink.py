@@ -1,17 +1,15 @@
 """A folder of torch.distributed.checkpoint (DCP) as a sink; torch writes its files.
 
-1. `prepare` cuts each tensor into chunks, notes the layout, and writes the values.
-2. Each chunk becomes a file of its own, from any thread or process
+1. The plan numbers the entries and cuts each tensor into chunks.
+2. Each value and each chunk becomes a file of its own, from any thread or process
    (`xckpt.torch.dcp.folder_writer`).
-3. `commit` writes ``.metadata``, which names every file, and renames the folder.
+3. At the end ``.metadata`` is written, which names every file.
 
 `dcp.load` finds a tensor under its keys joined with dots, as torch joins them.
 """
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
@@ -21,15 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.formats.names import flat_names
-from xckpt.convert.formats.orbax_sink import chunk_shape
-from xckpt.convert.formats.paths import local_path, system_errors
-from xckpt.convert.formats.staging import Staging
+from xckpt.convert.formats.paths import system_errors
+from xckpt.convert.formats.staged_sink import StagedSink, chunk_of, value_problems
+from xckpt.convert.formats.staging import foreign_files
 from xckpt.convert.names import keys_of
 from xckpt.convert.tensors import TensorSpec
-from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
-from xckpt.core.values import value_kind
-from xckpt.errors import NotACheckpointError, UnsupportedLeafError
+from xckpt.errors import UnsupportedLeafError
 
 if TYPE_CHECKING:
     from xckpt.torch.dcp.folder_writer import Described
@@ -38,13 +34,12 @@ __all__ = ["DCPSink"]
 
 CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""
-LAYOUT: Final = ".layout"
-"""The file that holds the layout until the folder is whole."""
+METADATA: Final = ".metadata"
 
 Shape = tuple[int, ...]
 
 
-class DCPSink:
+class DCPSink(StagedSink):
     """Writes a folder that `torch.distributed.checkpoint.load` reads.
 
     Args:
@@ -63,84 +58,47 @@ class DCPSink:
         ({'model/w': TensorSpec(shape=(2, 2), dtype='float32')}, {'step': 7})
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.path = local_path(path)
-        self.overwrite = overwrite
-        self._staging: Staging | None = None
-        self._specs: Mapping[str, TensorSpec] = {}
-        self._values: dict[str, str] = {}
-        self._names: Mapping[str, str] = {}
-        self._numbers: dict[str, int] = {}
+    _names: Mapping[str, str]
+    _numbers: Mapping[str, int]
+    _chunks: Mapping[str, Shape]
 
-    def prepare(
-        self,
-        specs: Mapping[str, TensorSpec],
-        values: Mapping[str, object],
-        metadata: Mapping[str, str],
-        *,
-        attach: str = "",
-    ) -> str:
-        """Check everything and note the layout; see `TensorSink.prepare`.
+    def _plan(self, metadata: Mapping[str, str]) -> object:
+        """Number the entries and cut the tensors; DCP has no place for ``metadata``."""
+        _check(self._specs, self._values)
+        entries = (*self._specs, *self._values)
+        self._names = flat_names(entries)
+        self._numbers = {name: number for number, name in enumerate(entries)}
+        self._chunks = {name: chunk_of(spec, CHUNK_BYTES) for name, spec in self._specs.items()}
+        return list(self._chunks.values())
 
-        DCP has no place for ``metadata``.
-        """
-        _check(specs, values)
-        self._names = flat_names((*specs, *values))
-        self._specs = dict(specs)
-        self._numbers = {name: number for number, name in enumerate((*specs, *values))}
-        self._values = {name: f"__0_{self._numbers[name]}.distcp" for name in values}
-        layout = json.dumps(
-            [[[name, spec.shape, spec.dtype] for name, spec in specs.items()], list(values)]
-        )
-        if attach:
-            self._staging = Staging.attach(self.path, attach)
-            note = self._staging.folder / LAYOUT
-            with system_errors(note):
-                if not note.is_file() or note.read_text("utf-8") != layout:
-                    raise NotACheckpointError(f"{note} was begun for other tensors")
-            return attach
-        replaceable = _problem_to_replace if self.overwrite else None
-        self._staging = Staging.begin(self.path, replaceable)
-        try:
-            self._write_values(values)
-            with system_errors(self._staging.folder):
-                (self._staging.folder / LAYOUT).write_text(layout, "utf-8")
-        except BaseException:
-            self.abort()
-            raise
-        return self._staging.token
+    def _lay_out(self) -> None:
+        """Write the values."""
+        for name, value in self._values.items():
+            self._write_entry(name, (), value)
 
-    def _write_values(self, values: Mapping[str, object]) -> None:
-        from xckpt.torch.dcp.folder_writer import write_entry
-
-        assert self._staging is not None
-        for name, value in values.items():
-            path = self._staging.folder / self._values[name]
-            with system_errors(f"{path}: {name}"):
-                write_entry(path, value)
+    def _open(self) -> None:
+        """Nothing is held open: each chunk is a file."""
 
     def chunks(self, name: str) -> Shape:
-        """The shape of a chunk."""
-        spec = self._specs[name]
-        return chunk_shape(spec.shape, CHUNK_BYTES // item_size(spec.dtype))
+        """The shape of a chunk: a file."""
+        return self._chunks[name]
 
-    def write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
-        """Write a box of whole chunks; see `TensorSink.write`."""
-        from xckpt.torch.dcp.folder_writer import write_entry
-
-        assert self._staging is not None
-        chunk = self.chunks(name)
+    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+        chunk = self._chunks[name]
         starts = zip(box.offsets, box.sizes, chunk, strict=True)
         for offsets in product(*(range(o, o + n, c) for o, n, c in starts)):
             low = [a - o for a, o in zip(offsets, box.offsets, strict=True)]
             part = np.asarray(data[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))])
-            if part.dtype == np.bool_:
-                part = np.asarray(part.view(np.uint8) != 0)  # Others than 0 and 1 may stand there.
-            path = self._staging.folder / self._file(name, offsets)
-            with system_errors(f"{path}: {name}"):
-                write_entry(path, part)
+            self._write_entry(name, offsets, part)
 
-    def _file(self, name: str, offsets: Shape) -> str:
+    def _write_entry(self, name: str, offsets: Shape, entry: object) -> None:
+        from xckpt.torch.dcp.folder_writer import write_entry
+
+        path = self.folder / self._file(name, offsets)
+        with system_errors(f"{path}: {name}"):
+            write_entry(path, entry)
+
+    def _file(self, name: str, offsets: Shape = ()) -> str:
         place = "".join(f"_{offset}" for offset in offsets)
         return f"__0_{self._numbers[name]}{place}.distcp"
 
@@ -152,24 +110,21 @@ class DCPSink:
         """
         from xckpt.torch.dcp.folder_writer import write_metadata
 
-        assert self._staging is not None
-        folder = self._staging.folder
-        with system_errors(folder):
+        with system_errors(self.folder):
             write_metadata(
-                folder,
+                self.folder,
                 {self._names[name]: self._described(name) for name in self._specs},
-                {self._names[name]: file for name, file in self._values.items()},
+                {self._names[name]: self._file(name) for name in self._values},
                 {flat: keys_of(name) for name, flat in self._names.items()},
             )
-            for path in folder.glob(".__0_*"):
+            for path in self.folder.glob(".__0_*"):
                 path.unlink()  # A write that was killed has left it.
-            (folder / LAYOUT).unlink(missing_ok=True)
-        self._staging.publish(replace=self.overwrite)
+        super().commit()
 
     def _described(self, name: str) -> Described:
         from xckpt.torch.dcp.folder_writer import Described
 
-        spec, chunk = self._specs[name], self.chunks(name)
+        spec, chunk = self._specs[name], self._chunks[name]
         boxes: dict[Shape, tuple[Shape, str]] = {}
         for offsets in product(
             *(range(0, size, step) for size, step in zip(spec.shape, chunk, strict=True))
@@ -178,13 +133,14 @@ class DCPSink:
             boxes[offsets] = tuple(min(c, n - o) for o, c, n in ends), self._file(name, offsets)
         return Described(spec.dtype, spec.shape, boxes)
 
-    def abort(self) -> None:
-        """Remove what was written."""
-        if self._staging is not None:
-            self._staging.abort()
-
     def close(self) -> None:
         """Nothing is held open."""
+
+    @staticmethod
+    def _problem_to_replace(path: Path) -> str:
+        if not (path / METADATA).is_file():
+            return f"it is no DCP folder, which has {METADATA}"
+        return foreign_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
 
 
 def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:
@@ -195,22 +151,6 @@ def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> Non
         for name, spec in specs.items()
         if not carries(spec.dtype)
     ]
-    problems += [
-        f"{name}: a {type(value).__qualname__} is no value that can be written"
-        for name, value in values.items()
-        if value_kind(value) is None
-    ]
+    problems += value_problems(values)
     if problems:
         raise UnsupportedLeafError.listing("DCP cannot carry this", problems)
-
-
-def _problem_to_replace(path: Path) -> str:
-    """Why what is there is no DCP folder."""
-    if not (path / ".metadata").is_file():
-        return "it is no DCP folder, which has .metadata"
-    foreign = sorted(
-        each.name
-        for each in path.iterdir()
-        if each.name != ".metadata" and each.suffix != ".distcp"
-    )
-    return f"it holds other files too: {', '.join(foreign[:5])}" if foreign else ""

@@ -1,11 +1,12 @@
 """An output that gets its name only when it is whole.
 
-1. `Staging.begin` looks at the path and makes a folder beside it, ``.NAME.converting-TOKEN``.
-   Whoever knows the token, another process or a resumed conversion, finds it with
-   `Staging.attach`.
-2. `Staging.publish` syncs every file and folder in it, upward, and renames the folder, or the one
-   file in it, to the path. Where something may be replaced, that is exchanged in one step and
-   removed after.
+1. `Staging.begin` looks at the path and makes a folder beside it, ``.NAME.converting-TOKEN``, with
+   a folder for the output in it.
+2. `Staging.note` keeps there what the output is to be. Whoever knows the token and means just that
+   output, another process or a resumed conversion, finds it with `Staging.attach`.
+3. `Staging.publish` syncs every file and folder of the output, upward, and renames its folder, or
+   the one file in it, to the path. Where something may be replaced, that is exchanged in one step
+   and removed after.
 
 Only what the format itself would write is ever replaced: a folder with other files in it is
 refused, and so is a file of another name.
@@ -24,7 +25,7 @@ from xckpt.convert.formats.paths import system_errors
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.folders import exchange, make_folder, sync_folder
 
-__all__ = ["Staging"]
+__all__ = ["Staging", "foreign_files"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,23 @@ class Staging:
 
     target: Path
     token: str
-    single: str = ""
-    """The name of the one file, where the output is a file and no folder."""
+    single: bool = False
+    """Whether the output is one file and no folder."""
 
     @property
     def folder(self) -> Path:
         """The staging folder, in the target's parent."""
         name = self.target.name.encode()[:150].decode("utf-8", "ignore")
         return self.target.parent / f".{name}.converting-{self.token}"
+
+    @property
+    def output(self) -> Path:
+        """The folder that the output's files are written to."""
+        return self.folder / "output"
+
+    @property
+    def _layout(self) -> Path:
+        return self.folder / "layout"
 
     @classmethod
     def begin(
@@ -61,24 +71,33 @@ class Staging:
         with system_errors(target):
             target = Path(os.path.realpath(target))
             _check_free(target, replaceable, single=single)
-            staging = cls(target, uuid.uuid4().hex[:12], target.name if single else "")
+            staging = cls(target, uuid.uuid4().hex[:12], single)
             make_folder(target.parent)
             staging.folder.mkdir()
+            staging.output.mkdir()
         return staging
 
+    def note(self, layout: bytes) -> None:
+        """Let others attach, if they mean the same layout."""
+        with system_errors(self._layout):
+            self._layout.write_bytes(layout)
+
     @classmethod
-    def attach(cls, target: Path, token: str, *, single: bool = False) -> Staging:
+    def attach(cls, target: Path, token: str, layout: bytes, *, single: bool = False) -> Staging:
         """The staging folder that somebody else has begun.
 
         Raises:
-            NotACheckpointError: it is not there.
+            NotACheckpointError: it is not there, or was begun for another layout.
         """
         target = Path(os.path.realpath(target))
-        staging = cls(target, token, target.name if single else "")
-        if not token.isalnum() or not staging.folder.is_dir():
+        staging = cls(target, token, single)
+        if not token.isalnum() or not staging._layout.is_file():
             raise NotACheckpointError(
                 f"{staging.folder}: what was written of {target} is gone; begin anew"
             )
+        with system_errors(staging._layout):
+            if staging._layout.read_bytes() != layout:
+                raise NotACheckpointError(f"{staging.folder} was begun for other tensors")
         return staging
 
     def publish(self, *, replace: bool = False) -> None:
@@ -92,16 +111,17 @@ class Staging:
             StorageError: the system refused.
         """
         with system_errors(self.target):
-            _sync_tree(self.folder)
+            _sync_tree(self.output)
             there = self.target.exists()
             if there and not replace and (self.single or any(self.target.iterdir())):
                 raise CheckpointExistsError(f"{self.target} was taken by somebody else meanwhile")
             if self.single:
-                os.rename(self.folder / self.single, self.target)
+                [file] = self.output.iterdir()
+                os.rename(file, self.target)
             elif there:
-                exchange(self.folder, self.target)
+                exchange(self.output, self.target)
             else:
-                os.rename(self.folder, self.target)
+                os.rename(self.output, self.target)
             sync_folder(self.target.parent)
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -113,13 +133,21 @@ class Staging:
 def _check_free(target: Path, replaceable: Callable[[Path], str] | None, *, single: bool) -> None:
     if not target.exists():
         return
-    if target.is_dir() and not single and not any(target.iterdir()):
+    if single and target.is_dir():
+        raise CheckpointExistsError(f"{target} is a folder; a file was to be written there")
+    if target.is_dir() and not any(target.iterdir()):
         return
     if replaceable is None:
         raise CheckpointExistsError(f"{target} exists already; pass overwrite=True to replace it")
     problem = replaceable(target)
     if problem:
         raise CheckpointExistsError(f"{target} is not replaced: {problem}")
+
+
+def foreign_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
+    """Why a folder may not be replaced, if files of other kinds lie in it; empty if none do."""
+    foreign = sorted(each.name for each in folder.iterdir() if not is_ours(each.name))
+    return f"it holds other files too: {', '.join(foreign[:5])}" if foreign else ""
 
 
 def _sync_tree(folder: Path) -> None:
