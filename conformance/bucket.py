@@ -24,7 +24,11 @@ ALL_SUBSETS = 4
 """Of up to so many requests under way every part is tried."""
 
 Objects = Mapping[str, tuple[int, bytes]]
-"""What a store holds: key -> (generation, content). Each write gives an object a new generation."""
+"""What a store holds: key -> (version, content).
+
+A condition asks for a version: a generation that each write makes anew (GCS), or an ETag as a
+number, which equal contents share (S3).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,8 @@ class Change:
     content: bytes | None
     """None to delete it."""
     only_if: int | None = None
-    """Only if the object has this generation; 0: only if there is none."""
-    generation: int = -1
+    """Only if the object has this version; 0: only if there is none."""
+    version: int = -1
     """What the object's is to be; a negative one stands for any that nobody else has."""
 
     def __repr__(self) -> str:
@@ -77,7 +81,7 @@ def apply(objects: Objects, changes: Sequence[Change]) -> Objects:
     """What a store holds after some requests, one after the other.
 
     Example:
-        >>> once = Change("a", b"1", only_if=0, generation=7)
+        >>> once = Change("a", b"1", only_if=0, version=7)
         >>> apply({}, [once, Change("a", b"2", only_if=0)])
         {'a': (7, b'1')}
     """
@@ -88,7 +92,7 @@ def apply(objects: Objects, changes: Sequence[Change]) -> Objects:
         if change.content is None:
             found.pop(change.key, None)
         else:
-            found[change.key] = change.generation, change.content
+            found[change.key] = change.version, change.content
     return found
 
 

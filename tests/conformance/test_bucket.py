@@ -17,12 +17,14 @@ from conformance.bucket import Change, Crash, Event, Objects, Recording, apply, 
 from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
 from conformance.scenarios import CHECKPOINT, SCENARIOS, STATES, Scenario, found_at
-from tests.conformance.holding_server import HoldingServer
+from tests.conformance.holding_gcs import HoldingGCS
+from tests.conformance.holding_s3 import HoldingS3
 from xckpt.storage.location import Location, open_store
 
 FORM = "any boxes"
 MANIFEST = "xckpt.json"
 _numbers = itertools.count()
+Server = HoldingGCS | HoldingS3
 
 
 class InStore(Xckpt):
@@ -60,24 +62,23 @@ class ManifestFirst(InStore):
             return None
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[HoldingServer]:
-    made = HoldingServer("bucket", seed=3)
+@pytest.fixture(scope="module", params=[HoldingGCS, HoldingS3])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made: Server = request.param(seed=3)
     thread = threading.Thread(target=made.serve_forever)
     thread.start()
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TENSORSTORE_GCS_HTTP_URL", made.url)
-        environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
+        for name, value in made.environment().items():
+            environment.setenv(name, value)
         yield made
-    made.shutdown()
+    made.stop()
     thread.join()
-    made.server_close()
 
 
-def record(server: HoldingServer, scenario: Scenario, kind: type[InStore]) -> Recording:
+def record(server: Server, scenario: Scenario, kind: type[InStore]) -> Recording:
     """Play a scenario in the bucket."""
     folder = Path(f"{next(_numbers)}")
-    saver = kind("gs://bucket")
+    saver = kind(server.url)
     if scenario.old:
         scenarios.save(saver, folder, "old", FORM)
     return server.record(f"{folder}/", lambda: scenario.act(saver, folder, FORM))
@@ -117,7 +118,7 @@ def faults(scenario: Scenario, recording: Recording, most: int) -> Iterator[str]
 
 
 @pytest.fixture(scope="module")
-def recordings(server: HoldingServer) -> dict[str, Recording]:
+def recordings(server: Server) -> dict[str, Recording]:
     return {scenario.law: record(server, scenario, InStore) for scenario in SCENARIOS}
 
 
@@ -180,14 +181,14 @@ def test_what_a_dead_saver_sent_may_arrive_after_the_next_save(
     assert tried["happened"]
 
 
-def test_a_fault_is_found(server: HoldingServer) -> None:
+def test_a_fault_is_found(server: Server) -> None:
     (scenario,) = (scenario for scenario in SCENARIOS if scenario.law == "crash-overwrite")
     recording = record(server, scenario, ManifestFirst)
     assert any("error" in fault for fault in faults(scenario, recording, 100))
 
 
 def test_what_was_answered_has_happened_and_the_rest_may_have() -> None:
-    one, other = Change("a", b"1", generation=1), Change("b", b"2", generation=2)
+    one, other = Change("a", b"1", version=1), Change("b", b"2", version=2)
     events = (Event(0, one, False), Event(1, other, False), Event(1, other, True))
     found = {(crash.count, *sorted(crash.left)) for crash in crashes(Recording({}, events))}
     assert found == {(0,), (1,), (1, "a"), (2,), (2, "a"), (2, "b"), (2, "a", "b")} | {
@@ -197,7 +198,7 @@ def test_what_was_answered_has_happened_and_the_rest_may_have() -> None:
 
 
 def test_of_two_that_create_an_object_either_may_win() -> None:
-    writes = [Change("a", bytes([n]), only_if=0, generation=n) for n in (1, 2)]
+    writes = [Change("a", bytes([n]), only_if=0, version=n) for n in (1, 2)]
     events = tuple(Event(n, change, False) for n, change in enumerate(writes))
     found = [crash.left for crash in crashes(Recording({}, events)) if crash.count == 2]
     assert found == [{}, {"a": (1, b"\1")}, {"a": (2, b"\2")}]
@@ -206,7 +207,7 @@ def test_of_two_that_create_an_object_either_may_win() -> None:
 
 
 def test_many_under_way_are_tried_alone_and_without_each() -> None:
-    events = tuple(Event(n, Change(str(n), b"", generation=n), False) for n in range(9))
+    events = tuple(Event(n, Change(str(n), b"", version=n), False) for n in range(9))
     found = [set(crash.left) for crash in crashes(Recording({}, events)) if crash.count == 9]
     names = {str(n) for n in range(9)}
     assert len(found) == 20 and names in found and names - {"4"} in found and {"4"} in found

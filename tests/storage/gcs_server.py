@@ -63,11 +63,11 @@ class GCSServer(ThreadingHTTPServer):
         """A request to write or delete an object has come, and gets a number."""
         return 0
 
-    def ended(self, number: int, generation: int) -> None:
+    def ended(self, number: int, version: int) -> None:
         """It was dealt with; 0 stands for an object that is gone, -1 for one left as it was."""
 
     @property
-    def url(self) -> str:
+    def address(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
 

@@ -52,7 +52,7 @@ def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
     server = GCSServer("bucket")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+    environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.address)
     environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
     yield "gs://bucket"
     server.shutdown()

@@ -2,6 +2,11 @@
 
 So whatever a client sends without waiting is under way together, and what it waits for is not: the
 recording shows all the freedom that a store has.
+
+1. A server calls `Holding.began` when a request to write or delete an object has come. The call
+   returns when it is this request's turn.
+2. It does what is asked, calls `Holding.ended`, and answers.
+3. `Holding.record` gives the turns while an action runs, one at a time, to any of those that wait.
 """
 
 from __future__ import annotations
@@ -12,19 +17,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from conformance.bucket import Change, Event, Objects, Recording
-from tests.storage.gcs_server import GCSServer
+from conformance.bucket import Change, Event, Objects, Recording, apply
 
 QUIET = 0.03
 """Seconds without a new request, after which one is dealt with."""
 
 
-class HoldingServer(GCSServer):
-    """The server, with one bucket."""
+class Holding:
+    """What a holding server of any kind has: the turns, and the recording of them."""
 
-    def __init__(self, bucket: str, seed: int = 0) -> None:
-        super().__init__(bucket)
-        self.bucket = self.buckets[bucket]
+    url: str
+    """Of the bucket, as xckpt takes it."""
+
+    def __init__(self, seed: int) -> None:
         self._pick = random.Random(seed)
         self._turn = threading.Condition()
         self._changes: list[Change] = []
@@ -32,8 +37,20 @@ class HoldingServer(GCSServer):
         self._last = 0.0
         self._events: list[Event] | None = None
 
+    def environment(self) -> dict[str, str]:
+        """What leads TensorStore to this server."""
+        raise NotImplementedError
+
+    def everything(self) -> Objects:
+        """What the bucket holds."""
+        raise NotImplementedError
+
     def record(self, prefix: str, action: Callable[[], None]) -> Recording:
-        """What an action does to the objects below a prefix; their keys are relative to it."""
+        """What an action does to the objects below a prefix; their keys are relative to it.
+
+        Raises:
+            AssertionError: what is recorded would leave other objects than there are.
+        """
         before = self.objects(prefix)
         self._events = []
         stop = threading.Event()
@@ -45,37 +62,51 @@ class HoldingServer(GCSServer):
             events, self._events = self._events, None
             stop.set()
             thread.join()
+        done = [event.change for event in events if event.ended]
+        assert apply(before, done) == self.objects(prefix), "the store did something else"
         return Recording(before, tuple(events))
 
     def objects(self, prefix: str) -> Objects:
         """What is below a prefix."""
-        with self.bucket.lock:
-            found = dict(self.bucket.objects)
         return {
             name.removeprefix(prefix): each
-            for name, each in found.items()
+            for name, each in self.everything().items()
             if name.startswith(prefix)
         }
 
-    def began(self, name: str, content: bytes | None, only_if: int | None) -> int:
+    def began(
+        self, name: str, content: bytes | None, only_if: int | None, version: int | None = None
+    ) -> int:
+        """Wait for the turn of a request; its number.
+
+        Args:
+            name: the object's; the recording is of a folder, whose name comes first.
+            content: None to delete it.
+            only_if: the condition of the request (see `Change`).
+            version: what the object's is to be, where that is known before.
+        """
         if self._events is None:
             return -1
         with self._turn:
             number = len(self._changes)
-            self._changes.append(Change(name.partition("/")[2], content, only_if, -1 - number))
+            key = name.partition("/")[2]
+            self._changes.append(
+                Change(key, content, only_if, -1 - number if version is None else version)
+            )
             self._events.append(Event(number, self._changes[number], ended=False))
             self._waiting.append(number)
             self._last = time.monotonic()
             self._turn.wait_for(lambda: number not in self._waiting)
         return number
 
-    def ended(self, number: int, generation: int) -> None:
+    def ended(self, number: int, version: int) -> None:
+        """A request was dealt with; `version` is what the object has now, if it was written."""
         if number < 0 or self._events is None:
             return
         with self._turn:
             change = self._changes[number]
-            if change.content is not None and generation > 0:
-                change = replace(change, generation=generation)
+            if change.content is not None and version > 0:
+                change = replace(change, version=version)
             self._events.append(Event(number, change, ended=True))
             self._last = time.monotonic()
 
