@@ -21,8 +21,9 @@ from xckpt.convert.operations import (
     Transpose,
     Unstack,
 )
+from xckpt.convert.readings import readings
 from xckpt.convert.resolved import ResolvedMapping
-from xckpt.convert.units import Unit, plan_units, readings
+from xckpt.convert.units import Unit, plan_units
 from xckpt.core.boxes import Boxes, cover_fault
 from xckpt.core.dtypes import item_size
 from xckpt.core.grid import GridOptions, cells, choose_grid

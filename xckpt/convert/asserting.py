@@ -16,10 +16,11 @@ import numpy as np
 from xckpt.convert.bundles import Assertion
 from xckpt.convert.copies import StridedCopy, restrict
 from xckpt.convert.making import make_box
+from xckpt.convert.readings import hull
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced
-from xckpt.convert.units import Part, hull, plan_units
+from xckpt.convert.units import Part, plan_units
 from xckpt.core.boxes import interval
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import MappingError

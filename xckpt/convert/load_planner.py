@@ -22,26 +22,24 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Mapping as Map
 from dataclasses import dataclass, replace
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checks import problems_with
-from xckpt.convert.copies import StridedCopy, copy_elements, restrict
+from xckpt.convert.copies import StridedCopy, copy_elements
 from xckpt.convert.making import pieces, straight
 from xckpt.convert.mapping import Mapping as Rules
 from xckpt.convert.names import by_mapping_name, keys_of, mapping_name
+from xckpt.convert.readings import Reading, blocks, hull, readings, restrict_sources
 from xckpt.convert.resolved import ResolvedMapping
 from xckpt.convert.resolving import cast_target, require_lossless
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
-from xckpt.convert.units import Reading, hull, readings
 from xckpt.core import frameworks
 from xckpt.core.boxes import Boxes, intersect, interval
-from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.grid import cells
+from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.keys import join_keys, split_name
 from xckpt.core.leaves import TargetLeaf
 from xckpt.core.load_checks import stored_boxes
@@ -65,9 +63,6 @@ __all__ = ["MappedLoadPlanner"]
 
 Array = NDArray[np.generic]
 Box = ChunkStorageMetadata
-
-BLOCK_BYTES = 1 << 23
-"""What is read at a time, bytes, of a stored tensor that has no chunks."""
 
 
 @dataclass(slots=True)
@@ -246,8 +241,8 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         copies = [copy for _, copy in reading.copies]
         for number, part in zip(*intersect(wanted, arrays)[1:], strict=True):
             origin = arrays[int(number)].offsets
-            for block in _blocks(stored, int(number), part):
-                taken = _restrict_sources(copies, block)
+            for block in blocks(stored, int(number), part):
+                taken = restrict_sources(copies, block)
                 if not taken:
                     continue
                 box = hull([copy.source_box for copy in taken])
@@ -385,48 +380,6 @@ def _specs(likes: Map[str, str], flat: FlatTree) -> dict[str, TensorSpec]:
             if target is not None and target.dtype:
                 found[name] = TensorSpec(tuple(target.shape), target.dtype)
     return found
-
-
-def _restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
-    """The copies of just those elements that lie in a box of the source."""
-    return tuple(
-        replace(_turned(part), arithmetic=copy.arithmetic)
-        for copy in copies
-        for part in restrict([_turned(replace(copy, arithmetic=()))], box)
-    )
-
-
-def _turned(copy: StridedCopy) -> StridedCopy:
-    """A copy with its sides exchanged, whatever is computed on the way."""
-    return replace(
-        copy,
-        source=copy.target,
-        target=copy.source,
-        source_offsets=copy.target_offsets,
-        source_strides=copy.target_strides,
-        target_offsets=copy.source_offsets,
-        target_strides=copy.source_strides,
-    )
-
-
-def _blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Box]:
-    """A part of a stored array in blocks of whole chunks, as far as the part has them whole."""
-    array = stored_boxes(stored)[number]
-    item = item_size(stored.properties.dtype)
-    block = [1] * len(array.sizes)
-    if stored.grid is not None:
-        block = [int(size) for size in stored.grid.chunks[number]]
-    for axis in reversed(range(len(block))):
-        room = max(1, BLOCK_BYTES // (prod(block) * item))
-        block[axis] = min(max(1, array.sizes[axis]), block[axis] * room)
-    low = _minus(part.offsets, array.offsets)
-    high = tuple(a + n for a, n in zip(low, part.sizes, strict=True))
-    for cell in cells(low, high, array.sizes, block)[1]:
-        start = [max(a, b) for a, b in zip(cell.offsets, low, strict=True)]
-        ends = zip(cell.offsets, cell.sizes, high, strict=True)
-        stop = [min(a + n, b) for a, n, b in ends]
-        offsets = tuple(a + o for a, o in zip(start, array.offsets, strict=True))
-        yield Box(offsets, _minus(stop, start))
 
 
 def _in_order(place: Array) -> bool:

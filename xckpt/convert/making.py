@@ -17,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.copies import StridedCopy, copy_elements, view
+from xckpt.convert.readings import readings
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
-from xckpt.convert.units import Part, Resolved, readings
+from xckpt.convert.units import Part, Resolved
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.storage.chunks import allocate

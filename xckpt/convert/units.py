@@ -17,26 +17,24 @@ All of this depends on shapes, copies and chunks alone: every process finds the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 from typing import Protocol
 
 from xckpt.convert.copies import StridedCopy, restrict
+from xckpt.convert.readings import Reading, readings
 from xckpt.convert.tensors import TensorSpec
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
 
-__all__ = ["Part", "Reading", "Unit", "hull", "plan_units", "readings"]
+__all__ = ["Part", "Unit", "plan_units"]
 
 Shape = tuple[int, ...]
 Box = ChunkStorageMetadata
 Chunks = Callable[[str], Shape]
 """Name -> the elements of each dimension that belong together."""
-
-DENSE = 2.0
-"""A box is read whole if it has at most this many times the elements that are wanted of it."""
 
 LOOKED_AT = 3
 """Slabs that are looked at to judge an axis."""
@@ -89,63 +87,6 @@ class Unit:
     def nbytes(self) -> int:
         """Memory that it takes to make it."""
         return self.target_bytes + self.source_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A box that a unit reads of a source tensor."""
-
-    name: str
-    box: Box
-    copies: tuple[tuple[int, StridedCopy], ...]
-    """(number of the part, copy) of each copy that takes its elements there."""
-
-
-def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
-    """What to read for some copies: one box a source tensor, unless that is mostly in vain.
-
-    Args:
-        copies: (number of the part, copy); constants read nothing and are left out.
-
-    Example:
-        >>> halves = [StridedCopy("w", "ab"[i], (2,), (2 * i,), ((1,),), (0,), ((1,),))
-        ...           for i in range(2)]
-        >>> [(reading.name, reading.box.sizes) for reading in readings(enumerate(halves))]
-        [('w', (4,))]
-    """
-    by_source: dict[str, list[tuple[int, StridedCopy]]] = {}
-    for number, copy in copies:
-        if copy.source:
-            by_source.setdefault(copy.source, []).append((number, copy))
-    found: list[Reading] = []
-    for name, group in by_source.items():
-        boxes = [copy.source_box for _, copy in group]
-        around = hull(boxes)
-        wanted = sum(copy.elements for _, copy in group)
-        apart = sum(prod(box.sizes) for box in boxes)
-        if prod(around.sizes) <= max(DENSE * wanted, apart):
-            found.append(Reading(name, around, tuple(group)))
-        else:
-            found += _apart(name, group, boxes)
-    return found
-
-
-def _apart(
-    name: str, group: Sequence[tuple[int, StridedCopy]], boxes: Sequence[Box]
-) -> list[Reading]:
-    """A reading for each distinct box."""
-    shared: dict[Box, list[tuple[int, StridedCopy]]] = {}
-    for entry, box in zip(group, boxes, strict=True):
-        shared.setdefault(box, []).append(entry)
-    return [Reading(name, box, tuple(entries)) for box, entries in shared.items()]
-
-
-def hull(boxes: Sequence[Box]) -> Box:
-    """The smallest box that holds some boxes; there is at least one."""
-    low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
-    ends = (tuple(a + n for a, n in zip(box.offsets, box.sizes, strict=True)) for box in boxes)
-    high = tuple(map(max, zip(*ends, strict=True)))
-    return Box(low, tuple(b - a for a, b in zip(low, high, strict=True)))
 
 
 def plan_units(
