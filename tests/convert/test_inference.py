@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tests.convert import toys
 from tests.convert.carrying import carried, numbered
 from xckpt.convert import Mapping as ModelMapping
+from xckpt.convert.folding import Link, fold
 from xckpt.convert.inference import Inference, infer
 from xckpt.convert.leaf_names import specs_of
 from xckpt.errors import MappingError
@@ -212,6 +213,37 @@ def test_other_numbers_for_the_same_layers_are_not_taken_for_equal() -> None:
     }
     [rule] = inference.mapping.rules
     assert str(rule) == "layers.{2*layer}.weight -> layers/{layer}/kernel"
+
+
+def test_numbers_that_begin_elsewhere_are_not_taken_for_equal_under_a_prefix() -> None:
+    """norm1 and norm2 are Linen's LayerNorm_0 and LayerNorm_1: the first, the second of a layer."""
+    pairs = [(layer, number) for layer in range(2) for number in range(2)]
+    source = {f"layers.{i}.norm{n + 1}.weight": np.zeros(4, "f4") for i, n in pairs}
+    source |= {name.replace("weight", "bias"): each for name, each in source.items()}
+    target = flatten_keys(
+        {
+            f"layers_{i}/LayerNorm_{n}/{role}": np.zeros(4, "f4")
+            for i, n in pairs
+            for role in ("scale", "bias")
+        }
+    )
+    inference = infer(source, target)
+    assert is_clean(inference)
+    assert {each.sources + each.targets for each in inference.certain} >= {
+        (f"layers.{i}.norm{n + 1}.bias", f"layers_{i}/LayerNorm_{n}/bias") for i, n in pairs
+    }
+
+
+def test_two_numbers_of_a_name_that_go_different_ways_are_no_one_index() -> None:
+    """a_0/b_0, a_2/b_1, a_4/b_2: an index for the one number is none for the other."""
+    names = {f"h.{2 * n}.w.weight": f"a_{2 * n}/b_{n}/w/kernel" for n in range(3)}
+    source = {name: np.zeros((n + 3, 2), "f4") for n, name in enumerate(names)}
+    links = [Link((one,), (other,), ()) for one, other in names.items()]
+    rules = fold(links, list(names), list(names.values()))
+    made = ModelMapping.from_document({"rule": rules}).resolve(source).targets
+    assert {name: made[other].shape for name, other in names.items()} == {
+        name: each.shape for name, each in source.items()
+    }
 
 
 def test_what_each_side_lacks_is_not_taken_for_one_another() -> None:

@@ -176,3 +176,46 @@ class NnxLayers(nnx.Module):
         for layer in self.layers:
             x = jnp.tanh(layer(x))
         return self.bn(x)
+
+
+def torch_encoder() -> torch.nn.Module:
+    """torch's own encoder, whose attention keeps query, key and value in one tensor."""
+    layer = torch.nn.TransformerEncoderLayer(
+        WIDTH, HEADS, 2 * WIDTH, dropout=0.0, layer_norm_eps=EPSILON, batch_first=True
+    )
+    return torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+
+
+class LinenEncoderLayer(nn.Module):
+    """One layer of `torch_encoder`: torch's names, or those that Linen gives."""
+
+    named: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, _: None = None) -> tuple[jax.Array, None]:
+        def name(given: str) -> str | None:
+            return given if self.named else None
+
+        mixed = nn.MultiHeadDotProductAttention(HEADS, name=name("attention"))(x, x)
+        x = nn.LayerNorm(epsilon=EPSILON, name=name("norm1"))(x + mixed)
+        wide = nn.relu(nn.Dense(2 * WIDTH, name=name("linear1"))(x))
+        narrow = nn.Dense(WIDTH, name=name("linear2"))(wide)
+        return nn.LayerNorm(epsilon=EPSILON, name=name("norm2"))(x + narrow), None
+
+
+class LinenEncoder(nn.Module):
+    """`torch_encoder`: layer by layer, or scanned."""
+
+    named: bool = True
+    scanned: bool = False
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        if self.scanned:
+            axes: Any = {"params": 0}
+            keys: Any = {"params": True}
+            scan = nn.scan(LinenEncoderLayer, variable_axes=axes, split_rngs=keys, length=LAYERS)
+            return scan(self.named, name="layers")(x, None)[0]
+        for number in range(LAYERS):
+            x, _ = LinenEncoderLayer(self.named, name=f"layers_{number}")(x)
+        return x

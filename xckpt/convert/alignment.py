@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.convert.conventions import Layout, layouts, stacked
+from xckpt.convert.conventions import Layout, layouts
 from xckpt.convert.leaf_names import Leaf, Path, concepts
 
 __all__ = ["Alignment", "Doubt", "Item", "Pair", "align"]
@@ -175,12 +175,11 @@ def pair_of(source: Item, target: Item, reason: str) -> Pair | None:
 
 
 def _layouts(source: Item, target: Item, axis: int) -> list[Layout]:
+    """The layouts of one of the leaves that are stacked along an axis of the other."""
+    one, other = source.leaves[0], target.leaves[0]
     if source.position is not None:
-        return stacked(source.leaves[0], target.leaves[0], axis)
-    whole, one = source.leaves[0], target.leaves[0]
-    shape = whole.shape[:axis] + whole.shape[axis + 1 :]
-    spec = type(whole.spec)(shape, whole.spec.dtype)
-    return layouts(Leaf(whole.name, spec, whole.path, whole.role, whole.flavour), one)
+        return layouts(one, other.without_axis(axis))
+    return layouts(one.without_axis(axis), other)
 
 
 def _class(dtype: str) -> str:
@@ -296,13 +295,42 @@ def _brought_together(
     for item in _alone(sources):
         for prefix, rest in _cuts(item.key):
             here[rest].append((prefix, item))
+    alike = _AlikeUnder(sources, targets)
     found: dict[Prefixes, list[tuple[Item, Item]]] = defaultdict(list)
     for item in _alone(targets):
         for prefix, rest in _cuts(item.key):
             for other, source in here.get(rest, ()):
-                if (prefix or other) and pair_of(source, item, "") is not None:
+                fits = (prefix or other) and alike((other, prefix), _words(rest))
+                if fits and pair_of(source, item, "") is not None:
                     found[other, prefix].append((source, item))
     return found
+
+
+class _AlikeUnder:
+    """Whether equal numbers mean the same in what follows two prefixes."""
+
+    def __init__(self, sources: Iterable[Item], targets: Iterable[Item]) -> None:
+        self._numbers = self._under(sources), self._under(targets)
+        self._known: dict[tuple[Prefixes, Path], bool] = {}
+
+    @staticmethod
+    def _under(items: Iterable[Item]) -> dict[Path, dict[Path, set[Path]]]:
+        """For each prefix the numbers of the keys that differ in numbers alone."""
+        rests: dict[Path, list[Path]] = defaultdict(list)
+        for item in items:
+            for prefix, rest in _cuts(item.key):
+                rests[prefix].append(rest)
+        return {prefix: _numbers(keys) for prefix, keys in rests.items()}
+
+    def __call__(self, prefixes: Prefixes, words: Path) -> bool:
+        """Whether the numbers of the rests that have these words are alike."""
+        if (prefixes, words) not in self._known:
+            one, other = (
+                numbers[prefix][words]
+                for numbers, prefix in zip(self._numbers, prefixes, strict=True)
+            )
+            self._known[prefixes, words] = _numbered_alike(one, other)
+        return self._known[prefixes, words]
 
 
 def _alone(items: Iterable[Item]) -> list[Item]:

@@ -19,7 +19,7 @@ from math import prod
 
 from xckpt.convert.leaf_names import Leaf
 
-__all__ = ["Layout", "Operation", "layouts", "stacked"]
+__all__ = ["Layout", "Operation", "layouts"]
 
 Operation = dict[str, object]
 """An operation as a mapping file spells it: ``{"transpose": [1, 0]}``."""
@@ -65,14 +65,6 @@ def layouts(source: Leaf, target: Leaf) -> list[Layout]:
             return _distinct(_to_weight(a, b))
         case _:
             return _distinct([*_kept(a, b), *_swapped(a, b, usual=False)])
-
-
-def stacked(source: Leaf, target: Leaf, axis: int) -> list[Layout]:
-    """The layouts of one of the sources that are stacked along an axis of the target."""
-    shape = target.shape[:axis] + target.shape[axis + 1 :]
-    spec = type(target.spec)(shape, target.spec.dtype)
-    one = Leaf(target.name, spec, target.path, target.role, target.flavour)
-    return layouts(source, one)
 
 
 def _to_kernel(a: Shape, b: Shape) -> list[Layout]:

@@ -1,8 +1,9 @@
 """From leaves that belong together to few rules: twelve layers are one rule.
 
 1. A name is a template and its numbers: those that are a whole component, or end one after ``_``.
-2. Links of one pair of templates and the same operations are one rule, if their numbers go along:
-   each number of the target is a number of the source, or ``a * it + b``; or the other way.
+2. Links of the same templates and the same operations are one rule, if their numbers go along. The
+   numbers of the first name are the indices. Every other number is one of them, or ``a * it + b``;
+   or the first name's is ``a * it + b``.
 3. A rule may match no leaf but those it explains, on either side. If it would, its indices get a
    range; if that does not help, each link has a rule of its own.
 """
@@ -27,31 +28,71 @@ _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 Rule = dict[str, object]
 """A rule as a mapping file spells it."""
 
+Template = tuple[str, ...]
+"""The text between the numbers of a name: one more than there are numbers."""
+
+Column = tuple[int, ...]
+"""What a number is in each link."""
+
 
 @dataclass(frozen=True)
 class Link:
-    """One source's leaf and one target's, and what turns the one into the other."""
+    """Leaves of the source and of the target, and what turns the ones into the others."""
 
-    source: str
-    target: str
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
     operations: tuple[Operation, ...]
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One side's names in a group of links."""
+class _Pattern:
+    """A name of a rule in the making."""
 
-    template: tuple[str, ...]
-    """The text between the numbers."""
-    numbers: tuple[tuple[int, ...], ...]
-    """For each link its numbers."""
-
-    def column(self, position: int) -> tuple[int, ...]:
-        return tuple(row[position] for row in self.numbers)
+    template: Template
+    stands: Sequence[str]
+    """What stands for each number: digits, or an index in braces."""
 
     @property
-    def count(self) -> int:
-        return len(self.template) - 1
+    def text(self) -> str:
+        """The pattern as a rule spells it."""
+        literals = [literal(text) for text in self.template]
+        return "".join(map("".join, itertools.zip_longest(literals, self.stands, fillvalue="")))
+
+    @property
+    def indices(self) -> set[str]:
+        """The indices that stand in it."""
+        return {name for each in self.stands for name in _indices(each)}
+
+    def matches(self, name: str) -> bool:
+        """Whether a name fits the template and its constant numbers."""
+        template, numbers = _split(name)
+        return template == self.template and all(
+            not each.isdigit() or int(each) == number
+            for each, number in zip(self.stands, numbers, strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names of links that have the same templates."""
+
+    templates: tuple[Template, ...]
+    columns: list[Column]
+    """For each number of all names what it is in each link."""
+
+    @classmethod
+    def of(cls, links: Sequence[Sequence[str]]) -> _Names:
+        """The names of each link."""
+        numbers = [[n for name in names for n in _split(name)[1]] for names in links]
+        return cls(_templates(links[0]), list(zip(*numbers, strict=True)))
+
+    def patterns(self, stands: Sequence[str]) -> list[_Pattern]:
+        """The names with something in the place of each number."""
+        left = iter(stands)
+        return [
+            _Pattern(template, list(itertools.islice(left, len(template) - 1)))
+            for template in self.templates
+        ]
 
 
 def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[str]) -> list[Rule]:
@@ -63,19 +104,19 @@ def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[st
         targets: names of all leaves of the target.
 
     Example:
-        >>> links = [Link(f"h.{n}.weight", f"h/{n}/scale", ()) for n in range(3)]
-        >>> names = [[link.source for link in links], [link.target for link in links]]
-        >>> fold(links, *names)
+        >>> links = [Link((f"h.{n}.weight",), (f"h/{n}/scale",), ()) for n in range(3)]
+        >>> fold(links, [f"h.{n}.weight" for n in range(3)], [f"h/{n}/scale" for n in range(3)])
         [{'source': 'h.{layer}.weight', 'target': 'h/{layer}/scale'}]
     """
     groups: dict[object, list[Link]] = defaultdict(list)
     for link in links:
-        one, other = _split(link.source)[0], _split(link.target)[0]
-        groups[one, other, repr(link.operations)].append(link)
+        templates = _templates(link.sources), _templates(link.targets)
+        groups[templates, repr(link.operations)].append(link)
     rules: list[Rule] = []
     for group in groups.values():
         rules += _folded(group, sources, targets) or [
-            rule(literal(link.source), literal(link.target), link.operations) for link in group
+            rule(_literals(link.sources), _literals(link.targets), link.operations)
+            for link in group
         ]
     return rules
 
@@ -83,6 +124,10 @@ def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[st
 def literal(text: str) -> str:
     """A pattern that is just this text."""
     return text.replace("{", "{{").replace("}", "}}")
+
+
+def _literals(names: Sequence[str]) -> list[str]:
+    return [literal(name) for name in names]
 
 
 def without_numbers(name: str) -> str:
@@ -95,19 +140,32 @@ def without_numbers(name: str) -> str:
     return _NUMBER.sub("*", name)
 
 
-def _split(name: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+def _split(name: str) -> tuple[Template, tuple[int, ...]]:
     parts = _NUMBER.split(name)
     return tuple(parts[::2]), tuple(int(part) for part in parts[1::2])
 
 
-def rule(source: str, target: str, operations: Sequence[Operation], indices: object = None) -> Rule:
+def _templates(names: Sequence[str]) -> tuple[Template, ...]:
+    return tuple(_split(name)[0] for name in names)
+
+
+def rule(
+    sources: Sequence[str],
+    targets: Sequence[str],
+    operations: Sequence[Operation],
+    indices: object = None,
+) -> Rule:
     """A rule as a mapping file spells it, without what is empty."""
-    document: Rule = {"source": source, "target": target}
+    document: Rule = {"source": _short(sources), "target": _short(targets)}
     if operations:
         document["operations"] = list(operations)
     if indices:
         document["indices"] = indices
     return document
+
+
+def _short(names: Sequence[str]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
 
 
 def counted(names: Sequence[str], index: str) -> str:
@@ -122,15 +180,12 @@ def counted(names: Sequence[str], index: str) -> str:
     """
     if len(names) == 1:
         return literal(names[0])
-    side = _Side(_split(names[0])[0], tuple(_split(name)[1] for name in names))
+    one = _Names.of([[name] for name in names])
     wanted = tuple(range(len(names)))
-    stands = [
-        f"{{{index}}}" if side.column(position) == wanted else str(side.numbers[0][position])
-        for position in range(side.count)
-    ]
+    stands = [f"{{{index}}}" if each == wanted else str(each[0]) for each in one.columns]
     if stands.count(f"{{{index}}}") != 1:
         raise ValueError(f"{names[0]} and others are not told apart by one number")
-    return _text(side, stands)
+    return one.patterns(stands)[0].text
 
 
 def _folded(
@@ -139,73 +194,78 @@ def _folded(
     """One rule for a group; none if there is no such rule."""
     if len(group) == 1:
         return []
-    source = _Side(_split(group[0].source)[0], tuple(_split(link.source)[1] for link in group))
-    target = _Side(_split(group[0].target)[0], tuple(_split(link.target)[1] for link in group))
-    patterns = _patterns(source, target)
-    if patterns is None:
+    names = _Names.of([(*link.sources, *link.targets) for link in group])
+    found = _stands(names)
+    if found is None:
         return []
-    one, other, values = patterns
-    exact = _matching(one, source, sources) == {link.source for link in group}
-    exact &= _matching(other, target, targets) == {link.target for link in group}
+    stands, values = found
+    patterns = names.patterns(stands)
+    if any(each.indices != values.keys() for each in patterns):
+        return []  # A name must say which others it goes with.
+    count = len(group[0].sources)
+    one, other = patterns[:count], patterns[count:]
+    texts = [each.text for each in one], [each.text for each in other]
+    exact = _matching(one, sources) == {name for link in group for name in link.sources}
+    exact &= _matching(other, targets) == {name for link in group for name in link.targets}
     if exact:
-        return [rule(_text(source, one), _text(target, other), group[0].operations)]
+        return [rule(*texts, group[0].operations)]
     ranges = {name: _range(column) for name, column in values.items()}
     full = [range(*each) for each in ranges.values() if each is not None]
     if len(full) < len(ranges) or len(list(itertools.product(*full))) != len(group):
         return []
     indices = {name: list(each) for name, each in ranges.items() if each}
-    return [rule(_text(source, one), _text(target, other), group[0].operations, indices)]
+    return [rule(*texts, group[0].operations, indices)]
 
 
-def _patterns(
-    source: _Side, target: _Side
-) -> tuple[list[str], list[str], dict[str, tuple[int, ...]]] | None:
-    """What stands for each number of the source and of the target, and each index's values."""
-    columns = [source.column(position) for position in range(source.count)]
-    one = [str(column[0]) if len(set(column)) == 1 else "" for column in columns]
-    other: list[str] = []
-    values: dict[str, tuple[int, ...]] = {}
-    names: dict[int, str] = {}
-    for position in range(source.count):
-        if not one[position]:
-            name = names[position] = _index_name(source.template[position], values)
-            values[name] = columns[position]
-            one[position] = f"{{{name}}}"
-    for position in range(target.count):
-        column = target.column(position)
+def _matching(patterns: Sequence[_Pattern], names: Collection[str]) -> set[str]:
+    """The names that fit one of the patterns."""
+    return {name for name in names if any(each.matches(name) for each in patterns)}
+
+
+def _stands(names: _Names) -> tuple[list[str], dict[str, Column]] | None:
+    """What stands for each number, and each index's values; None if a number follows from none."""
+    values: dict[str, Column] = {}
+    stands: list[str] = []
+    first = len(names.templates[0]) - 1
+    for place, column in enumerate(names.columns):
         if len(set(column)) == 1:
-            other.append(str(column[0]))
-            continue
-        found = _in_terms_of(column, columns, names, values, one)
-        if found is None:
-            return None
-        other.append(found)
-    # A target's name must say which source it comes from, and the other way.
-    used = set(re.findall(r"[a-z_]\w*", " ".join(other)))
-    return (one, other, values) if used == set(values) else None
+            stands.append(str(column[0]))
+        elif place < first:
+            index = _index_name(names.templates[0][place], values)
+            values[index] = column
+            stands.append(f"{{{index}}}")
+        else:
+            found = _in_terms_of(column, values, stands)
+            if found is None:
+                return None
+            stands.append(found)
+    return stands, values
 
 
-def _in_terms_of(
-    column: tuple[int, ...],
-    columns: Sequence[tuple[int, ...]],
-    names: dict[int, str],
-    values: dict[str, tuple[int, ...]],
-    one: list[str],
-) -> str | None:
-    """A target's number by an index; where that is simpler, the index becomes the target's."""
-    for name in names.values():
+def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -> str | None:
+    """A number by an index; where that is simpler, the index becomes the number.
+
+    It may where the index stands nowhere but in the first name.
+    """
+    for name in values:
         if values[name] == column:
             return f"{{{name}}}"
-    for position, name in names.items():
+    for name in values:
         affine = _affine(values[name], column)
         if affine is not None:
             return f"{{{_term(name, *affine)}}}"
-        affine = _affine(column, columns[position])
-        if affine is not None and one[position] == f"{{{name}}}":
+        affine = _affine(column, values[name])
+        uses = [place for place, each in enumerate(stands) if name in _indices(each)]
+        if affine is not None and len(uses) == 1:
             values[name] = column
-            one[position] = f"{{{_term(name, *affine)}}}"
+            stands[uses[0]] = f"{{{_term(name, *affine)}}}"
             return f"{{{name}}}"
     return None
+
+
+def _indices(stand: str) -> list[str]:
+    """The indices in what stands for a number."""
+    return re.findall(r"[a-z_]\w*", stand)
 
 
 def _affine(of: tuple[int, ...], column: tuple[int, ...]) -> tuple[int, int] | None:
@@ -233,24 +293,6 @@ def _index_name(before: str, taken: Collection[str]) -> str:
     word = word.removesuffix("s") if len(word) > 2 and not word.endswith("ss") else word
     names = itertools.chain([word], (f"{word}{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
-
-
-def _text(side: _Side, stands: Sequence[str]) -> str:
-    literals = [literal(text) for text in side.template]
-    return "".join(map("".join, itertools.zip_longest(literals, stands, fillvalue="")))
-
-
-def _matching(stands: Sequence[str], side: _Side, names: Collection[str]) -> set[str]:
-    """The names that fit the template and its constant numbers."""
-    found: set[str] = set()
-    for name in names:
-        template, numbers = _split(name)
-        if template == side.template and all(
-            not each.isdigit() or int(each) == number
-            for each, number in zip(stands, numbers, strict=True)
-        ):
-            found.add(name)
-    return found
 
 
 def _range(column: Sequence[int]) -> tuple[int, ...] | None:

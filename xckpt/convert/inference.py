@@ -1,9 +1,10 @@
 """Propose the mapping between two models from the names, shapes and dtypes of their leaves.
 
-1. `align` pairs leaves that are called the same, under other prefixes too, or stacked.
-2. `match_modules` pairs what is left by structure: modules that alone have their shapes.
-3. `decide` keeps the pairs that only one layout fits, or that convention decides.
-4. `fold` makes rules of them.
+1. `taken_apart` makes several leaves of one that holds several tensors, as torch's attention does.
+2. `align` pairs leaves that are called the same, under other prefixes too, or stacked.
+3. `match_modules` pairs what is left by structure: modules that alone have their shapes.
+4. `decide` keeps the pairs that only one layout fits, or that convention decides.
+5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
 
 Nothing is chosen between two candidates: both are told. A mapping inferred may so have gaps, which
 `Mapping.check` names; what is in it is certain.
@@ -11,19 +12,19 @@ Nothing is chosen between two candidates: both are told. A mapping inferred may 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from xckpt.convert.alignment import Alignment, Doubt, align
+from xckpt.convert.alignment import Doubt, align
 from xckpt.convert.conventions import Operation
-from xckpt.convert.decisions import Decided, decide
+from xckpt.convert.decisions import decide
+from xckpt.convert.findings import STACKED, Finding, put_together
 from xckpt.convert.folding import Link, Rule, counted, fold, rule
+from xckpt.convert.fused import taken_apart
 from xckpt.convert.leaf_names import Leaf, leaves_of, specs_of
 from xckpt.convert.mapping import Mapping
 from xckpt.convert.structure import match_modules
-
-STACKED = "layer"
-"""The index of a stack's rule."""
 
 __all__ = ["Ambiguity", "Inference", "Match", "Unmatched", "infer"]
 
@@ -33,7 +34,7 @@ class Match:
     """Leaves that certainly belong together."""
 
     sources: tuple[str, ...]
-    """Mapping names; several for a stack."""
+    """Mapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
     operations: tuple[Operation, ...]
     """What makes the one of the other, as a mapping file spells it."""
@@ -107,88 +108,81 @@ def infer(source: object, target: object) -> Inference:
         {'model.layers.0.rotary.inv_freq': ''}
     """
     sources, targets = leaves_of(specs_of(source)), leaves_of(specs_of(target))
-    alignment = align(sources, targets)
+    alignment = align(taken_apart(sources, targets), taken_apart(targets, sources))
     match_modules(alignment)
     decided, doubts = decide(alignment.pairs)
-    doubts += alignment.doubts
-    rules = _rules(decided, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
+    findings, doubts_of_parts = put_together(decided)
+    certain = tuple(map(_match, findings))
+    ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
+    told = [*certain, *ambiguous]
+    here, there = chain(*(t.sources for t in told)), chain(*(t.targets for t in told))
+    rules = _rules(findings, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
     return Inference(
         mapping=Mapping.from_document({"rule": rules}),
-        certain=tuple(_match(each) for each in decided),
-        ambiguous=tuple(_ambiguity(doubt) for doubt in doubts),
-        unmatched=_unmatched(alignment, decided, doubts),
+        certain=certain,
+        ambiguous=ambiguous,
+        unmatched=Unmatched(
+            _untold(alignment.sources, set(here), alignment.misfits),
+            _untold(alignment.targets, set(there), alignment.misfits),
+        ),
     )
 
 
-def _match(decided: Decided) -> Match:
-    pair = decided.pair
+def _match(finding: Finding) -> Match:
+    first = finding.pairs[0]
     return Match(
-        tuple(leaf.name for leaf in pair.source.leaves),
-        tuple(leaf.name for leaf in pair.target.leaves),
-        _operations(decided),
-        decided.layout.kind,
-        pair.reason,
+        tuple(chain(*finding.sources)),
+        tuple(chain(*finding.targets)),
+        finding.operations,
+        first.layout.kind,
+        first.pair.reason,
     )
-
-
-def _operations(decided: Decided) -> tuple[Operation, ...]:
-    pair, operations = decided.pair, decided.layout.operations
-    dtypes = [item.leaves[0].spec.dtype for item in (pair.source, pair.target)]
-    if dtypes[0] != dtypes[1]:
-        cast: Operation = {"cast": dtypes}
-        operations = (*operations, cast)
-    if pair.source.position is not None:
-        return (*operations, {"stack": STACKED, "axis": pair.axis})
-    if pair.target.position is not None:
-        return ({"unstack": STACKED, "axis": pair.axis}, *operations)
-    return operations
 
 
 def _rules(
-    decided: Sequence[Decided], sources: Sequence[str], targets: Sequence[str]
+    findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
 ) -> list[Rule]:
-    links: list[Link] = []
-    rules: list[Rule] = []
-    for each in decided:
-        one, other = each.pair.source, each.pair.target
-        if one.position is None and other.position is None:
-            links.append(Link(one.leaves[0].name, other.leaves[0].name, _operations(each)))
-        else:
-            rules.append(_stack_rule(each))
-    return [*fold(links, sources, targets), *rules]
+    links = [
+        Link(tuple(chain(*each.sources)), tuple(chain(*each.targets)), each.operations)
+        for each in findings
+        if not each.is_stack
+    ]
+    stacks = [_stack_rule(each) for each in findings if each.is_stack]
+    return [*fold(links, sources, targets), *stacks]
 
 
-def _stack_rule(decided: Decided) -> Rule:
+def _stack_rule(finding: Finding) -> Rule:
     """The rule for a stack; the leaves of one are numbered from 0."""
-    sides = (decided.pair.source, decided.pair.target)
-    names = [counted([leaf.name for leaf in item.leaves], STACKED) for item in sides]
-    count = max(len(item.leaves) for item in sides)
-    operations = _operations(decided)
-    return rule(names[0], names[1], operations, {STACKED: [0, count]})
+    sides = finding.sources, finding.targets
+    one, other = ([counted(names, STACKED) for names in side] for side in sides)
+    count = max(len(names) for side in sides for names in side)
+    return rule(one, other, finding.operations, {STACKED: [0, count]})
 
 
-def _ambiguity(doubt: Doubt) -> Ambiguity:
-    return Ambiguity(
-        tuple(leaf.name for leaf in doubt.sources),
-        tuple(leaf.name for leaf in doubt.targets),
-        doubt.reason,
+def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
+    """The doubts, with whole leaves; those about several parts of the same leaves are one."""
+    merged: dict[object, tuple[list[str], list[str], str]] = {}
+    for place, doubt in enumerate(doubts):
+        key: object = place
+        names = [[leaf.whole for leaf in side] for side in (doubt.sources, doubt.targets)]
+        for side, leaves in enumerate((doubt.sources, doubt.targets)):
+            if any(leaf.part for leaf in leaves):
+                key = side, frozenset(names[side]), doubt.reason
+        one, other, _ = merged.setdefault(key, ([], [], doubt.reason))
+        one += names[0]
+        other += names[1]
+    return tuple(
+        Ambiguity(tuple(dict.fromkeys(one)), tuple(dict.fromkeys(other)), reason)
+        for one, other, reason in merged.values()
     )
 
 
-def _unmatched(
-    alignment: Alignment, decided: Sequence[Decided], doubts: Sequence[Doubt]
-) -> Unmatched:
-    """The leaves that neither a pair nor a doubt names."""
-
-    def left(leaves: Sequence[Leaf], named: set[str]) -> dict[str, str]:
-        return {
-            leaf.name: alignment.misfits.get(leaf.name, "")
-            for leaf in leaves
-            if leaf.name not in named
-        }
-
-    here = {leaf.name for each in decided for leaf in each.pair.source.leaves}
-    here |= {leaf.name for doubt in doubts for leaf in doubt.sources}
-    there = {leaf.name for each in decided for leaf in each.pair.target.leaves}
-    there |= {leaf.name for doubt in doubts for leaf in doubt.targets}
-    return Unmatched(left(alignment.sources, here), left(alignment.targets, there))
+def _untold(
+    leaves: Sequence[Leaf], told: Collection[str], misfits: dict[str, str]
+) -> dict[str, str]:
+    """The leaves that neither a match nor an ambiguity names, and what is known of each."""
+    found: dict[str, str] = {}
+    for leaf in leaves:
+        if leaf.whole not in told:
+            found[leaf.whole] = found.get(leaf.whole) or misfits.get(leaf.name, "")
+    return found

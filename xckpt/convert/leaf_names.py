@@ -7,7 +7,9 @@
    ``weight`` is Flax's ``kernel``, ``embedding`` or ``scale``.
 3. What only wraps a model, or says which collection a variable is in, is left out (``params``,
    ``batch_stats``, ``_orig_mod``, the ``value`` of an NNX variable).
-4. `concepts` replaces components by one word for what models call by many: ``self_attn``,
+4. A parameter that a module has of its own may be called as a layer's weight would be: torch's
+   ``q_proj_weight`` is the weight of a ``q_proj``.
+5. `concepts` replaces components by one word for what models call by many: ``self_attn``,
    ``attention`` and ``SelfAttention``; ``q_proj``, ``query`` and ``wq``.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -27,7 +29,7 @@ from xckpt.core.keys import split_name
 from xckpt.core.tree import flatten
 from xckpt.errors import MappingError
 
-__all__ = ["Leaf", "Path", "concepts", "leaves_of", "specs_of"]
+__all__ = ["Leaf", "Part", "Path", "concepts", "leaves_of", "specs_of"]
 
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
@@ -53,6 +55,8 @@ ROLES = {
 COLLECTIONS = frozenset(("params", "batchstats", "statedict", "variables"))
 WRAPPERS = frozenset(("origmod", "fsdpwrappedmodule", "checkpointwrappedmodule", "module"))
 VARIABLE_VALUES = frozenset(("value", "rawvalue"))
+_OF_A_LAYER = re.compile(r"([qkv]_proj)_(weight|bias)")
+"""A parameter of torch's nn.MultiheadAttention that would be a layer's."""
 
 _CONCEPTS = {
     "attention": "attn attention selfattn selfattention mha multiheadattention",
@@ -77,6 +81,18 @@ CONCEPTS = {word: concept for concept, words in _CONCEPTS.items() for word in wo
 
 
 @dataclass(frozen=True)
+class Part:
+    """Which part of a leaf something is, where the leaf holds several tensors in a row."""
+
+    whole: str
+    """The leaf's mapping name."""
+    number: int
+    """Which of the parts."""
+    sizes: tuple[int, ...]
+    """Of all parts along the first axis."""
+
+
+@dataclass(frozen=True)
 class Leaf:
     """A tensor of a tree, and what its name says.
 
@@ -87,7 +103,7 @@ class Leaf:
     """
 
     name: str
-    """The mapping name."""
+    """The mapping name; of a part, with the slice that it is."""
     spec: TensorSpec
     """Shape and dtype."""
     path: Path
@@ -96,6 +112,8 @@ class Leaf:
     """``weight``, ``bias``, ``mean``, ``var``, or a word of the model's own."""
     flavour: str
     """How the framework spells the role: ``kernel``, ``embedding``, ``scale``, or the role."""
+    part: Part | None = None
+    """What it is a part of, where it is no leaf itself (`xckpt.convert.fused`)."""
 
     @classmethod
     def of(cls, name: str, spec: TensorSpec) -> Leaf:
@@ -103,6 +121,8 @@ class Leaf:
         parts = [part for key in keys_of(name) for part in re.split(r"[./]", key) if part]
         if len(parts) > 1 and _word(parts[-1]) in VARIABLE_VALUES and _word(parts[-2]) in ROLES:
             parts.pop()
+        if parts and (of_a_layer := _OF_A_LAYER.fullmatch(parts[-1])):
+            parts[-1:] = of_a_layer.groups()
         path = tuple(component for part in parts[:-1] for component in _components(part))
         path = tuple(each for each in path if each not in WRAPPERS)
         while path and path[0] in COLLECTIONS:
@@ -120,6 +140,16 @@ class Leaf:
     def shape(self) -> tuple[int, ...]:
         """Elements of each dimension."""
         return self.spec.shape
+
+    @property
+    def whole(self) -> str:
+        """The mapping name of the leaf that it is, or is a part of."""
+        return self.name if self.part is None else self.part.whole
+
+    def without_axis(self, axis: int) -> Leaf:
+        """What a stack along this axis holds one of."""
+        shape = self.shape[:axis] + self.shape[axis + 1 :]
+        return replace(self, spec=TensorSpec(shape, self.spec.dtype))
 
 
 def _word(part: str) -> str:

@@ -6,7 +6,8 @@ that nothing else has paired are looked at, and only the layouts that convention
 1. Modules whose paths differ in numbers alone, and whose roles are the same, are a group: the
    layers of a stack, ``net.0, net.2, net.4``, ``Dense_0, Dense_1, Dense_2``.
 2. Two modules fit if each leaf of the one fits the leaf of that role in the other. Where the
-   modules around them are paired already, they must lie in the same one.
+   modules around them are paired already, they must lie in the same one. A query is no key, value
+   or output, whatever their shapes.
 3. Two groups of one size whose members fit in order belong together, if no member of either fits
    any other group. So do two modules that fit each other alone.
 4. A module whose leaves all have one axis is paired only if it is a normalisation: its name says
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 from xckpt.convert.alignment import Alignment, Doubt, Item, pair_of
-from xckpt.convert.leaf_names import Leaf, Path
+from xckpt.convert.leaf_names import CONCEPTS, Leaf, Path
 
 __all__ = ["match_modules"]
 
@@ -40,6 +41,8 @@ GENERIC = frozenset(" ".join(_GENERIC).split())
 """Names that frameworks give, or that say no more than a class: they may mean anything."""
 ALIKE = 0.6
 """From this similarity on (`difflib`) two names are taken to mean the same."""
+OF_ATTENTION = frozenset(("query", "key", "value"))
+"""Concepts that are never one another, nor any other concept."""
 MOST_COMPARISONS = 4_000_000
 """Pairs of modules beyond which nothing is compared: nothing is found rather than late."""
 
@@ -61,8 +64,20 @@ class _Module:
         one, two = self.word, other.word
         if not one or not two or one in GENERIC or two in GENERIC:
             return True
+        if one in CONCEPTS and CONCEPTS[one] == CONCEPTS.get(two):
+            return True
         contained = one in two or two in one
         return contained or SequenceMatcher(None, one, two).ratio() >= ALIKE
+
+    def contradicts(self, other: _Module) -> bool:
+        """Whether the names forbid that the two are one."""
+        one, two = CONCEPTS.get(self.word), CONCEPTS.get(other.word)
+        return (
+            one is not None
+            and two is not None
+            and one != two
+            and not OF_ATTENTION.isdisjoint((one, two))
+        )
 
     @property
     def is_vector(self) -> bool:
@@ -172,7 +187,7 @@ class _Fitting:
     parents: Mapping[Path, set[Path]]
 
     def __call__(self, source: _Module, target: _Module) -> bool:
-        if source.leaves.keys() != target.leaves.keys():
+        if source.leaves.keys() != target.leaves.keys() or source.contradicts(target):
             return False
         above = self.parents.get(source.path[:-1])
         if above and source.path[:-1] and target.path[:-1] not in above:
