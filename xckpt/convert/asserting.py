@@ -6,10 +6,10 @@ two tensors as copies out of the source; both are made box by box and compared b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from threading import Lock
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from xckpt.convert.readings import hull
 from xckpt.convert.sources import TensorSource
 from xckpt.convert.tensors import TensorSpec
 from xckpt.convert.tracing import Traced
-from xckpt.convert.units import Part, plan_units
+from xckpt.convert.units import plan_units
 from xckpt.core.boxes import interval
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import MappingError
@@ -49,6 +49,18 @@ class _Asserted:
         return restrict(self.traced.copies, box)
 
 
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """A box of an assertion's tensor, to be compared with the same box of what is expected."""
+
+    number: int
+    """The assertion's, in the order in which they were given."""
+    assertion: Assertion
+    box: ChunkStorageMetadata
+    nbytes: int
+    """Memory that both sides take."""
+
+
 def check_assertions(
     assertions: Iterable[Assertion], source: TensorSource, *, memory_bytes: int
 ) -> None:
@@ -57,43 +69,44 @@ def check_assertions(
     Raises:
         MappingError: the data are otherwise; names, for each assertion that fails, one range where.
     """
-    problems: dict[int, str] = {}
-    lock = Lock()
-
-    def check(number: int, assertion: Assertion, part: Part) -> None:
-        with lock:
-            if number in problems:
-                return
-        problem = _difference(assertion, source, part.box)
-        if problem:
-            with lock:
-                problems.setdefault(number, problem)
-
-    with Pool(threads=None, budget=memory_bytes) as pool:
-        for number, assertion in enumerate(assertions):
-            asserted = _Asserted(assertion.tensor, source.specs)
-            for unit in plan_units(asserted, source.chunks, UNIT_BYTES):
-                size = 2 * unit.nbytes
-                for part in unit.parts:
-                    pool.reserve(size)
-
-                    def task(
-                        number: int = number,
-                        assertion: Assertion = assertion,
-                        part: Part = part,
-                        size: int = size,
-                    ) -> None:
-                        try:
-                            check(number, assertion, part)
-                        finally:
-                            pool.release(size)
-
-                    pool.submit(task)
+    problems = _problems(_comparisons(assertions, source), source, memory_bytes)
     if problems:
         raise MappingError.listing(
             "the data are not what the mapping takes for granted; nothing was written",
             [problems[number] for number in sorted(problems)],
         )
+
+
+def _comparisons(assertions: Iterable[Assertion], source: TensorSource) -> Iterator[_Comparison]:
+    """Every box that must be compared, cut along the chunks of the source."""
+    for number, assertion in enumerate(assertions):
+        asserted = _Asserted(assertion.tensor, source.specs)
+        for unit in plan_units(asserted, source.chunks, UNIT_BYTES):
+            for part in unit.parts:
+                yield _Comparison(number, assertion, part.box, 2 * unit.nbytes)
+
+
+def _problems(
+    comparisons: Iterable[_Comparison], source: TensorSource, memory_bytes: int
+) -> dict[int, str]:
+    """Number of an assertion that fails -> where; compared in threads, within the memory."""
+    problems: dict[int, str] = {}
+    with Pool(threads=None, budget=memory_bytes) as pool:
+
+        def compare(each: _Comparison) -> None:
+            try:
+                # One range of an assertion is enough.
+                known = each.number in problems
+                problem = "" if known else _difference(each.assertion, source, each.box)
+            finally:
+                pool.release(each.nbytes)
+            if problem:
+                problems.setdefault(each.number, problem)
+
+        for each in comparisons:
+            pool.reserve(each.nbytes)
+            pool.submit(partial(compare, each))
+    return problems
 
 
 def _difference(assertion: Assertion, source: TensorSource, box: ChunkStorageMetadata) -> str:
@@ -106,15 +119,19 @@ def _difference(assertion: Assertion, source: TensorSource, box: ChunkStorageMet
     if np.array_equal(found, expected):
         return ""
     item = len(found) // max(1, prod(box.sizes))
-    differs = (found != expected).reshape(*box.sizes, item).any(axis=-1)
-    places = np.argwhere(differs)
-    low = (places.min(axis=0) + np.array(box.offsets, np.int64)).tolist()
-    sizes = (places.max(axis=0) - places.min(axis=0) + 1).tolist()
-    around = ChunkStorageMetadata(tuple(low), tuple(sizes))
-    copies = [copy for copy in restrict(assertion.tensor.copies, around) if copy.source]
+    places = np.argwhere((found != expected).reshape(*box.sizes, item).any(axis=-1))
+    first, last = places.min(axis=0), places.max(axis=0)
+    low = tuple((first + np.array(box.offsets, np.int64)).tolist())
+    around = ChunkStorageMetadata(low, tuple((last - first + 1).tolist()))
     count = f"{len(places):,} element differs" if len(places) == 1 else f"{len(places):,} differ"
+    return f"{_source_range(assertion, around)}: {count}: {assertion.reason}"
+
+
+def _source_range(assertion: Assertion, box: ChunkStorageMetadata) -> str:
+    """Where a box of an assertion's tensor lies in the source; the box itself if nowhere."""
+    copies = [copy for copy in restrict(assertion.tensor.copies, box) if copy.source]
     if not copies:
-        return f"{interval(low, sizes)}: {count}: {assertion.reason}"
+        return interval(box.offsets, box.sizes)
     name = copies[0].source
     read = hull([copy.source_box for copy in copies if copy.source == name])
-    return f"{name}: {interval(read.offsets, read.sizes)}: {count}: {assertion.reason}"
+    return f"{name}: {interval(read.offsets, read.sizes)}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xckpt.convert.asserting import check_assertions
 from xckpt.convert.checkpoint_output import ConvertingWriter
@@ -158,30 +158,23 @@ def _group_for(executor: Executor | None, group: Group | None) -> Group:
     return LocalGroup()
 
 
+@dataclass(slots=True, eq=False)
 class _Work:
     """One call of `convert`, on one rank."""
 
-    def __init__(
-        self,
-        conversion: Conversion,
-        destination: str,
-        overwrite: bool,
-        options: SaveOptions,
-        executor: Executor | None,
-        group: Group,
-        like: object,
-    ) -> None:
-        self.conversion = conversion
-        self.destination = destination
-        self.overwrite = overwrite
-        self.options = options
-        self.executor = executor
-        self.group = group
-        self.like = like
-        self._opened: Opened | None = None
-        self._units: list[Unit] = []
-        self._identity = b""
-        self._made_bytes = 0
+    conversion: Conversion
+    destination: str
+    overwrite: bool
+    options: SaveOptions
+    executor: Executor | None
+    group: Group
+    like: object
+    _opened: Opened | None = field(default=None, init=False)
+    _units: list[Unit] = field(default_factory=list, init=False)
+    _mine: list[Numbered] = field(default_factory=list, init=False)
+    """This rank's units."""
+    _made_bytes: int = field(default=0, init=False)
+    """Bytes of those that this process has made, and none before it."""
 
     @property
     def opened(self) -> Opened:
@@ -189,8 +182,13 @@ class _Work:
         assert self._opened is not None
         return self._opened
 
+    @property
+    def unit_bytes(self) -> int:
+        """The usual size of a unit."""
+        return max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
+
     def check(self) -> None:
-        """Refuse what cannot work, before anything is opened.
+        """Refuse what cannot work and start the workers, before anything is opened.
 
         Raises:
             StorageError: the workers of the executor could not reach this process's memory.
@@ -202,38 +200,28 @@ class _Work:
         if self.executor is not None:
             start(self.executor)
 
-    def look(self) -> bytes:
-        """Open, and check what the mapping takes for granted of the data."""
-        self._opened = opened = self.conversion.open()
-        # Every rank reads its share of what must hold.
-        mine = opened.resolved.assertions[self.group.rank :: self.group.size]
-        check_assertions(mine, opened.source, memory_bytes=self.options.memory_bytes)
-        return b""
+    def prepare(self) -> None:
+        """Open the source on every rank, and check what the mapping takes for granted of it."""
 
-    def plan(self, target_chunks: Chunks | None = None) -> bytes:
-        """Plan the units; returns a digest of the conversion."""
-        opened = self.opened
-        unit_bytes = max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
-        self._units = plan_units(opened.resolved, opened.source.chunks, unit_bytes, target_chunks)
-        sizes = (self.options.chunk_bytes, self.options.shard_bytes, self.options.crc32c)
-        self._identity = opened.identity(unit_bytes, sizes)
-        return self._identity
+        def look() -> bytes:
+            self._opened = opened = self.conversion.open()
+            # Every rank reads its share of what must hold.
+            mine = opened.resolved.assertions[self.group.rank :: self.group.size]
+            check_assertions(mine, opened.source, memory_bytes=self.options.memory_bytes)
+            return b""
 
-    def units(self) -> list[Numbered]:
-        """This rank's units: to the rank with the fewest bytes goes the next."""
-        loads = [0] * self.group.size
-        mine: list[Numbered] = []
-        for number, unit in enumerate(self._units):
-            taker = loads.index(min(loads))
-            loads[taker] += unit.target_bytes
-            if taker == self.group.rank:
-                mine.append((number, unit))
-        return mine
+        all_reduce(self.group, PREPARE, look, lambda _: b"")
+
+    def plan(self, target_chunks: Chunks | None = None) -> None:
+        """Plan the units, and say which are this rank's."""
+        resolved, chunks = self.opened.resolved, self.opened.source.chunks
+        self._units = plan_units(resolved, chunks, self.unit_bytes, target_chunks)
+        self._mine = _share(self._units, self.group.rank, self.group.size)
 
     def run(self, units: Sequence[Numbered], output: Output, note: Note) -> None:
-        """Make and write units."""
-        mine = sum(unit.target_bytes for _, unit in self.units())
-        self._made_bytes = sum(unit.target_bytes for _, unit in units)
+        """Make and write those of this rank's units that no earlier process has written."""
+        mine = _target_bytes(self._mine)
+        self._made_bytes = _target_bytes(units)
         progress = ProgressCounter(mine, self.options.progress)
         if mine > self._made_bytes:
             progress.add(mine - self._made_bytes)
@@ -254,29 +242,30 @@ class _Work:
 
     def converted(self) -> Converted:
         """What was done."""
-        targets = self.opened.resolved.targets
-        mine = sum(unit.target_bytes for _, unit in self.units())
         return Converted(
-            len(targets), sum(unit.target_bytes for unit in self._units), mine - self._made_bytes
+            len(self.opened.resolved.targets),
+            sum(unit.target_bytes for unit in self._units),
+            _target_bytes(self._mine) - self._made_bytes,
         )
 
     def into_checkpoint(self) -> Converted:
         """Write a checkpoint of ours."""
-        all_reduce(self.group, PREPARE, self.look, lambda _: b"")
+        self.prepare()
         self.plan()
+        options = self.options
+        sizes = (options.chunk_bytes, options.shard_bytes, options.crc32c)
         names, tree = target_tree(
             self.opened,
             self._boxes(),
             as_it_is=self.conversion.mapping is None,
             like=self.like,
         )
-        options = self.options
         writer = ConvertingWriter(
             self.destination,
-            self.units(),
+            self._mine,
             names,
             self.run,
-            self._identity,
+            self.opened.identity(self.unit_bytes, sizes),
             self.group.rank,
             overwrite=self.overwrite,
             options=options,
@@ -292,7 +281,7 @@ class _Work:
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
-        all_reduce(self.group, PREPARE, self.look, lambda _: b"")
+        self.prepare()
         source, targets = self.opened.source, self.opened.resolved.targets
         layout = Layout(
             self.destination, format, self.overwrite, targets, source.values, source.metadata
@@ -300,20 +289,7 @@ class _Work:
         identity = self.opened.identity(format, self.options.memory_bytes)
         writer = SinkWriter(layout, identity, self.group.rank)
         try:
-            token = broadcast(self.group, PREPARE, writer.begin)
-
-            def make() -> bytes:
-                writer.attach(token)
-                assert writer.sink is not None
-                self.plan(writer.sink.chunks)
-                writer.make(self.units(), self.run)
-                return b""
-
-            def commit(_: list[bytes]) -> bytes:
-                writer.commit()
-                return b""
-
-            all_reduce(self.group, WRITE, make, commit)
+            self._write_through(writer)
         except BaseException:
             writer.abort()
             raise
@@ -321,10 +297,25 @@ class _Work:
             writer.close()
         return self.converted()
 
+    def _write_through(self, writer: SinkWriter) -> None:
+        """Lay out on the coordinator, make and write on every rank, commit on the coordinator."""
+        token = broadcast(self.group, PREPARE, writer.begin)
+
+        def make() -> bytes:
+            self.plan(writer.attach(token).chunks)
+            writer.make(self._mine, self.run)
+            return b""
+
+        def commit(_: list[bytes]) -> bytes:
+            writer.commit()
+            return b""
+
+        all_reduce(self.group, WRITE, make, commit)
+
     def _boxes(self) -> dict[str, Boxes]:
         """The boxes of each target that this rank makes."""
         boxes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-        for _, unit in self.units():
+        for _, unit in self._mine:
             for part in unit.parts:
                 boxes.setdefault(part.name, []).append((part.box.offsets, part.box.sizes))
         return {
@@ -336,3 +327,19 @@ class _Work:
         """Let go of the source."""
         if self._opened is not None:
             self._opened.source.close()
+
+
+def _share(units: Sequence[Unit], rank: int, ranks: int) -> list[Numbered]:
+    """A rank's units: to the rank with the fewest bytes goes the next."""
+    loads = [0] * ranks
+    mine: list[Numbered] = []
+    for number, unit in enumerate(units):
+        taker = loads.index(min(loads))
+        loads[taker] += unit.target_bytes
+        if taker == rank:
+            mine.append((number, unit))
+    return mine
+
+
+def _target_bytes(units: Sequence[Numbered]) -> int:
+    return sum(unit.target_bytes for _, unit in units)

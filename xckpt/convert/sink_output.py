@@ -191,10 +191,11 @@ class SinkWriter:
                 return True
         return False
 
-    def attach(self, token: bytes) -> None:
-        """Take part in what the coordinator has laid out."""
+    def attach(self, token: bytes) -> TensorSink:
+        """The sink; on other ranks than the coordinator, one that takes part in what that began."""
         if self.sink is None:
             self.sink, self._token = self.layout.open(token.decode())
+        return self.sink
 
     def make(self, units: Sequence[Numbered], run: Run) -> None:
         """Make and write this rank's units, but for those that are written already."""

@@ -49,33 +49,15 @@ def target_tree(
         MappingError: Python values have no place, or the names of targets; or leaves lie inside
             others. All such are listed.
     """
-    source, targets = opened.source, opened.resolved.targets
-    _check_values(source, targets)
-    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
-    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
-    leaves: dict[str, object] = {
-        name: LazySource(
-            spec.shape,
-            spec.dtype,
-            boxes[name],
-            _not_here,
-            sharding=shardings.get(name),
-            annotation=annotations.get(name, ""),
-        )
-        for name, spec in targets.items()
-    }
-    leaves |= source.values
+    targets = opened.resolved.targets
+    _check_values(opened.source, targets)
+    leaves = _leaves(opened, boxes, as_it_is)
     if like is not None:
-        names = by_mapping_name(flatten(like).leaves)
-        tree = _like(leaves, names, like)
+        names, tree = _like(leaves, like)
     elif as_it_is:
-        names = {name: join_keys(keys_of(name)) for name in leaves}
-        names = dict(getattr(source, "leaf_names", names))
-        containers: Mapping[str, str] = getattr(source, "containers", {})
-        tree = unflatten({names[name]: leaves[name] for name in names}, containers)
+        names, tree = _as_it_is(leaves, opened.source)
     else:
-        names = {name: join_keys(keys_of(name)) for name in leaves}
-        tree = tree_of(leaves)
+        names, tree = _leaf_names(leaves), tree_of(leaves)
     told: Mapping[str, object] = tree  # type: ignore[assignment]  # our planners take any tree
     return {name: names[name] for name in targets}, told
 
@@ -89,14 +71,48 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
         )
 
 
-def _like(leaves: Mapping[str, object], names: Mapping[str, str], like: object) -> object:
-    """A tree with these leaves in place of its own."""
+def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[str, object]:
+    """Mapping name -> leaf: the targets' tensors and the source's Python values."""
+    source = opened.source
+    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
+    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    tensors = {
+        name: LazySource(
+            spec.shape,
+            spec.dtype,
+            boxes[name],
+            _not_here,
+            sharding=shardings.get(name),
+            annotation=annotations.get(name, ""),
+        )
+        for name, spec in opened.resolved.targets.items()
+    }
+    return {**tensors, **source.values}
+
+
+def _leaf_names(leaves: Mapping[str, object]) -> dict[str, str]:
+    """Mapping name -> leaf name, in nested dicts with string keys."""
+    return {name: join_keys(keys_of(name)) for name in leaves}
+
+
+def _as_it_is(
+    leaves: Mapping[str, object], source: TensorSource
+) -> tuple[Mapping[str, str], object]:
+    """Mapping name -> leaf name, and the source's own tree."""
+    names: Mapping[str, str] = getattr(source, "leaf_names", _leaf_names(leaves))
+    containers: Mapping[str, str] = getattr(source, "containers", {})
+    return names, unflatten({leaf: leaves[name] for name, leaf in names.items()}, containers)
+
+
+def _like(leaves: Mapping[str, object], like: object) -> tuple[Mapping[str, str], object]:
+    """Mapping name -> leaf name, and a tree with these leaves in place of its own."""
+    names = by_mapping_name(flatten(like).leaves)
     problems = [f"{name}: in the source, but not in like" for name in leaves if name not in names]
     problems += [f"{name}: in like, but not in the source" for name in names if name not in leaves]
     if problems:
         raise MappingError.listing("like has not the leaves of what is made", problems)
     placed = {leaf: leaves[name] for name, leaf in names.items()}
-    return rebuild(like, lambda name, _: placed[name])
+    return names, rebuild(like, lambda name, _: placed[name])
 
 
 def _not_here(index: int) -> NDArray[np.generic]:

@@ -75,16 +75,10 @@ def _storage(kind: object, storage: object, key: object, place: object, elements
     return Storage(None if name == "UntypedStorage" else _STORAGES.get(name, name), key)
 
 
-def _tensor_v2(
-    storage: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    requires_grad: object,
-    hooks: object,
-    metadata: object = None,
-) -> object:
-    return _view(storage, None, offset, shape, strides, metadata)
+def _tensor_v2(*arguments: object) -> object:
+    """Version 3, but for the dtype, which is the storage's."""
+    no_dtype = [*arguments[:6], None, *arguments[6:]]
+    return _tensor_v3(*no_dtype)
 
 
 def _tensor_v3(
@@ -96,17 +90,6 @@ def _tensor_v3(
     hooks: object,
     dtype: object,
     metadata: object = None,
-) -> object:
-    return _view(storage, dtype, offset, shape, strides, metadata)
-
-
-def _view(
-    storage: object,
-    dtype: object,
-    offset: object,
-    shape: object,
-    strides: object,
-    metadata: object,
 ) -> object:
     if not isinstance(storage, Storage) or type(offset) is not int or offset < 0:
         raise TypeError
