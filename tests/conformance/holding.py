@@ -36,6 +36,11 @@ class Holding:
         self._waiting: list[int] = []
         self._last = 0.0
         self._events: list[Event] | None = None
+        self.lost: dict[str, list[int]] = {}
+        """The last part of a key -> what its next changes are answered, though they happened."""
+        self.late: dict[str, bytes] = {}
+        """The last part of a key -> what is to be written there after its writer has given up; it
+        is answered 400 instead. Empty until somebody comes to write it."""
 
     def environment(self) -> dict[str, str]:
         """What leads TensorStore to this server."""
@@ -74,6 +79,14 @@ class Holding:
             if name.startswith(prefix)
         }
 
+    def refused(self, name: str, content: bytes | None) -> int | None:
+        """A status to answer instead of doing what is asked, if it is not to be done."""
+        key = name.rpartition("/")[2]
+        if content is None or self.late.get(key) != b"":
+            return None
+        self.late[key] = content
+        return 400
+
     def began(
         self, name: str, content: bytes | None, only_if: int | None, version: int | None = None
     ) -> int:
@@ -99,16 +112,26 @@ class Holding:
             self._turn.wait_for(lambda: number not in self._waiting)
         return number
 
-    def ended(self, number: int, version: int) -> None:
-        """A request was dealt with; `version` is what the object has now, if it was written."""
-        if number < 0 or self._events is None:
-            return
-        with self._turn:
-            change = self._changes[number]
-            if change.content is not None and version > 0:
-                change = replace(change, version=version)
-            self._events.append(Event(number, change, ended=True))
-            self._last = time.monotonic()
+    def ended(self, number: int, name: str, version: int) -> int | None:
+        """A request was dealt with.
+
+        Args:
+            number: what `began` said.
+            name: the object's.
+            version: what the object has now, if it was written.
+
+        Returns:
+            The status to answer instead of the true one.
+        """
+        if number >= 0 and self._events is not None:
+            with self._turn:
+                change = self._changes[number]
+                if change.content is not None and version > 0:
+                    change = replace(change, version=version)
+                self._events.append(Event(number, change, ended=True))
+                self._last = time.monotonic()
+        answers = self.lost.get(name.rpartition("/")[2])
+        return answers.pop(0) if answers else None
 
     def _deal(self, stop: threading.Event) -> None:
         """Let one request through at a time, any of those that wait."""

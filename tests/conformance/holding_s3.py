@@ -103,9 +103,17 @@ class HoldingS3(Holding):
             only_if = 0
         elif "HTTP_IF_MATCH" in environ:
             only_if = version_of(environ["HTTP_IF_MATCH"])
+        if refused := self.refused(name, content):
+            start(f"{refused} Refused", [("Content-Length", "0")])
+            return []
         version = 0 if content is None else int(hashlib.md5(content).hexdigest(), 16)
         number = self.began(name, content, only_if, version)
         with self._one_change:
-            answer = list(self._moto(environ, start))
-            self.ended(number, version)
+            begun: list[tuple[Any, ...]] = []
+            answer = list(self._moto(environ, lambda *given: begun.append(given)))
+            lost = self.ended(number, name, version)
+        if lost:
+            start(f"{lost} Lost", [("Content-Length", "0")])
+            return []
+        start(*begun[0])
         return answer

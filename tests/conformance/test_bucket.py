@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +16,12 @@ from conformance.bucket import Change, Crash, Event, Objects, Recording, apply, 
 from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
 from conformance.scenarios import CHECKPOINT, SCENARIOS, STATES, Scenario, found_at
-from tests.conformance.holding_gcs import HoldingGCS
-from tests.conformance.holding_s3 import HoldingS3
+from tests.conformance.holding import Holding
 from xckpt.storage.location import Location, open_store
 
 FORM = "any boxes"
 MANIFEST = "xckpt.json"
 _numbers = itertools.count()
-Server = HoldingGCS | HoldingS3
 
 
 class InStore(Xckpt):
@@ -62,26 +59,13 @@ class ManifestFirst(InStore):
             return None
 
 
-@pytest.fixture(scope="module", params=[HoldingGCS, HoldingS3])
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    made: Server = request.param(seed=3)
-    thread = threading.Thread(target=made.serve_forever)
-    thread.start()
-    with pytest.MonkeyPatch.context() as environment:
-        for name, value in made.environment().items():
-            environment.setenv(name, value)
-        yield made
-    made.stop()
-    thread.join()
-
-
-def record(server: Server, scenario: Scenario, kind: type[InStore]) -> Recording:
+def record(bucket: Holding, scenario: Scenario, kind: type[InStore]) -> Recording:
     """Play a scenario in the bucket."""
     folder = Path(f"{next(_numbers)}")
-    saver = kind(server.url)
+    saver = kind(bucket.url)
     if scenario.old:
         scenarios.save(saver, folder, "old", FORM)
-    return server.record(f"{folder}/", lambda: scenario.act(saver, folder, FORM))
+    return bucket.record(f"{folder}/", lambda: scenario.act(saver, folder, FORM))
 
 
 def fill(objects: Objects) -> tuple[InStore, Path]:
@@ -118,8 +102,8 @@ def faults(scenario: Scenario, recording: Recording, most: int) -> Iterator[str]
 
 
 @pytest.fixture(scope="module")
-def recordings(server: Server) -> dict[str, Recording]:
-    return {scenario.law: record(server, scenario, InStore) for scenario in SCENARIOS}
+def recordings(bucket: Holding) -> dict[str, Recording]:
+    return {scenario.law: record(bucket, scenario, InStore) for scenario in SCENARIOS}
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.law)
@@ -181,9 +165,9 @@ def test_what_a_dead_saver_sent_may_arrive_after_the_next_save(
     assert tried["happened"]
 
 
-def test_a_fault_is_found(server: Server) -> None:
+def test_a_fault_is_found(bucket: Holding) -> None:
     (scenario,) = (scenario for scenario in SCENARIOS if scenario.law == "crash-overwrite")
-    recording = record(server, scenario, ManifestFirst)
+    recording = record(bucket, scenario, ManifestFirst)
     assert any("error" in fault for fault in faults(scenario, recording, 100))
 
 

@@ -97,7 +97,7 @@ def test_every_dtype_fits_the_schema() -> None:
 
 
 def test_a_claim_fits_its_schema() -> None:
-    CLAIM.validate(json.loads(msgspec.json.encode(ClaimText.own())))
+    CLAIM.validate(json.loads(msgspec.json.encode(ClaimText.own("1f"))))
     with pytest.raises(ValidationError):
         CLAIM.validate({"host": 1, "process": "x"})
 

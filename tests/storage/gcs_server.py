@@ -59,12 +59,21 @@ class GCSServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.buckets = {name: Bucket() for name in buckets}
 
+    def refused(self, name: str, content: bytes | None) -> int | None:
+        """A status to answer instead of doing what is asked, if it is not to be done."""
+        return None
+
     def began(self, name: str, content: bytes | None, only_if: int | None) -> int:
         """A request to write or delete an object has come, and gets a number."""
         return 0
 
-    def ended(self, number: int, version: int) -> None:
-        """It was dealt with; 0 stands for an object that is gone, -1 for one left as it was."""
+    def ended(self, number: int, name: str, version: int) -> int | None:
+        """It was dealt with; 0 stands for an object that is gone, -1 for one left as it was.
+
+        Returns:
+            The status to answer instead of the true one.
+        """
+        return None
 
     @property
     def address(self) -> str:
@@ -95,14 +104,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404)
             return
         name = query["name"]
+        if refused := self.server.refused(name, content):
+            self._answer(refused)
+            return
         number = self.server.began(name, content, self._condition(query))
         with bucket.lock:
             holds = self._condition_holds(bucket, name, query)
             if holds:
                 bucket.put(name, content)
             resource = bucket.resource(name) if holds else None
-            self.server.ended(number, bucket.generation(name) if holds else -1)
-        if resource is None:
+            version = bucket.generation(name) if holds else -1
+            lost = self.server.ended(number, name, version)
+        if lost:
+            self._answer(lost)
+        elif resource is None:
             self._answer(412)
         else:
             self._answer(200, json.dumps(resource).encode())
@@ -119,8 +134,8 @@ class _Handler(BaseHTTPRequestHandler):
         with bucket.lock:
             holds = self._condition_holds(bucket, name, query)
             gone = holds and bucket.objects.pop(name, None) is not None
-            self.server.ended(number, 0 if holds else -1)
-        self._answer(204 if gone else 404 if holds else 412)
+            lost = self.server.ended(number, name, 0 if holds else -1)
+        self._answer(lost or (204 if gone else 404 if holds else 412))
 
     def _read(self, bucket_name: str, name: str, query: dict[str, str]) -> None:
         bucket = self.server.buckets.get(bucket_name)

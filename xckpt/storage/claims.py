@@ -66,11 +66,13 @@ class ClaimText(msgspec.Struct):
 
     host: str
     process: int
+    save: str = ""
+    """The save's own: in containers, host and process of two savers may be the same."""
 
     @classmethod
-    def own(cls) -> ClaimText:
+    def own(cls, save: str) -> ClaimText:
         """This process's."""
-        return cls(socket.gethostname(), os.getpid())
+        return cls(socket.gethostname(), os.getpid(), save)
 
 
 @dataclass(slots=True)
@@ -108,7 +110,7 @@ def claim(folder: Path, identity: str) -> Claim:
     for attempt in range(_ATTEMPTS):
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, msgspec.json.encode(ClaimText.own()))
+            os.write(descriptor, msgspec.json.encode(ClaimText.own(identity)))
             _lock(descriptor)
             os.rename(unlocked, path)
         except BaseException as error:

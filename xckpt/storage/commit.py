@@ -11,6 +11,9 @@ removes what was written. Only the coordinator does any of this.
    create-once claim, or in ``.generations/ID`` where a checkpoint exists; publishing writes the
    manifest on the condition that nobody else has. What is to be deleted then is listed before:
    whoever was writing it began before this commit, and cannot commit after it.
+3. An object store may do what it is asked and fail to say so; asked again, it says that the
+   condition does not hold. So the key is read then, and what it holds tells who has won. Where
+   that stays unknown, nothing that the manifest names is removed: it may be written yet.
 """
 
 from __future__ import annotations
@@ -105,6 +108,8 @@ class Staging:
     claim: Claim | None = None
     """The claim to the staging folder, where there is one."""
     committed: bool = False
+    sent: bool = False
+    """Whether the manifest was written, or may be yet, for nobody has said that it was not."""
     resumed: bool = False
     """Whether an earlier process has written some of it; see `begin`."""
 
@@ -145,7 +150,7 @@ class Staging:
         if self.claim is not None:
             _remove_tree(self.claim.folder)
             self.claim.release()
-        elif not self.committed:
+        elif not (self.committed or self.sent):
             with contextlib.suppress(OSError, ValueError, XckptError):
                 self._abort_keys()
 
@@ -184,14 +189,32 @@ class Staging:
         replaced = self._replaced(store)
         if self.target.folder is not None:
             empty_stale_lock(self.target.folder, MANIFEST)
-        stamp = store.write(MANIFEST, manifest, if_equal=self.seen).result()
-        if not stamp.generation:
-            raise CheckpointExistsError(
-                f"{self.target}: another save committed here meanwhile; this one is not committed"
-            )
+        self._write_manifest(store, manifest)
         self.committed = True
         with contextlib.suppress(ValueError, OSError):
             self._delete(store, replaced)
+
+    def _write_manifest(self, store: ts.KvStore, manifest: bytes) -> None:
+        self.sent = True
+        try:
+            if _write_if(store, MANIFEST, manifest, self.seen):
+                return
+        except (OSError, ValueError) as error:
+            there = bool(_generation_if(store, MANIFEST, manifest))
+            if self.target.folder is not None:
+                self.sent = there  # a file that is not there now doesn't come later
+                raise
+            if there:
+                return
+            raise StorageError(
+                f"{self.target}: the storage did not say whether it wrote the manifest ({error}); "
+                f"this save may be committed yet, so what it wrote is left: load it, or save again "
+                f"with overwrite=True"
+            ) from error
+        self.sent = False
+        raise CheckpointExistsError(
+            f"{self.target}: another save committed here meanwhile; this one is not committed"
+        )
 
     def _replaced(self, store: ts.KvStore) -> list[str]:
         """What the new manifest will no longer name."""
@@ -258,11 +281,26 @@ def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
         step = decide(str(target), found, overwrite=overwrite, renames=False, exchanges=False)
         if step is Step.GENERATION:
             return _generation(target, seen)
-        text = msgspec.json.encode(ClaimText.own())
-        claimed = store.write(CLAIM, text, if_equal=_MISSING).result().generation
+        text = msgspec.json.encode(ClaimText.own(_new_identity()))
+        claimed = _write_if(store, CLAIM, text, _MISSING)
         if not claimed:
             raise CheckpointExistsError(f"{target}: another save has just begun here")
         return Staging(step, target, target, claimed=claimed)
+
+
+def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes:
+    """Write to a key if its generation is ``seen``; its new generation, empty if somebody else did.
+
+    No two savers write the same content: it tells whose the key is where the answer was lost.
+    """
+    written = store.write(key, content, if_equal=seen).result().generation
+    return written or _generation_if(store, key, content)
+
+
+def _generation_if(store: ts.KvStore, key: str, content: bytes) -> bytes:
+    """The generation of a key that holds this content; empty if it does not."""
+    found = store.read(key).result()
+    return found.stamp.generation if found.state == "value" and found.value == content else b""
 
 
 def _renames(folder: Path) -> bool:
