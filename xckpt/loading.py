@@ -1,7 +1,8 @@
 """How a load finds its reader and its planner, and fills a state in place.
 
-1. Look once at what lies at the path. A checkpoint of ours, a URL, and what nobody knows are for
-   our own reader, which refuses the last; any other format is read through its `TensorSource`.
+1. Look once at what lies at the path. A checkpoint of ours and what nobody knows are for our own
+   reader, which refuses the last; any other format is read through its `TensorSource`. At a URL the
+   coordinator's read of the manifest is that look (`EitherReader`).
 2. Without a mapping the planner is the caller's, or the default one. With a mapping it is one that
    plans against what the mapping makes of the checkpoint.
 """
@@ -66,14 +67,18 @@ def reader_and_planner(
     )
 
 
-def _format_at(path: str | os.PathLike[str]) -> str:
-    """The format of what lies at a path, as `xckpt.convert.detection` names it; ours if unknown."""
+def _format_at(path: str | os.PathLike[str]) -> str | None:
+    """The format of what lies at a path, as `xckpt.convert.detection` names it; ours if unknown,
+    None of a URL, at which nobody has looked yet.
+    """
     from xckpt.storage.location import Location
 
     with suppress(XckptError, OSError):
         folder = Location.parse(path).folder
+        if folder is None:
+            return None
         # A load of our own checkpoints is not to wait for the import of `xckpt.convert`.
-        if folder is not None and folder.exists() and not (folder / "xckpt.json").exists():
+        if folder.exists() and not (folder / "xckpt.json").exists():
             from xckpt.convert.detection import detect
 
             return detect(path)
@@ -81,16 +86,29 @@ def _format_at(path: str | os.PathLike[str]) -> str:
 
 
 def _reader(
-    path: str | os.PathLike[str], format: str, options: LoadOptions | None
+    path: str | os.PathLike[str], format: str | None, options: LoadOptions | None
 ) -> StorageReader:
-    if format == OURS:
+    if format in (OURS, None):
+        from xckpt.storage.either import EitherReader
         from xckpt.storage.reader import ZarrStorageReader
 
-        return ZarrStorageReader(path, options=options)
+        ours = ZarrStorageReader(path, options=options)
+        return ours if format == OURS else EitherReader(ours, lambda: _other(path, options))
     from xckpt.convert.detection import open_source
     from xckpt.convert.source_reader import SourceReader
 
     return SourceReader(lambda: open_source(path, format), str(path), options=options)
+
+
+def _other(path: str | os.PathLike[str], options: LoadOptions | None) -> StorageReader | None:
+    """The reader of what another library wrote; None if there is nothing that is known."""
+    from xckpt.convert.detection import detect
+
+    with suppress(XckptError):
+        format = detect(path)
+        if format != OURS:
+            return _reader(path, format, options)
+    return None
 
 
 def load_in_place(

@@ -148,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(304, headers=stamp)
         elif not self._condition_holds(bucket, name, query):
             self._answer(412, headers=stamp)
+        elif query.get("alt") != "media":
+            self._answer(200, json.dumps(bucket.resource(name)).encode(), stamp)
         elif wanted := re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")):
             size = len(content)
             start = int(wanted[1]) if wanted[1] else size - int(wanted[2])

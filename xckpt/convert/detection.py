@@ -1,15 +1,16 @@
 """What lies at a path: the format is found out from the files, never from their contents alone.
 
-`detect` looks at the names in a folder, or at the first bytes of a file, and `open_source` opens
-what it found. `open_sink` goes by the wish of the caller and by the name of the output.
+`detect` looks for a manifest of ours, else at the names in a folder or the first bytes of a file,
+and `open_source` opens what it found, on whatever storage. `open_sink` goes by the wish of the
+caller and by the name of the output.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from importlib import import_module
-from pathlib import Path
 from typing import Final, cast
 
 from xckpt.convert.formats.orbax_tree import looks_like_orbax
@@ -18,7 +19,8 @@ from xckpt.convert.formats.torch_save import LEGACY
 from xckpt.convert.sinks import TensorSink
 from xckpt.convert.sources import TensorSource
 from xckpt.errors import NotACheckpointError
-from xckpt.storage.location import Location
+from xckpt.storage.files import open_file
+from xckpt.storage.paths import FilePath, find_path
 
 __all__ = ["detect", "open_sink", "open_source"]
 
@@ -55,7 +57,7 @@ def open_source(path: str | os.PathLike[str], format: str | None = None) -> Tens
     """Open whatever checkpoint lies at a path.
 
     Args:
-        path: a file or folder; a URL too for checkpoints of ours.
+        path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
         format: one of `SOURCES`; found out by default.
 
     Raises:
@@ -80,27 +82,28 @@ def detect(path: str | os.PathLike[str]) -> str:
 
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known.
+        StorageError: the storage refused.
     """
-    folder = Location.parse(path).folder
-    if folder is None:
-        return "xckpt"
-    with system_errors(folder):
-        if not folder.exists():
-            raise NotACheckpointError(f"{folder}: nothing is there; check the path")
-        found = _of_folder(folder) if folder.is_dir() else _of_file(folder)
-    if found is None:
-        looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
-        raise NotACheckpointError(
-            f"{folder} is no checkpoint of a known format.\nLooked for:{looked}\n"
-            f"Found: {_shown(folder)}"
-        )
+    place = find_path(path)
+    with system_errors(place):
+        if (place / "xckpt.json").is_file():
+            return "xckpt"
+        if not place.exists():
+            raise NotACheckpointError(f"{place}: nothing is there; check the path")
+        found = _of_file(place) if place.is_file() else _of_folder(place)
+        if found is None:
+            looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
+            raise NotACheckpointError(
+                f"{place} is no checkpoint of a known format.\nLooked for:{looked}\n"
+                f"Found: {_shown(place)}"
+            )
     return found
 
 
-def _of_folder(folder: Path) -> str | None:
+def _of_folder(folder: FilePath) -> str | None:
+    if not folder.is_dir():
+        return None  # A pipe would have to be waited for.
     names = {entry.name for entry in folder.iterdir()}
-    if "xckpt.json" in names:
-        return "xckpt"
     if ".metadata" in names:
         return "dcp"
     if looks_like_orbax(folder):
@@ -112,27 +115,25 @@ def _of_folder(folder: Path) -> str | None:
     return None
 
 
-def _of_file(path: Path) -> str | None:
-    if not path.is_file():
-        return None  # A pipe would have to be waited for.
+def _of_file(path: FilePath) -> str | None:
     if path.name.endswith((".safetensors", ".safetensors.index.json")):
         return "safetensors"
-    with path.open("rb") as file:
-        first = file.read(len(LEGACY))
+    with closing(open_file(path)) as file:
+        first, most = file.head(len(LEGACY)), file.most_bytes
     if path.name.endswith(".bin.index.json") or first.startswith(b"PK\3\4") or first == LEGACY:
         return "torch"
-    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= path.stat().st_size - 8:
+    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= most - 8:
         return "safetensors"
     return None
 
 
-def _shown(path: Path) -> str:
-    if not path.is_dir() and not path.is_file():
-        return "neither a file nor a folder"
+def _shown(path: FilePath) -> str:
+    if path.is_file():
+        with closing(open_file(path)) as file:
+            first, size = file.head(8), file.size(lambda: 1)
+        return f"a file of {size:,} bytes that begins with {first!r}"
     if not path.is_dir():
-        with path.open("rb") as file:
-            first = file.read(8)
-        return f"a file of {path.stat().st_size:,} bytes that begins with {first!r}"
+        return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())
     more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return (", ".join(names[:SHOWN]) or "an empty folder") + more

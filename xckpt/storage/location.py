@@ -140,7 +140,6 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-@functools.cache
 def context(*, mapped: bool = False) -> ts.Context:
     """The process's TensorStore context; ``memory://`` lives as long as it does.
 
@@ -148,8 +147,13 @@ def context(*, mapped: bool = False) -> ts.Context:
         mapped: read local files through memory maps, which saves a copy. A committed checkpoint
             doesn't change; still, network file systems should be read without.
     """
+    return _context(mapped)
+
+
+@functools.cache
+def _context(mapped: bool) -> ts.Context:
     if mapped:
-        return ts.Context({"file_io_mode": {"mode": "memmap"}}, context())
+        return ts.Context({"file_io_mode": {"mode": "memmap"}}, _context(False))
     return ts.Context({"s3_request_retries": S3_RETRIES, "gcs_request_retries": S3_RETRIES})
 
 

@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Final, TypeGuard
 
 import msgspec
@@ -26,7 +25,9 @@ from xckpt.core.boxes import interval
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.zarr_json import array_metadata
 from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError, XckptError
+from xckpt.storage.files import open_file
 from xckpt.storage.location import Location, context, file_problem, open_store
+from xckpt.storage.paths import FilePath, StoredPath
 
 __all__ = ["StoredZarr", "ZarrFolder"]
 
@@ -34,6 +35,8 @@ MAX_DOCUMENT_BYTES: Final = 1 << 20
 MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 CODECS: Final = ("crc32c",)
+REFUSALS: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
+"""How TensorStore's errors begin that say nothing of what is stored."""
 
 _TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
 """zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
@@ -87,7 +90,7 @@ class StoredZarr:
 
 
 class ZarrFolder:
-    """A local folder of zarr arrays.
+    """A folder of zarr arrays.
 
     Args:
         folder: where.
@@ -95,6 +98,7 @@ class ZarrFolder:
         fill_missing: whether a chunk that is not there is one of zeros.
 
     Example:
+        >>> from pathlib import Path
         >>> folder = ZarrFolder(Path("arrays").absolute())
         >>> stored = folder.create("w", "float32", (4, 2), (2, 2))
         >>> stored.write((2, 0), np.ones((2, 2), np.float32))
@@ -104,8 +108,11 @@ class ZarrFolder:
         array([[1., 1.]], dtype=float32)
     """
 
-    def __init__(self, folder: Path, *, ocdbt: bool = False, fill_missing: bool = False) -> None:
-        self.location = Location.parse(folder)
+    def __init__(
+        self, folder: FilePath, *, ocdbt: bool = False, fill_missing: bool = False
+    ) -> None:
+        self.folder = folder
+        self.location = Location.parse(str(folder))
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
         self._root = open_store(self.location)
@@ -148,10 +155,23 @@ class ZarrFolder:
         key = f"{name}/{file}"
         if not self.ocdbt and (problem := file_problem(self.location, key, MAX_DOCUMENT_BYTES)):
             raise CorruptCheckpointError(f"{self.location.child(key)}: {problem}")
-        found = self._root.read(key).result()
-        if found.state != "value":
+        if not self.ocdbt and isinstance(self.folder, StoredPath):
+            content = self._bounded(self.folder / key)
+        else:
+            found = self._root.read(key).result()
+            content = found.value if found.state == "value" else None
+        if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
-        return msgspec.json.decode(found.value, type=dict[str, object])
+        return msgspec.json.decode(content, type=dict[str, object])
+
+    def _bounded(self, path: StoredPath) -> bytes | None:
+        """What an object holds; None if there is none."""
+        if not path.is_file():
+            return None
+        content = open_file(path).whole(MAX_DOCUMENT_BYTES)
+        if content is None:
+            raise CorruptCheckpointError(f"{path}: over {MAX_DOCUMENT_BYTES:,} bytes long")
+        return content
 
     def create(self, name: str, dtype: str, shape: Shape, chunk: Shape) -> StoredZarr:
         """Make a zarr v3 array, or open the very same that was made before.
@@ -186,7 +206,8 @@ def _errors(where: str) -> Iterator[None]:
     except OSError as error:
         raise StorageError(f"{where}: {error}") from error
     except ValueError as error:
-        raise CorruptCheckpointError(f"{where}: {error}") from error
+        kind = StorageError if str(error).startswith(REFUSALS) else CorruptCheckpointError
+        raise kind(f"{where}: {error}") from error
 
 
 def _document_problem(document: dict[str, object], version: int) -> str:

@@ -13,7 +13,8 @@ import xckpt
 from tests.convert.formats.arrays import boxes, filled, same_bits
 from tests.core.tilings import Box, region
 from xckpt.convert.formats import file_ranges
-from xckpt.convert.formats.file_ranges import FileTensor, OpenFile, row_major, write_box
+from xckpt.convert.formats.file_ranges import FileTensor, row_major, write_box
+from xckpt.storage.files import OpenFile
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 from xckpt.options import Progress, SaveOptions
+from xckpt.storage.location import Location, open_store
 from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp import XckptStorageReader, import_checkpoint
 
@@ -162,8 +163,22 @@ def test_where_from_and_where_to(tmp_path: Path) -> None:
     with pytest.raises(CheckpointExistsError):
         import_checkpoint(folder, "memory://imported")
     import_checkpoint(str(folder), "memory://imported", overwrite=True)
-    with pytest.raises(StorageError, match="local file system"):
-        import_checkpoint("s3://bucket/dcp", "memory://imported")
+    with pytest.raises(StorageError, match="is not supported"):
+        import_checkpoint("ftp://bucket/dcp", "memory://imported")
+
+
+def test_from_a_store_of_objects(tmp_path: Path) -> None:
+    """Chunks are read by range there, and values kept as they are."""
+    state = {"w": noise((64, 48), torch.float32), "v": torch.arange(6).conj(), "f": object}
+    folder = save_alone(state, tmp_path / "dcp")
+    store = open_store(Location.parse("memory://a-dcp"))
+    for file in folder.iterdir():
+        store.write(file.name, file.read_bytes()).result()
+    import_checkpoint("memory://a-dcp", "memory://from-objects", opaque=True)
+    import_checkpoint(folder, "memory://from-files", opaque=True)
+    found, expected = xckpt.open("memory://from-objects"), xckpt.open("memory://from-files")
+    assert found["f"] == expected["f"]
+    assert same(found["w"], state["w"]) and same(found["v"], state["v"])
 
 
 def test_options_and_progress(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     content = archive(torch.ones(1))
     (tmp_path / "file").write_bytes(content)
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(StorageError, match="Permission denied"):
         Archive.open(tmp_path, Where("file", 0, len(content)))
 

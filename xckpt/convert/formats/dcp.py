@@ -11,14 +11,12 @@ import hashlib
 import os
 from collections import OrderedDict
 from collections.abc import Mapping
-from pathlib import Path
 from threading import Lock
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import OpenFile
 from xckpt.convert.formats.paths import naming, system_errors
 from xckpt.convert.formats.torch_save import read_mapped
 from xckpt.convert.names import by_mapping_name
@@ -29,9 +27,10 @@ from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
+from xckpt.storage.files import RangeFile, open_file
+from xckpt.storage.paths import FilePath, find_path
 from xckpt.torch.files.dcp_folders import (
     MappedParts,
-    local_folder,
     parse_metadata,
     read_metadata,
     read_tree,
@@ -47,7 +46,7 @@ class DCPSource:
     """A DCP folder, as a source of tensors.
 
     Args:
-        path: a local folder with a ``.metadata``.
+        path: a folder with a ``.metadata``; a local path or a URL.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
@@ -71,7 +70,7 @@ class DCPSource:
     """Nothing: such folders carry no texts of their own."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        folder = self.path = local_folder(path)
+        folder = self.path = find_path(path)
         self.metadata = {}
         data = read_metadata(folder)
         with naming(folder):
@@ -87,7 +86,7 @@ class DCPSource:
         """Mapping name -> Python value."""
         self._sort({name: flat.leaves[leaf] for name, leaf in self.leaf_names.items()})
         self._state = hashlib.sha256(data)
-        self._files: OrderedDict[Path, OpenFile] = OrderedDict()
+        self._files: OrderedDict[FilePath, RangeFile] = OrderedDict()
         self._lock = Lock()
 
     def _sort(self, leaves: Mapping[str, object]) -> None:
@@ -130,12 +129,12 @@ class DCPSource:
                 file = self._open(tensor.path)
                 read_mapped(file, tensor, offsets, into[region] if region else into)
 
-    def _open(self, path: Path) -> OpenFile:
+    def _open(self, path: FilePath) -> RangeFile:
         """A file, kept open until many others were; whoever still reads keeps it alive."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
-                file = self._files[path] = OpenFile(path)
+                file = self._files[path] = open_file(path)
             self._files.move_to_end(path)
             if len(self._files) > MOST_OPEN:
                 self._files.popitem(last=False)

@@ -7,32 +7,28 @@
 3. Where runs are short but near each other (a column range of a matrix), a read takes a stretch of
    the file that holds many of them, at most `SCRATCH_BYTES` long and at least a quarter wanted.
 
-Nothing is mapped: a file that is cut off while it is read is an error, not the end of the process,
-and memory that was read counts as what it is.
+Where each read is a request to a bucket, such stretches are read whatever is wanted of them, if
+they are short (`RangeFile.free_bytes`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.files import OpenFile, RangeFile
 
-__all__ = ["FileTensor", "OpenFile", "row_major", "write_box"]
+__all__ = ["FileTensor", "row_major", "write_box"]
 
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
 LEAST_WANTED: Final = 4
 """One byte in so many of such a stretch must be wanted."""
-LONGEST_TRANSFER: Final = 1 << 30
-"""The kernel moves at most 2 GiB a call."""
 
 Shape = tuple[int, ...]
 
@@ -47,59 +43,12 @@ def row_major(shape: Sequence[int]) -> Shape:
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
-class OpenFile:
-    """A file open for reading or for writing in place; thread-safe, closed when it is let go."""
-
-    def __init__(self, path: Path, *, write: bool = False) -> None:
-        self.path = path
-        flags = os.O_RDWR if write else os.O_RDONLY
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC)
-
-    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Fill a run of bytes from those at ``position``.
-
-        Raises:
-            CorruptCheckpointError: the file ends before.
-        """
-        done = 0
-        while done < len(buffer):
-            part = buffer[done : done + LONGEST_TRANSFER].data
-            count = os.preadv(self.descriptor, [part], position + done)
-            if count == 0:
-                raise CorruptCheckpointError(
-                    f"{self.path} is truncated: it ends within bytes "
-                    f"[{position:,}, {position + len(buffer):,})"
-                )
-            done += count
-
-    def write_from(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Put a run of bytes at ``position``."""
-        done = 0
-        while done < len(buffer):
-            part = buffer[done : done + LONGEST_TRANSFER].data
-            done += os.pwrite(self.descriptor, part, position + done)
-
-    def sync(self) -> None:
-        """Wait until what was written is durable."""
-        os.fsync(self.descriptor)
-
-    def close(self) -> None:
-        """Close the file; again does nothing."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-    def __del__(self) -> None:
-        # An OSError in opening leaves no descriptor.
-        if getattr(self, "descriptor", -1) >= 0:
-            self.close()
-
-
 @dataclass(frozen=True, slots=True)
 class FileTensor:
     """A tensor in a file, element by element.
 
     Example:
+        >>> from pathlib import Path
         >>> path = Path("numbers"); _ = path.write_bytes(bytes(range(12)))
         >>> tensor = FileTensor(OpenFile(path), 0, np.dtype("u1"), (3, 4), (4, 1))
         >>> into = np.zeros((2, 2), "u1")
@@ -108,7 +57,7 @@ class FileTensor:
         [[5, 6], [9, 10]]
     """
 
-    file: OpenFile
+    file: RangeFile
     position: int
     """Byte at which the first element is."""
     dtype: np.dtype[np.generic]
@@ -138,7 +87,8 @@ class FileTensor:
         if stretch == into.nbytes and into.flags.c_contiguous and _dense(into, strides):
             self.file.read_into(position, into.reshape(-1).view(np.uint8))
             return
-        if stretch <= min(SCRATCH_BYTES, LEAST_WANTED * into.nbytes) or into.size == 1:
+        worth_it = max(self.file.free_bytes, LEAST_WANTED * into.nbytes)
+        if stretch <= min(SCRATCH_BYTES, worth_it) or into.size == 1:
             scratch = np.empty(stretch, np.uint8)
             self.file.read_into(position, scratch)
             into[...] = np.ndarray(into.shape, self.dtype, scratch, 0, strides)

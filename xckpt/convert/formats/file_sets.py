@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from xckpt.convert.formats.paths import file_problem, naming, read_text
 from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
+from xckpt.storage.paths import FilePath, named
 
 __all__ = ["INDEX", "Files", "find_files", "owners_of"]
 
@@ -28,13 +28,13 @@ _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
 class Files:
     """The files of a checkpoint."""
 
-    paths: tuple[Path, ...]
-    index: Mapping[str, Path] | None = None
+    paths: tuple[FilePath, ...]
+    index: Mapping[str, FilePath] | None = None
     """Name of a tensor -> the file that an index says it is in; None where there is no index."""
-    index_path: Path | None = None
+    index_path: FilePath | None = None
 
 
-def find_files(path: Path, suffix: str) -> Files:
+def find_files(path: FilePath, suffix: str) -> Files:
     """The files that a path means: a file, an index, or a folder of either.
 
     Raises:
@@ -43,8 +43,8 @@ def find_files(path: Path, suffix: str) -> Files:
     """
     if path.is_file():
         return _indexed(path, suffix) if path.name.endswith(suffix + INDEX) else Files((path,))
-    indexes = sorted(path.glob(f"*{suffix}{INDEX}"))
-    files = sorted(path.glob(f"*{suffix}"))
+    indexes = named(path, f"{suffix}{INDEX}")
+    files = named(path, suffix)
     if len(indexes) == 1:
         return _indexed(indexes[0], suffix)
     if len(indexes) > 1 or not files:
@@ -57,25 +57,25 @@ def find_files(path: Path, suffix: str) -> Files:
     return Files(tuple(files))
 
 
-def _check_series(folder: Path, files: list[Path], suffix: str) -> None:
+def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
     """Refuse files that are not all of one numbered series."""
     found = [_numbered(file.name, suffix) for file in files]
     series = {(match[1], match[3]) for match in found if match}
     if len(series) != 1 or None in found:
-        named = ", ".join(file.name for file in files[:5])
+        some = ", ".join(file.name for file in files[:5])
         raise NotACheckpointError(
             f"{folder} holds {len(files)} {suffix} files and no index that says which belong "
-            f"together ({named}{', ...' if len(files) > 5 else ''}); give the path of one"
+            f"together ({some}{', ...' if len(files) > 5 else ''}); give the path of one"
         )
     [(stem, count)] = series
     there = {int(match[2]) for match in found if match}
     missing = sorted(set(range(1, int(count) + 1)) - there)
     if missing:
-        named = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
-        raise CorruptCheckpointError(f"{folder}: of {int(count)} files are missing: {named}")
+        some = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
+        raise CorruptCheckpointError(f"{folder}: of {int(count)} files are missing: {some}")
 
 
-def _indexed(path: Path, suffix: str) -> Files:
+def _indexed(path: FilePath, suffix: str) -> Files:
     with naming(path):
         try:
             index = json.loads(read_text(path, MAX_INDEX_BYTES))
@@ -99,7 +99,9 @@ def _indexed(path: Path, suffix: str) -> Files:
         return Files(tuple(paths.values()), {n: paths[f] for n, f in names.items()}, path)
 
 
-def _check_presence(folder: Path, files: list[str], names: Mapping[str, str], suffix: str) -> None:
+def _check_presence(
+    folder: FilePath, files: list[str], names: Mapping[str, str], suffix: str
+) -> None:
     """Refuse an index whose files are missing, or that leaves out files of the same series."""
     first: dict[str, str] = {}
     for name, file in names.items():
@@ -112,7 +114,7 @@ def _check_presence(folder: Path, files: list[str], names: Mapping[str, str], su
     series = {(match[1], match[3]) for file in files if (match := _numbered(file, suffix))}
     problems += [
         f"{each.name} belongs to the series, but the index does not name it"
-        for each in sorted(folder.glob(f"*{suffix}"))
+        for each in named(folder, suffix)
         if (match := _numbered(each.name, suffix))
         and (match[1], match[3]) in series
         and each.name not in files
@@ -126,7 +128,7 @@ def _numbered(name: str, suffix: str) -> re.Match[str] | None:
     return _SERIES.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
 
 
-def owners_of(files: Files, held: Mapping[Path, Collection[str]]) -> dict[str, Path]:
+def owners_of(files: Files, held: Mapping[FilePath, Collection[str]]) -> dict[str, FilePath]:
     """Name of each tensor -> the file that holds it.
 
     Raises:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Final, cast
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +44,8 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
+from xckpt.storage.files import soon, state_of
+from xckpt.storage.paths import FilePath, named
 from xckpt.storage.zarr_folders import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]
@@ -56,8 +57,10 @@ CUSTOM: Final = "orbax.custom_metadata"
 MAX_BYTES: Final = 1 << 28
 SHOWN: Final = 8
 
+P = TypeVar("P", bound=FilePath)
 
-def find_item(path: Path) -> Path:
+
+def find_item(path: P) -> P:
     """The folder with the tree that a path means.
 
     Raises:
@@ -91,7 +94,7 @@ def find_item(path: Path) -> Path:
     )
 
 
-def _named(folders: list[Path]) -> str:
+def _named(folders: Sequence[FilePath]) -> str:
     more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
     return ", ".join(each.name for each in folders[-SHOWN:]) + more
 
@@ -152,17 +155,23 @@ class OrbaxSource:
         folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
         found: dict[str, StoredZarr] = {}
         faults: dict[type[XckptError], list[str]] = {}
-        for name, leaf in leaves.items():
-            if leaf.kind not in ARRAYS and leaf.kind != "scalar":
-                continue
-            problem = file_problem(leaf.stored_name)
+
+        def opened(name: str) -> StoredZarr | XckptError:
+            stored = leaves[name].stored_name
+            problem = file_problem(stored)
             if problem:
-                faults.setdefault(ManifestError, []).append(f"{name}: its name {problem}")
-                continue
+                return ManifestError(f"its name {problem}")
             try:
-                found[name] = folder.open(leaf.stored_name, version=tree.zarr_version)
+                return folder.open(stored, version=tree.zarr_version)
             except (CorruptCheckpointError, UnsupportedLeafError) as error:
-                faults.setdefault(type(error), []).append(f"{name}: {error}")
+                return error
+
+        names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
+        for name, array in zip(names, soon(self.path, opened, names), strict=True):
+            if isinstance(array, XckptError):
+                faults.setdefault(type(array), []).append(f"{name}: {array}")
+            else:
+                found[name] = array
         for kind in (ManifestError, CorruptCheckpointError, UnsupportedLeafError):
             problems = faults.get(kind)
             if not problems:
@@ -196,7 +205,9 @@ class OrbaxSource:
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
         told: dict[str, str] = {}
-        for path in sorted((self.path / "array_metadatas").glob("process_*")):
+        for path in named(self.path / "array_metadatas"):
+            if not path.name.startswith("process_"):
+                continue
             with naming(path):
                 listed = _json_object(read_text(path, MAX_BYTES)).get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
@@ -205,14 +216,13 @@ class OrbaxSource:
                 kind = extra.get("random_key_impl") if isinstance(extra, dict) else None
                 if isinstance(entry, dict) and isinstance(kind, str):
                     told[str(entry.get("param_name"))] = f"prng_key:{kind}"
-        named = {leaf.stored_name: name for name, leaf in leaves.items()}
-        return {named[stored]: text for stored, text in told.items() if stored in named}
+        names = {leaf.stored_name: name for name, leaf in leaves.items()}
+        return {names[stored]: text for stored, text in told.items() if stored in names}
 
     def _note_times(self) -> None:
         """Have another save at the same place be another source."""
         for path in (self.path / TREE, self.path / "manifest.ocdbt"):
-            if path.is_file():
-                self._state.update(str(path.stat().st_mtime_ns).encode())
+            self._state.update(state_of(path))
         for folder in (self.path, self.path.parent):
             if (folder / CHECKPOINT).is_file():
                 self._state.update(read_text(folder / CHECKPOINT, MAX_BYTES))

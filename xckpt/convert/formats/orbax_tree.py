@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from xckpt.core.keys import KeyPath
 from xckpt.errors import ManifestError
+from xckpt.storage.paths import FilePath, named
 
 __all__ = [
     "ARRAYS",
@@ -36,6 +36,7 @@ TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"
 
+P = TypeVar("P", bound=FilePath)
 
 SEQUENCE: Final = 1
 DICT: Final = 2
@@ -123,7 +124,7 @@ def _leaf(entry: object) -> Leaf | str:
         return "no entry"
     told = entry.get("value_metadata")
     kind = told.get("value_type") if isinstance(told, dict) else None
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         return f"a leaf of kind {str(kind)[:60]!r}, which is unknown"
     path = entry.get("key_metadata")
     if not isinstance(path, list):
@@ -162,16 +163,16 @@ def encode_tree(leaves: list[Leaf], custom: object = None) -> bytes:
     return json.dumps(document).encode()
 
 
-def looks_like_orbax(folder: Path) -> bool:
+def looks_like_orbax(folder: FilePath) -> bool:
     """Whether a folder is an item, a step, or the root of steps."""
     return (folder / TREE).is_file() or (folder / CHECKPOINT).is_file() or bool(steps_in(folder))
 
 
-def steps_in(folder: Path) -> list[Path]:
+def steps_in(folder: P) -> list[P]:
     """The steps of a `CheckpointManager` in a folder."""
     return [each for each in folders_in(folder) if (each / CHECKPOINT).is_file()]
 
 
-def folders_in(folder: Path) -> Iterator[Path]:
+def folders_in(folder: P) -> Iterator[P]:
     """The folders in a folder, by name."""
-    return (each for each in sorted(folder.iterdir()) if each.is_dir())
+    return (each for each in named(folder) if each.is_dir())

@@ -1,4 +1,4 @@
-"""Local paths of other libraries' files and folders, and names of files that must not lead out."""
+"""Paths of other libraries' files and folders, and names of files that must not lead out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.storage.files import read_whole
 from xckpt.storage.location import Location
+from xckpt.storage.paths import FilePath, StoredPath, find_path
 
-__all__ = ["file_problem", "local_path", "naming", "read_text", "system_errors"]
+__all__ = [
+    "existing_path",
+    "file_problem",
+    "local_path",
+    "naming",
+    "read_text",
+    "system_errors",
+]
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -18,27 +27,27 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
     Raises:
         StorageError: it is a URL of another scheme.
-        NotACheckpointError: nothing is there.
     """
     folder = Location.parse(path).folder
     if folder is None:
         raise StorageError(
-            f"{path}: other libraries' checkpoints are read and written on local file systems "
-            f"only; copy or mount it there"
+            f"{path}: other libraries' checkpoints are written on local file systems only; write "
+            f"it there and copy it"
         )
     return folder
 
 
-def existing_path(path: str | os.PathLike[str]) -> Path:
-    """`local_path` of something that is there.
+def existing_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+    """The path of something that is there, on any storage.
 
     Raises:
-        StorageError: it is a URL of another scheme.
+        StorageError: it is no path, a URL that is not supported, or the storage refused.
         NotACheckpointError: nothing is there.
     """
-    found = local_path(path)
-    if not found.exists():
-        raise NotACheckpointError(f"{found}: nothing is there; check the path")
+    found = find_path(path)
+    with system_errors(found):
+        if not found.exists():
+            raise NotACheckpointError(f"{found}: nothing is there; check the path")
     return found
 
 
@@ -55,20 +64,14 @@ def file_problem(name: object) -> str:
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
-def read_text(path: Path, most: int) -> bytes:
+def read_text(path: FilePath, most: int) -> bytes:
     """A small file's bytes.
 
     Raises:
         StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
     """
     with system_errors(path):
-        if not path.is_file():
-            raise StorageError(f"{path} is no plain file")
-        with path.open("rb") as file:
-            data = file.read(most + 1)
-    if len(data) > most:
-        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
-    return data
+        return read_whole(path, most)
 
 
 @contextlib.contextmanager

@@ -14,16 +14,21 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import FileTensor, OpenFile, row_major
+from xckpt.convert.formats.file_ranges import FileTensor, row_major
 from xckpt.convert.formats.file_sets import Files, find_files, owners_of
 from xckpt.convert.formats.paths import existing_path, naming, system_errors
-from xckpt.convert.formats.safetensors_header import Header, Place, header_length, parse_header
+from xckpt.convert.formats.safetensors_header import (
+    Header,
+    Place,
+    header_length,
+    parse_header,
+    stated_size,
+)
 from xckpt.convert.names import mapping_name
 from xckpt.convert.tensors import TensorSpec
 from xckpt.core.dtypes import numpy_dtype
@@ -35,6 +40,8 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
+from xckpt.storage.files import RangeFile, open_file, soon
+from xckpt.storage.paths import FilePath
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 
@@ -73,7 +80,7 @@ class SafetensorsSource:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
         files = find_files(self.path, SUFFIX)
-        self._files: dict[Path, OpenFile] = {}
+        self._files: dict[FilePath, RangeFile] = {}
         headers = self._headers(files)
         owners = owners_of(files, {file: header.places for file, header in headers.items()})
         self._places = {
@@ -90,33 +97,20 @@ class SafetensorsSource:
         }
         """Mapping name -> what the tensor is."""
 
-    def _headers(self, files: Files) -> dict[Path, Header]:
-        headers: dict[Path, Header] = {}
+    def _headers(self, files: Files) -> dict[FilePath, Header]:
+        headers: dict[FilePath, Header] = {}
         faults: dict[type[XckptError], list[str]] = {}
         self._state = hashlib.sha256()
-        for file in files.paths:
-            try:
-                headers[file] = self._header(file)
-            except (ManifestError, UnsupportedLeafError) as error:
-                told = error.problems or (str(error),)
-                faults.setdefault(type(error), []).extend(f"{file.name}: {line}" for line in told)
+        for path, found in zip(files.paths, soon(self.path, _look, files.paths), strict=True):
+            if isinstance(found, XckptError):
+                told = found.problems or (str(found),)
+                faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
+                continue
+            self._files[path], headers[path], state = found
+            self._state.update(state)
         for kind, problems in faults.items():
             raise kind.listing(f"{self.path} cannot be read", problems)
         return headers
-
-    def _header(self, path: Path) -> Header:
-        with system_errors(path):
-            if not path.is_file():
-                raise StorageError(f"{path} is no plain file")
-            file = self._files[path] = OpenFile(path)
-            found = os.fstat(file.descriptor)
-            length = header_length(os.pread(file.descriptor, 8, 0), found.st_size)
-            memory = np.empty(length, np.uint8)
-            file.read_into(8, memory)
-            text = memory.tobytes()
-        told = f"{path.name} {found.st_size} {found.st_mtime_ns} ".encode()
-        self._state.update(told + hashlib.sha256(text).digest())
-        return parse_header(text, found.st_size)
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """1 in each dimension: any part can be read as it is."""
@@ -143,12 +137,31 @@ class SafetensorsSource:
             file.close()
 
 
-def _tensor(file: OpenFile, place: Place) -> FileTensor:
+def _look(
+    path: FilePath,
+) -> tuple[RangeFile, Header, bytes] | ManifestError | UnsupportedLeafError:
+    """A file, its header, and what changes when it does; or what is wrong with the header."""
+    with system_errors(path):
+        if not path.is_file():
+            raise StorageError(f"{path} is no plain file")
+        file = open_file(path)
+        try:
+            length = header_length(file.head(8), file.most_bytes)
+            [text] = file.fetch([(8, 8 + length)])
+            header = parse_header(text, file.size(lambda: stated_size(text)))
+        except (ManifestError, UnsupportedLeafError) as error:
+            file.close()
+            return error
+        state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
+        return file, header, state
+
+
+def _tensor(file: RangeFile, place: Place) -> FileTensor:
     dtype = numpy_dtype(place.dtype)
     return FileTensor(file, place.start, dtype, place.shape, row_major(place.shape))
 
 
-def _metadata(headers: Mapping[Path, Header]) -> dict[str, str]:
+def _metadata(headers: Mapping[FilePath, Header]) -> dict[str, str]:
     merged: dict[str, str] = {}
     for header in headers.values():
         for key, text in header.metadata.items():
@@ -156,7 +169,7 @@ def _metadata(headers: Mapping[Path, Header]) -> dict[str, str]:
     return merged
 
 
-def _values(path: Path, text: str | None) -> dict[str, object]:
+def _values(path: FilePath, text: str | None) -> dict[str, object]:
     if text is None:
         return {}
     with naming(f"{path}: the values under {VALUES}"):

@@ -31,6 +31,7 @@ __all__ = [
     "header_length",
     "lay_out",
     "parse_header",
+    "stated_size",
 ]
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -161,6 +162,19 @@ def parse_header(text: bytes, file_size: int) -> Header:
     if unsupported:
         raise UnsupportedLeafError.listing("it holds what cannot be read", unsupported)
     return Header(places, metadata, file_size)
+
+
+def stated_size(text: bytes) -> int:
+    """How long a header's JSON makes its file, for who cannot ask the file; nothing is checked.
+
+    Example:
+        >>> stated_size(b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}')
+        77
+    """
+    entries = _decode(text)
+    entries.pop(_METADATA, None)
+    told = [_entry(entry) for entry in entries.values()]
+    return 8 + len(text) + max((each[3] for each in told if not isinstance(each, str)), default=0)
 
 
 def _decode(text: bytes) -> dict[str, object]:

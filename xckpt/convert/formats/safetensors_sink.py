@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import OpenFile, write_box
+from xckpt.convert.formats.file_ranges import write_box
 from xckpt.convert.formats.file_sets import INDEX
 from xckpt.convert.formats.names import flat_names
 from xckpt.convert.formats.paths import system_errors
@@ -36,6 +36,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
+from xckpt.storage.files import OpenFile
 
 __all__ = ["SafetensorsSink"]
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import closing
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import FileTensor, OpenFile
+from xckpt.convert.formats.file_ranges import FileTensor
 from xckpt.convert.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.convert.formats.paths import existing_path, naming, system_errors
 from xckpt.convert.names import by_mapping_name
@@ -31,7 +31,9 @@ from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
-from xckpt.torch.files.archives import Archive, MappedTensor
+from xckpt.storage.files import RangeFile, open_file, soon
+from xckpt.storage.paths import FilePath, named
+from xckpt.torch.files.archives import Archive, MappedTensor, stated_length
 from xckpt.torch.files.pickled_metadata import Where
 
 __all__ = ["LEGACY", "SUFFIXES", "WEIGHTS", "TorchSaveSource", "read_mapped", "split_leaves"]
@@ -42,21 +44,19 @@ LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of what torch wrote before 1.6: a pickle of a number."""
 
 
-def _files(path: Path) -> Files:
-    if path.is_file():
-        return find_files(path, ".bin")
-    if any(path.glob(f"*.bin{INDEX}")):
+def _files(path: FilePath) -> Files:
+    if path.is_file() or named(path, f".bin{INDEX}"):
         return find_files(path, ".bin")
     if (path / WEIGHTS).is_file():
         return Files((path / WEIGHTS,))
     if not path.is_dir():
         raise NotACheckpointError(f"{path} is neither a file nor a folder")
-    found = sorted(each for each in path.iterdir() if each.suffix in SUFFIXES and each.is_file())
+    found = [each for each in named(path, *SUFFIXES) if each.is_file()]
     if len(found) != 1:
-        named = ", ".join(each.name for each in found[:5]) or "none"
+        some = ", ".join(each.name for each in found[:5]) or "none"
         raise NotACheckpointError(
             f"{path}: files of torch.save were looked for, {WEIGHTS} or the only one; found: "
-            f"{named}; give the path of one"
+            f"{some}; give the path of one"
         )
     return Files((found[0],))
 
@@ -95,7 +95,12 @@ class TorchSaveSource:
         self.metadata = {}
         self._state = hashlib.sha256()
         files = _files(self.path)
-        trees = {file: self._tree(file) for file in files.paths}
+        trees: dict[FilePath, FlatTree] = {}
+        for file, (tree, state) in zip(
+            files.paths, soon(self.path, _tree, files.paths), strict=True
+        ):
+            trees[file] = tree
+            self._state.update(state)
         leaves, self.containers = _merged(files, trees)
         """Leaf name of each container that is no plain dict -> its kind."""
         with naming(self.path):
@@ -106,27 +111,8 @@ class TorchSaveSource:
             name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()
         }
         """Mapping name -> what the tensor is."""
-        self._files: dict[Path, OpenFile] = {}
         with system_errors(self.path):
-            for file in files.paths:
-                self._files[file] = OpenFile(file)
-
-    def _tree(self, path: Path) -> FlatTree:
-        """The leaves of one file."""
-        with system_errors(path):
-            found = path.stat()
-            with path.open("rb") as file:
-                first = file.read(len(LEGACY))
-        if first == LEGACY:
-            raise UnsupportedLeafError(
-                f"{path}: written in the way of torch before 1.6, which is no archive; load it "
-                f"with torch and save it anew"
-            )
-        archive = Archive.open(path.parent, Where(path.name, 0, found.st_size))
-        told = f"{path.name} {found.st_size} {found.st_mtime_ns} ".encode()
-        self._state.update(told + hashlib.sha256(archive.pickled).digest())
-        with naming(path):
-            return flatten(archive.value())
+            self._files: dict[FilePath, RangeFile] = {file: open_file(file) for file in trees}
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """1 in each dimension: any part can be read as it is."""
@@ -153,8 +139,25 @@ class TorchSaveSource:
             file.close()
 
 
+def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
+    """The leaves of one file, and what changes when it does."""
+    with system_errors(path), closing(open_file(path)) as file:
+        first = file.head(len(LEGACY))
+        size = file.size(lambda: stated_length(path))
+        state = file.state()
+    if first == LEGACY:
+        raise UnsupportedLeafError(
+            f"{path}: written in the way of torch before 1.6, which is no archive; load it with "
+            f"torch and save it anew"
+        )
+    archive = Archive.open(path.parent, Where(path.name, 0, size))
+    told = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
+    with naming(path):
+        return flatten(archive.value()), told
+
+
 def read_mapped(
-    file: OpenFile, tensor: MappedTensor, offsets: tuple[int, ...], into: NDArray[np.generic]
+    file: RangeFile, tensor: MappedTensor, offsets: tuple[int, ...], into: NDArray[np.generic]
 ) -> None:
     """Fill ``into`` with a box of a tensor, at ``offsets``.
 
@@ -196,7 +199,7 @@ def split_leaves(
 
 
 def _merged(
-    files: Files, trees: Mapping[Path, FlatTree]
+    files: Files, trees: Mapping[FilePath, FlatTree]
 ) -> tuple[dict[str, object], dict[str, str]]:
     """The leaves and containers of all files.
 

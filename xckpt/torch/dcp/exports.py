@@ -51,10 +51,10 @@ from xckpt.errors import (
 from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import LoadOptions
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
+from xckpt.storage.location import Location
 from xckpt.storage.pool import ProgressCounter
 from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp.split_writer import SplitWriter, item_bytes
-from xckpt.torch.files.dcp_folders import local_folder
 from xckpt.torch.group import current_group
 
 __all__ = ["export_checkpoint"]
@@ -103,7 +103,7 @@ def export_checkpoint(
         >>> sorted(os.listdir("dcp"))
         ['.metadata', '__0_0_0.distcp']
     """
-    target = local_folder(dcp_folder)
+    target = _local(dcp_folder)
     group: Group = current_group() or LocalGroup()
     options = options or LoadOptions()
     staging = Path(
@@ -119,6 +119,16 @@ def export_checkpoint(
             shutil.rmtree(staging, ignore_errors=True)
         raise
     broadcast(group, PUBLISH, lambda: _publish(staging, target))
+
+
+def _local(folder: str | os.PathLike[str]) -> Path:
+    found = Location.parse(folder).folder
+    if found is None:
+        raise StorageError(
+            f"{folder}: a DCP folder is written on a local file system only; write it there and "
+            f"copy it"
+        )
+    return found
 
 
 def _staging(target: Path, overwrite: bool) -> Path:

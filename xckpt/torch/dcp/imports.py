@@ -21,9 +21,9 @@ from xckpt.core.save_planner import DefaultSavePlanner
 from xckpt.engine import save_state_dict
 from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
+from xckpt.storage.paths import find_path
 from xckpt.storage.writer import ZarrStorageWriter
 from xckpt.torch.files.dcp_folders import (
-    local_folder,
     parse_metadata,
     raw_bytes,
     read_metadata,
@@ -54,7 +54,8 @@ def import_checkpoint(
     which torch keeps the key paths. Nothing is unpickled and no class is imported.
 
     Args:
-        dcp_folder: a local folder with a ``.metadata``, as torch's FileSystemWriter leaves it.
+        dcp_folder: a folder with a ``.metadata``, as torch's FileSystemWriter leaves it: a local
+            path, or a URL as `xckpt.save` takes it.
         path: where the checkpoint goes; see `xckpt.save`.
         overwrite: replace the checkpoint at ``path``, once the new one is committed.
         opaque: keep the bytes of entries that hold anything else, such as instances of classes,
@@ -91,7 +92,7 @@ def import_checkpoint(
         >>> checkpoint["model/w"][1], checkpoint["step"]
         (array([1., 1., 1.], dtype=float32), 7)
     """
-    folder = local_folder(dcp_folder)
+    folder = find_path(dcp_folder)
     group = group or current_group() or LocalGroup()
     options = options or SaveOptions()
     data = broadcast(group, FIND, lambda: read_metadata(folder))

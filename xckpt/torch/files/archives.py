@@ -7,15 +7,19 @@ tensor refers to a storage by number, and the bytes of storage n under ``data/n`
 2. ``data.pkl`` is described, not unpickled (`xckpt.torch.files.pickled_values`).
 3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
    it; nothing is read before somebody looks.
+
+In a bucket each read is a request, so both ends of an archive are asked for at once: the directory
+lies there, and of small archives all but the elements.
 """
 
 from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from io import BufferedReader, RawIOBase
+from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -25,23 +29,32 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError
+from xckpt.storage.files import RangeFile, open_file
+from xckpt.storage.paths import FilePath
 from xckpt.torch.files.pickled_metadata import Where
 from xckpt.torch.files.pickled_values import View, describe
 from xckpt.torch.files.unpickling import Symbol
 
-__all__ = ["Archive", "MappedTensor"]
+__all__ = ["Archive", "MappedTensor", "stated_length"]
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 """Longest ``data.pkl`` that is read."""
 
+EDGE_BYTES: Final = 1 << 12
+"""What is read ahead at each end of an archive in a bucket."""
+TAIL_BYTES: Final = 1 << 16
+"""How far the last record of a ZIP file reaches at most, a comment included."""
+
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
+_END: Final = struct.Struct("<4s8xII2x")
+_END64_LOCATOR: Final = struct.Struct("<4s4xQ4x")
 
 
 @dataclass(frozen=True, slots=True)
 class MappedTensor:
     """A tensor in a file: where its elements are."""
 
-    path: Path
+    path: FilePath
     dtype: str
     """The format's name of the element type."""
     shape: tuple[int, ...]
@@ -60,25 +73,37 @@ class MappedTensor:
         return prod(self.shape) * item_size(self.dtype)
 
     def array(self) -> NDArray[np.generic]:
-        """The elements: a read-only view of the mapped file, or a copy of what torch has only
-        noted down as conjugated or negated.
+        """The elements: a read-only view of the mapped file; or a copy, of a file in a bucket, and
+        of what torch has only noted down as conjugated or negated.
         """
         dtype = numpy_dtype(self.dtype)
         if not prod(self.shape):
             return np.empty(self.shape, dtype)
-        mapped = np.memmap(self.path, np.uint8, "r", self.position, (self.extent,))
         strides = tuple(step * dtype.itemsize for step in self.strides)
-        array: NDArray[np.generic] = np.ndarray(self.shape, dtype, mapped, 0, strides)
+        array: NDArray[np.generic] = np.ndarray(self.shape, dtype, self._bytes(), 0, strides)
         if self.conjugated:
             array = np.conj(array)
         return np.negative(array) if self.negated else array  # type: ignore[return-value]
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        if isinstance(self.path, Path):
+            return np.memmap(self.path, np.uint8, "r", self.position, (self.extent,))
+        memory = np.empty(self.extent, np.uint8)
+        open_file(self.path).read_into(self.position, memory)
+        return memory
 
 
 class _Slice(RawIOBase):
     """A range of a file, as a file."""
 
-    def __init__(self, file: BufferedReader, start: int, length: int) -> None:
+    def __init__(self, file: RangeFile, start: int, length: int) -> None:
         self._file, self._start, self._length, self._at = file, start, length, 0
+        self._edges: list[tuple[int, bytes]] = []
+        if file.free_bytes:
+            edge = min(EDGE_BYTES, length)
+            last = length - edge
+            head, tail = self.ranges([(0, edge), (last, edge)])
+            self._edges = [(0, head), (last, tail)]
 
     def readable(self) -> bool:
         return True
@@ -99,22 +124,63 @@ class _Slice(RawIOBase):
         size = left if size < 0 else min(size, left)
         if size > MAX_PICKLE_BYTES:
             raise ValueError(f"a directory or pickle of {size:,} bytes")
-        self._file.seek(self._start + self._at)
-        data = self._file.read(size)
+        data = self.range(self._at, size)
         self._at += len(data)
         return data
 
     def range(self, start: int, length: int) -> bytes:
         """The bytes there."""
-        self.seek(start)
-        return self.read(length)
+        return self.ranges([(start, length)])[0]
+
+    def ranges(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes at some (start, length), as far as the range of the file reaches."""
+        found: list[bytes | None] = []
+        missing: list[tuple[int, int]] = []
+        for start, length in wanted:
+            low = min(max(start, 0), self._length)
+            high = min(low + length, self._length)
+            found.append(self._near(low, high))
+            if found[-1] is None:
+                missing.append((self._start + low, self._start + high))
+        read = iter(self._file.fetch(missing))
+        return [next(read) if data is None else data for data in found]
+
+    def _near(self, low: int, high: int) -> bytes | None:
+        """A range that was read ahead."""
+        for start, data in self._edges:
+            if start <= low and high <= start + len(data):
+                return data[low - start : high - start]
+        return None
+
+
+def stated_length(path: FilePath, most: int = TAIL_BYTES) -> int:
+    """How long the end of an archive says that it is; 0 if that is no end of one.
+
+    Args:
+        path: a file that is one archive.
+        most: how many of the last bytes to look at.
+
+    Raises:
+        CorruptCheckpointError: there is no such file.
+        StorageError: it cannot be read.
+    """
+    with closing(open_file(path)) as file:
+        tail = file.tail(most)
+    at = tail.rfind(b"PK\5\6")
+    if at < 0 or len(tail) < at + _END.size + 2:
+        return 0
+    _, size, offset = _END.unpack_from(tail, at)
+    locator, record = at - _END64_LOCATOR.size, tail.rfind(b"PK\6\6", 0, at)
+    if record >= 0 and tail[locator:at].startswith(b"PK\6\7"):
+        return _END64_LOCATOR.unpack_from(tail, locator)[1] + len(tail) - record
+    return offset + size + len(tail) - at
 
 
 class Archive:
     """One archive, as `torch.save` writes it."""
 
     def __init__(
-        self, path: Path, pickled: bytes, records: Mapping[str, tuple[int, int]], little: bool
+        self, path: FilePath, pickled: bytes, records: Mapping[str, tuple[int, int]], little: bool
     ) -> None:
         self._path = path
         self.pickled = pickled
@@ -123,7 +189,7 @@ class Archive:
         self._little = little
 
     @classmethod
-    def open(cls, folder: Path, where: Where) -> Archive:
+    def open(cls, folder: FilePath, where: Where) -> Archive:
         """Find the entries of an archive.
 
         Raises:
@@ -132,11 +198,11 @@ class Archive:
             StorageError: the file cannot be read.
         """
         path = folder / where.file
-        problem = _file_problem(path, where)
+        problem = _file_problem(path, where) if isinstance(path, Path) else ""
         if problem:
             raise CorruptCheckpointError(f"{path} {problem}")
         try:
-            with path.open("rb") as file:
+            with closing(open_file(path)) as file:
                 view = _Slice(file, where.offset, where.length)
                 records = _records(view, path, where)
                 pickled = view.range(*records["data.pkl"])
@@ -210,12 +276,12 @@ def _file_problem(path: Path, where: Where) -> str:
     return ""
 
 
-def _corrupt(path: Path, where: Where, what: str) -> CorruptCheckpointError:
+def _corrupt(path: FilePath, where: Where, what: str) -> CorruptCheckpointError:
     there = f"[{where.offset:,}, {where.offset + where.length:,})"
     return CorruptCheckpointError(f"{path}: at bytes {there} is {what}")
 
 
-def _records(view: _Slice, path: Path, where: Where) -> dict[str, tuple[int, int]]:
+def _records(view: _Slice, path: FilePath, where: Where) -> dict[str, tuple[int, int]]:
     """Name within the archive -> start and length of each entry."""
     try:
         entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
@@ -229,8 +295,10 @@ def _records(view: _Slice, path: Path, where: Where) -> dict[str, tuple[int, int
     root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
     if root is None:
         raise _corrupt(path, where, "an archive without data.pkl")
+    headers = view.ranges([(entry.header_offset, _LOCAL_HEADER.size) for entry in entries])
     records = {
-        entry.filename.removeprefix(root): _range(view, entry, path, where) for entry in entries
+        entry.filename.removeprefix(root): _range(header, entry, path, where)
+        for entry, header in zip(entries, headers, strict=True)
     }
     length = records["data.pkl"][1]
     if length > MAX_PICKLE_BYTES:
@@ -238,12 +306,10 @@ def _records(view: _Slice, path: Path, where: Where) -> dict[str, tuple[int, int
     return records
 
 
-def _range(view: _Slice, entry: zipfile.ZipInfo, path: Path, where: Where) -> tuple[int, int]:
+def _range(header: bytes, entry: zipfile.ZipInfo, path: FilePath, where: Where) -> tuple[int, int]:
     """Where an entry's bytes are in the archive."""
     if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
         raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is compressed")
-    view.seek(entry.header_offset)
-    header = view.read(_LOCAL_HEADER.size)
     if len(header) != _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
         raise _corrupt(path, where, f"an archive whose {entry.filename[:80]} is damaged")
     _, name, extra = _LOCAL_HEADER.unpack(header)

@@ -8,11 +8,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +24,18 @@ from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
     NotACheckpointError,
-    StorageError,
     UnsafePickleError,
     UnsupportedLeafError,
     XckptError,
 )
+from xckpt.storage.commit import storage_errors
+from xckpt.storage.files import open_file, soon
+from xckpt.storage.paths import FilePath, named
 from xckpt.torch.files.archives import Archive, MappedTensor
 from xckpt.torch.files.pickled_metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
 
 __all__ = [
     "MappedParts",
-    "local_folder",
     "parse_metadata",
     "raw_bytes",
     "read_metadata",
@@ -43,32 +43,17 @@ __all__ = [
 ]
 
 
-def local_folder(given: str | os.PathLike[str]) -> Path:
-    """The local folder that a path or ``file://`` URL means.
-
-    Raises:
-        StorageError: it is a URL of another scheme.
-    """
-    text = os.fspath(given)
-    if text.startswith("file://"):
-        text = unquote(text.removeprefix("file://").removeprefix("localhost"))
-    elif "://" in text:
-        raise StorageError(
-            f"{text}: a DCP folder must be on a local file system; copy or mount it there"
-        )
-    return Path(text).expanduser()
-
-
-def read_metadata(folder: Path) -> bytes:
+def read_metadata(folder: FilePath) -> bytes:
     """The bytes of ``.metadata``.
 
     Raises:
         NotACheckpointError: there is none.
+        ManifestError: it is absurdly long.
         StorageError: it cannot be read.
     """
     path = folder / ".metadata"
     if not path.is_file():
-        own = sorted(part.name for part in folder.glob("__*.metadata"))
+        own = [part.name for part in named(folder, ".metadata") if part.name.startswith("__")]
         hint = (
             f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
             f"False); such folders are not read"
@@ -76,15 +61,14 @@ def read_metadata(folder: Path) -> bytes:
             else "check the path, or whether the save finished"
         )
         raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise StorageError(f"{path}: {error.strerror}") from error
+    with storage_errors(str(path)), closing(open_file(path)) as file:
+        data = file.whole(MAX_BYTES)
+    if data is None:
+        raise ManifestError(f"{path}: it is over {MAX_BYTES:,} bytes long")
     return data
 
 
-def parse_metadata(folder: Path, data: bytes) -> DCPMetadata:
+def parse_metadata(folder: FilePath, data: bytes) -> DCPMetadata:
     """What the bytes of ``.metadata`` say; see `xckpt.torch.files.pickled_metadata.parse`."""
     try:
         return parse(data)
@@ -96,20 +80,20 @@ def parse_metadata(folder: Path, data: bytes) -> DCPMetadata:
 class _RawBytes:
     """An entry that is kept as it is."""
 
-    folder: Path
+    folder: FilePath
     where: Where
 
 
 def raw_bytes(leaf: object) -> bytes:
     """The bytes of an entry that `read_tree` has kept as it is."""
     assert isinstance(leaf, _RawBytes)
-    with (leaf.folder / leaf.where.file).open("rb") as file:
-        file.seek(leaf.where.offset)
-        return file.read(leaf.where.length)
+    start, length = leaf.where.offset, leaf.where.length
+    with closing(open_file(leaf.folder / leaf.where.file)) as file:
+        return file.fetch([(start, start + length)])[0]
 
 
 def read_tree(
-    folder: Path, described: DCPMetadata, opaque: bool, rank: int = 0, size: int = 1
+    folder: FilePath, described: DCPMetadata, opaque: bool, rank: int = 0, size: int = 1
 ) -> object:
     """The tree that was saved, as rank ``rank`` of ``size`` is to save it.
 
@@ -118,17 +102,50 @@ def read_tree(
             listed.
     """
     shares = _share(list(described.tensors.values()), rank, size)
+    archive = _opener(folder, described, shares)
     faults = _Faults()
     leaves: dict[str, object] = {}
     for name in described.order:
         with faults.of(name):
             tensor = described.tensors.get(name)
             if tensor is not None:
-                leaves[name] = _tensor(folder, tensor, shares[name])
+                leaves[name] = _tensor(archive, tensor, shares[name])
             else:
-                leaves[name] = _object(folder, described.objects[name], opaque)
+                where = described.objects[name]
+                leaves[name] = _object(archive, _RawBytes(folder, where), opaque)
     faults.report(folder)
     return _unflatten({name: (described.paths[name], leaf) for name, leaf in leaves.items()})
+
+
+Opener = Callable[[Where], Archive]
+
+
+def _opener(
+    folder: FilePath, described: DCPMetadata, shares: Mapping[str, Sequence[int]]
+) -> Opener:
+    """What opens this rank's archives. Those in a bucket are opened at once, before they are asked
+    for one by one.
+    """
+    if isinstance(folder, Path):
+        return lambda where: Archive.open(folder, where)
+    wanted = [described.tensors[name].places[n] for name in shares for n in shares[name]]
+    wanted += described.objects.values()
+
+    def tried(where: Where) -> Archive | XckptError:
+        try:
+            return Archive.open(folder, where)
+        except XckptError as error:
+            return error
+
+    found = dict(zip(wanted, soon(folder, tried, wanted), strict=True))
+
+    def opened(where: Where) -> Archive:
+        archive = found[where]
+        if isinstance(archive, XckptError):
+            raise archive
+        return archive
+
+    return opened
 
 
 class _Faults:
@@ -155,7 +172,7 @@ class _Faults:
                 return True
         return False
 
-    def report(self, folder: Path) -> None:
+    def report(self, folder: FilePath) -> None:
         """Raise the worst kind of error, with all of its kind."""
         for kind in self.KINDS:
             problems = self._found.get(kind)
@@ -184,7 +201,7 @@ def _share(tensors: Sequence[StoredTensor], rank: int, size: int) -> dict[str, l
     return {name: sorted(numbers) for name, numbers in mine.items()}
 
 
-def _tensor(folder: Path, tensor: StoredTensor, numbers: Sequence[int]) -> LazySource:
+def _tensor(archive: Opener, tensor: StoredTensor, numbers: Sequence[int]) -> LazySource:
     """A tensor with the chunks that this rank is to read, each found and checked.
 
     Raises:
@@ -195,7 +212,7 @@ def _tensor(folder: Path, tensor: StoredTensor, numbers: Sequence[int]) -> LazyS
     for number, box in zip(numbers, boxes, strict=True):
         where = f"{tensor.name}: chunk {interval(box.offsets, box.sizes)}"
         try:
-            part = Archive.open(folder, tensor.places[number]).value()
+            part = archive(tensor.places[number]).value()
         except XckptError as error:
             raise type(error)(f"{where}: {error}", (f"{where}: {error}",)) from error
         told = _told(part)
@@ -233,7 +250,7 @@ def _lazy(
     return LazySource(shape, dtype, boxes, MappedParts(tuple(parts)))
 
 
-def _object(folder: Path, where: Where, opaque: bool) -> object:
+def _object(archive: Opener, raw: _RawBytes, opaque: bool) -> object:
     """The value of an entry of bytes, with a `LazySource` for each tensor in it.
 
     Raises:
@@ -241,10 +258,10 @@ def _object(folder: Path, where: Where, opaque: bool) -> object:
         CorruptCheckpointError: the file is missing, truncated or damaged.
     """
     try:
-        return _leaves(Archive.open(folder, where).value())
+        return _leaves(archive(raw.where).value())
     except (UnsafePickleError, UnsupportedLeafError) as error:
         if opaque:
-            return _RawBytes(folder, where)
+            return raw
         raise UnsupportedLeafError(
             f"no plain value: {error}; opaque=True keeps its bytes as they are"
         ) from error
