@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tests.convert import toys
 from tests.convert.carrying import carried, numbered
 from xckpt.convert import Mapping as ModelMapping
-from xckpt.convert.folding import Link, fold
 from xckpt.convert.inference import Inference, infer
 from xckpt.convert.leaf_names import specs_of
 from xckpt.errors import MappingError
@@ -234,16 +233,30 @@ def test_numbers_that_begin_elsewhere_are_not_taken_for_equal_under_a_prefix() -
     }
 
 
-def test_two_numbers_of_a_name_that_go_different_ways_are_no_one_index() -> None:
-    """a_0/b_0, a_2/b_1, a_4/b_2: an index for the one number is none for the other."""
-    names = {f"h.{2 * n}.w.weight": f"a_{2 * n}/b_{n}/w/kernel" for n in range(3)}
-    source = {name: np.zeros((n + 3, 2), "f4") for n, name in enumerate(names)}
-    links = [Link((one,), (other,), ()) for one, other in names.items()]
-    rules = fold(links, list(names), list(names.values()))
-    made = ModelMapping.from_document({"rule": rules}).resolve(source).targets
-    assert {name: made[other].shape for name, other in names.items()} == {
-        name: each.shape for name, each in source.items()
-    }
+def test_a_leaf_that_is_certain_is_no_rival_of_another() -> None:
+    """The decoder is found by what it alone has; the encoder is then the other one."""
+    shapes = {"up": (4, 6), "down": (6, 4), "cross": (4, 4)}
+    parts = {"encoder": ("up", "down"), "decoder": ("up", "down", "cross")}
+    source = tensors(
+        **{
+            f"{side}__layers__{n}__{part}__weight": shapes[part]
+            for side, names in parts.items()
+            for n in range(2)
+            for part in names
+        }
+    )
+    target = flatten_keys(
+        {
+            f"{side}_layers_{n}/{part}/kernel": np.zeros(shapes[part][::-1], "f4")
+            for side, names in parts.items()
+            for n in range(2)
+            for part in names
+        }
+    )
+    inference = infer(source, target)
+    assert is_clean(inference)
+    for match in inference.certain:
+        assert match.sources[0].split(".")[0] == match.targets[0].split("_")[0]
 
 
 def test_what_each_side_lacks_is_not_taken_for_one_another() -> None:

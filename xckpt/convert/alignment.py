@@ -91,11 +91,13 @@ class Alignment:
         taken = self.used | self.doubted
         return [leaf for leaf in leaves if (side, leaf.name) not in taken]
 
+    def is_unpaired(self, source: Item, target: Item) -> bool:
+        """Whether none of the leaves is in a pair."""
+        return self.used.isdisjoint(_named(source, target))
+
     def is_free(self, source: Item, target: Item) -> bool:
         """Whether none of the leaves is in a pair or in doubt."""
-        sides = (("source", source), ("target", target))
-        names = [(side, leaf.name) for side, item in sides for leaf in item.leaves]
-        return self.used.isdisjoint(names) and self.doubted.isdisjoint(names)
+        return self.is_unpaired(source, target) and self.doubted.isdisjoint(_named(source, target))
 
     def doubt(self, doubt: Doubt) -> None:
         """Leave open what belongs to what."""
@@ -123,6 +125,12 @@ class Alignment:
             self.misfits.setdefault(one.name, f"{other.name} is its name there, but {why}")
             self.misfits.setdefault(other.name, f"{one.name} is its name there, but {why}")
         return False
+
+
+def _named(source: Item, target: Item) -> list[tuple[str, str]]:
+    """("source" or "target", name) of every leaf."""
+    sides = (("source", source), ("target", target))
+    return [(side, leaf.name) for side, item in sides for leaf in item.leaves]
 
 
 def align(sources: Sequence[Leaf], targets: Sequence[Leaf]) -> Alignment:
@@ -275,7 +283,7 @@ def _by_prefix(found: Alignment, sources: Sequence[Item], targets: Sequence[Item
         ]
         free = [pair for pair in together[prefixes] if found.is_free(*pair)]
         words = [".".join(map(str, prefix)) for prefix in prefixes if prefix]
-        doubts = _doubts(free, rivals)
+        doubts = _doubts(found, free, rivals)
         for source, target in free:
             if (source.key, target.key) in doubts:
                 found.doubt(doubts[source.key, target.key])
@@ -345,9 +353,14 @@ def _cuts(key: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _doubts(
-    pairs: Sequence[tuple[Item, Item]], rivals: Iterable[Sequence[tuple[Item, Item]]]
+    found: Alignment,
+    pairs: Sequence[tuple[Item, Item]],
+    rivals: Iterable[Sequence[tuple[Item, Item]]],
 ) -> dict[tuple[Path, Path], Doubt]:
-    """Pairs that rivals contradict which explain no less than a part of them."""
+    """Pairs that rivals contradict which explain no less than a part of them.
+
+    A rival is none where one of its leaves has been found to belong elsewhere.
+    """
     mine = {source.key: target for source, target in pairs}
     back = {target.key: source for source, target in pairs}
     sources: dict[Path, list[Item]] = defaultdict(list)
@@ -356,10 +369,13 @@ def _doubts(
         if {one.key for one, _ in rival} < set(mine) or {one.key for _, one in rival} < set(back):
             continue
         for source, target in rival:
-            if source.key in mine and mine[source.key].key != target.key:
-                targets[source.key].append(target)
-            if target.key in back and back[target.key].key != source.key:
-                sources[target.key].append(source)
+            one = source.key in mine and mine[source.key].key != target.key
+            other = target.key in back and back[target.key].key != source.key
+            if (one or other) and found.is_unpaired(source, target):
+                if one:
+                    targets[source.key].append(target)
+                if other:
+                    sources[target.key].append(source)
     return {
         (source.key, target.key): Doubt(
             _leaves([source, *sources[target.key]]),
