@@ -369,13 +369,14 @@ def _doubts(
         if {one.key for one, _ in rival} < set(mine) or {one.key for _, one in rival} < set(back):
             continue
         for source, target in rival:
-            one = source.key in mine and mine[source.key].key != target.key
-            other = target.key in back and back[target.key].key != source.key
-            if (one or other) and found.is_unpaired(source, target):
-                if one:
-                    targets[source.key].append(target)
-                if other:
-                    sources[target.key].append(source)
+            elsewhere = source.key in mine and mine[source.key].key != target.key
+            otherwise = target.key in back and back[target.key].key != source.key
+            if not (elsewhere or otherwise) or not found.is_unpaired(source, target):
+                continue
+            if elsewhere:
+                targets[source.key].append(target)
+            if otherwise:
+                sources[target.key].append(source)
     return {
         (source.key, target.key): Doubt(
             _leaves([source, *sources[target.key]]),

@@ -14,6 +14,7 @@ the same way are one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -60,48 +61,32 @@ def layouts(source: Leaf, target: Leaf) -> list[Layout]:
         return _kept(a, b)
     match (source.flavour, target.flavour):
         case ("weight", "kernel"):
-            return _distinct(_to_kernel(a, b))
+            return _distinct(_of_a_layer(a, b))
         case ("kernel", "weight"):
-            return _distinct(_to_weight(a, b))
+            return _distinct(_of_a_layer(b, a, back=True))
         case _:
             return _distinct([*_kept(a, b), *_swapped(a, b, usual=False)])
 
 
-def _to_kernel(a: Shape, b: Shape) -> list[Layout]:
-    rank = len(a)
-    if rank == len(b):
-        if rank < 2:
-            return _kept(a, b)
-        found = _swapped(a, b) if rank == 2 else _permuted(a, b, _space_first(rank), "convolution")
-        if rank == 3:
-            found += _permuted(a, b, (0, 2, 1), "batch of transposed", usual=False)
-        return [*found, *_kept(a, b, usual=False)]
-    if rank == 2 and len(b) > 2:
+def _of_a_layer(weight: Shape, kernel: Shape, *, back: bool = False) -> list[Layout]:
+    """From torch's weight to Flax's kernel, or back."""
+    a, b = (kernel, weight) if back else (weight, kernel)
+    rank = len(weight)
+    if rank == 2 and len(kernel) > 2:
         return [
-            _heads(a, b, inputs)
-            for inputs in range(1, len(b))
-            if (prod(b[inputs:]), prod(b[:inputs])) == a
+            _heads(weight, kernel, inputs, back=back)
+            for inputs in range(1, len(kernel))
+            if (prod(kernel[inputs:]), prod(kernel[:inputs])) == weight
         ]
-    return []
-
-
-def _to_weight(a: Shape, b: Shape) -> list[Layout]:
-    rank = len(b)
-    if rank == len(a):
-        if rank < 2:
-            return _kept(a, b)
-        back = tuple(_inverse(_space_first(rank)))
-        found = _swapped(a, b) if rank == 2 else _permuted(a, b, back, "convolution")
-        if rank == 3:
-            found += _permuted(a, b, (0, 2, 1), "batch of transposed", usual=False)
-        return [*found, *_kept(a, b, usual=False)]
-    if rank == 2 and len(a) > 2:
-        return [
-            _heads(b, a, inputs, back=True)
-            for inputs in range(1, len(a))
-            if (prod(a[inputs:]), prod(a[:inputs])) == b
-        ]
-    return []
+    if rank != len(kernel):
+        return []
+    if rank < 2:
+        return _kept(a, b)
+    axes = _inverse(_space_first(rank)) if back else _space_first(rank)
+    found = _swapped(a, b) if rank == 2 else _permuted(a, b, axes, "convolution")
+    if rank == 3:
+        found += _permuted(a, b, (0, 2, 1), "batch of transposed", usual=False)
+    return [*found, *_kept(a, b, usual=False)]
 
 
 def _space_first(rank: int) -> Shape:
@@ -109,8 +94,8 @@ def _space_first(rank: int) -> Shape:
     return (*range(2, rank), 1, 0)
 
 
-def _inverse(axes: Shape) -> list[int]:
-    return sorted(range(len(axes)), key=lambda axis: axes[axis])
+def _inverse(axes: Shape) -> Shape:
+    return tuple(sorted(range(len(axes)), key=lambda axis: axes[axis]))
 
 
 def _contiguous(shape: Shape) -> list[int]:
@@ -142,20 +127,28 @@ def _kept(a: Shape, b: Shape, *, usual: bool = True) -> list[Layout]:
     groups = _grouped(fine, coarse)
     if groups is None or len(a) == len(b):
         return []
-    names = iter("abcdefghijklmnopqrstuvwxyz")
-    sizes: dict[str, int] = {}
-    split, whole = [], []
-    for group in groups:
-        axes = [("1" if size == 1 else next(names)) for size in group]
-        split += axes
-        letters = [axis for axis in axes if axis != "1"]
-        if len(letters) > 1:
-            known = zip(axes, group, strict=True)
-            sizes |= {axis: size for axis, size in known if axis != "1"}
-        whole.append(_joined(letters) if letters else "1")
-    one, other = " ".join(whole), " ".join(split)
-    pattern = f"{other} -> {one}" if fine is a else f"{one} -> {other}"
+    whole, split, sizes = _notation(groups)
+    pattern = f"{split} -> {whole}" if fine is a else f"{whole} -> {split}"
     return [Layout("reshaped", (_rearrange(pattern, sizes),), signature, usual)]
+
+
+def _notation(groups: Sequence[Shape]) -> tuple[str, str, dict[str, int]]:
+    """Axes made of groups of others in einops' notation, those others, and their sizes.
+
+    Of an axis that is made of one other no size is needed.
+    """
+    letters = iter("abcdefghijklmnopqrstuvwxyz")
+    whole: list[str] = []
+    split: list[str] = []
+    sizes: dict[str, int] = {}
+    for group in groups:
+        axes = [("1" if size == 1 else next(letters)) for size in group]
+        named = {axis: size for axis, size in zip(axes, group, strict=True) if axis != "1"}
+        split += axes
+        whole.append(_joined(list(named)) if named else "1")
+        if len(named) > 1:
+            sizes |= named
+    return " ".join(whole), " ".join(split), sizes
 
 
 def _grouped(fine: Shape, coarse: Shape) -> list[Shape] | None:
@@ -178,27 +171,32 @@ def _grouped(fine: Shape, coarse: Shape) -> list[Shape] | None:
 
 def _heads(weight: Shape, kernel: Shape, inputs: int, *, back: bool = False) -> Layout:
     """torch's (out, in) and a kernel whose first ``inputs`` axes are the inputs."""
-    names = [f"in{axis}" for axis in range(inputs)]
-    names += [f"out{axis}" for axis in range(len(kernel) - inputs)]
-    match (inputs, len(kernel) - inputs):
-        case (1, 2):
-            names = ["width", "heads", "head_dim"]
-        case (2, 1):
-            names = ["heads", "head_dim", "width"]
-        case _:
-            pass
-    out, in_ = _joined(names[inputs:]), _joined(names[:inputs])
-    torch_side, flax_side = f"{out} {in_}", " ".join(names)
-    whole = {names[0]} if inputs == 1 else set()
-    whole |= {names[-1]} if inputs == len(kernel) - 1 else set()
-    sizes = {name: size for name, size in zip(names, kernel, strict=True) if name not in whole}
+    names = _axis_names(inputs, len(kernel) - inputs)
+    ins, outs = names[:inputs], names[inputs:]
+    merged = {name for side in (ins, outs) if len(side) > 1 for name in side}
+    sizes = {name: size for name, size in zip(names, kernel, strict=True) if name in merged}
+    torch_side, flax_side = f"{_joined(outs)} {_joined(ins)}", " ".join(names)
     if back:
         pattern, strides = f"{flax_side} -> {torch_side}", [1, prod(kernel[inputs:])]
         return Layout("heads merged", (_rearrange(pattern, sizes),), _signature(weight, strides))
-    lengths = [prod(kernel[axis + 1 : inputs]) for axis in range(inputs)]
-    lengths += [weight[1] * prod(kernel[axis + 1 :]) for axis in range(inputs, len(kernel))]
+    strides = [prod(kernel[axis + 1 : inputs]) for axis in range(inputs)]
+    strides += [weight[1] * prod(kernel[axis + 1 :]) for axis in range(inputs, len(kernel))]
     pattern = f"{torch_side} -> {flax_side}"
-    return Layout("heads split", (_rearrange(pattern, sizes),), _signature(kernel, lengths))
+    return Layout("heads split", (_rearrange(pattern, sizes),), _signature(kernel, strides))
+
+
+def _axis_names(inputs: int, outputs: int) -> list[str]:
+    """Names for the axes of a kernel, as attention calls them where it has three."""
+    match (inputs, outputs):
+        case (1, 2):
+            return ["width", "heads", "head_dim"]
+        case (2, 1):
+            return ["heads", "head_dim", "width"]
+        case _:
+            return [
+                *(f"in{axis}" for axis in range(inputs)),
+                *(f"out{axis}" for axis in range(outputs)),
+            ]
 
 
 def _joined(names: list[str]) -> str:

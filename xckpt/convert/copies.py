@@ -249,22 +249,35 @@ def _clamp(copy: StridedCopy, d: int, low: int, high: int) -> list[StridedCopy]:
         return [
             part for a in range(size) for part in _clamp(copy.cut(axis, a, a + 1), d, low, high)
         ]
-    # Value a of the axis writes from first + step * a to inner_last + step * a.
-    inner_last = last - step * (size - 1)
-    touched_from = max(0, -((inner_last - low) // step))
-    touched_to = min(size, (high - 1 - first) // step + 1)
-    whole_from = max(touched_from, -((first - low) // step))
-    whole_to = min(touched_to, (high - 1 - inner_last) // step + 1)
-    if whole_from >= whole_to:
-        whole_from = whole_to = touched_to
+    touched, whole = _values_in(first, last, step, size, low, high)
     parts: list[StridedCopy] = []
-    for a in range(touched_from, whole_from):
+    for a in range(touched.start, whole.start):
         parts += _clamp(copy.cut(axis, a, a + 1), d, low, high)
-    if whole_from < whole_to:
-        parts.append(copy.cut(axis, whole_from, whole_to))
-    for a in range(whole_to, touched_to):
+    if whole:
+        parts.append(copy.cut(axis, whole.start, whole.stop))
+    for a in range(whole.stop, touched.stop):
         parts += _clamp(copy.cut(axis, a, a + 1), d, low, high)
     return parts
+
+
+def _values_in(
+    first: int, last: int, step: int, size: int, low: int, high: int
+) -> tuple[range, range]:
+    """Which values of an axis write into ``[low, high)`` at all, and which nowhere else.
+
+    All of them write from ``first`` to ``last``. Where none is wholly inside, the second range is
+    empty and ends where the first does.
+    """
+    # Value a of the axis writes from first + step * a to inner_last + step * a.
+    inner_last = last - step * (size - 1)
+    touched = range(
+        max(0, -((inner_last - low) // step)), min(size, (high - 1 - first) // step + 1)
+    )
+    whole_from = max(touched.start, -((first - low) // step))
+    whole_to = min(touched.stop, (high - 1 - inner_last) // step + 1)
+    if whole_from >= whole_to:
+        return touched, range(touched.stop, touched.stop)
+    return touched, range(whole_from, whole_to)
 
 
 def view(array: NDArray[Any], offsets: Ints, strides: Strides, sizes: Ints) -> NDArray[Any]:

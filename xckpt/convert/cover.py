@@ -161,12 +161,7 @@ def _fault_from(
         return _fault("overlap" if holders else "gap", shape, found, holders)
     if not products:
         return _fault("gap", shape, found, ())
-    if len(products) == 1 and all(
-        _is_interval(axes) and _ends(offset, axes) == (0, size - 1)
-        for offset, axes, size in zip(
-            products[0].offsets[d:], products[0].axes[d:], shape[d:], strict=True
-        )
-    ):
+    if len(products) == 1 and _is_all(products[0], shape, d):
         return None
     for low, size, members, twice in _classes(shape[d], d, products):
         here = (*found, (low, size))
@@ -178,6 +173,14 @@ def _fault_from(
         if fault is not None:
             return fault
     return None
+
+
+def _is_all(product: _Product, shape: Ints, d: int) -> bool:
+    """Whether a product holds everything in dimensions d and on, once."""
+    return all(
+        _is_interval(axes) and _ends(offset, axes) == (0, size - 1)
+        for offset, axes, size in zip(product.offsets[d:], product.axes[d:], shape[d:], strict=True)
+    )
 
 
 def _fault(

@@ -118,16 +118,18 @@ def match_modules(found: Alignment) -> None:
         return
     fitting = _Fitting(_parents(found))
     _match_groups(found, fitting, sources, targets)
-    left = [
-        [
-            module
-            for group in side
-            for module in group.modules
-            if not any((name, leaf.name) in found.used for leaf in module.leaves.values())
-        ]
-        for name, side in (("source", sources), ("target", targets))
-    ]
+    left = _unpaired(found, "source", sources), _unpaired(found, "target", targets)
     _match_alone(found, fitting, *left)
+
+
+def _unpaired(found: Alignment, side: str, groups: Sequence[_Group]) -> list[_Module]:
+    """The modules of which no leaf is in a pair."""
+    return [
+        module
+        for group in groups
+        for module in group.modules
+        if found.used.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
+    ]
 
 
 def _modules(found: Alignment, side: str) -> list[_Module]:
@@ -233,23 +235,23 @@ def _match_alone(
             if fits(source, target):
                 here[target.path].append(source)
                 there[source.path].append(target)
-    done: set[frozenset[Path]] = set()
+    told: set[frozenset[Path]] = set()
     for target in targets:
         others = here[target.path]
-        if len(others) == 1 and len(there[others[0].path]) == 1:
+        if not others:
+            continue
+        rivals = there[others[0].path]
+        if len(others) == len(rivals) == 1:
             if target.is_alike(others[0]):
                 _accept(found, others[0], target, "same shapes")
             else:
-                _doubt(
-                    found, others, [target], "their shapes fit, but their names say other things"
-                )
-        elif others:
-            rivals = there[others[0].path]
-            doubt = frozenset(module.path for module in (*others, *rivals))
-            if doubt not in done:
-                done.add(doubt)
-                reason = "their shapes fit, and nothing in their names says which is which"
-                _doubt(found, others, rivals, reason)
+                _doubt(found, others, rivals, "their shapes fit, but their names say other things")
+            continue
+        paths = frozenset(module.path for module in (*others, *rivals))
+        if paths not in told:
+            told.add(paths)
+            reason = "their shapes fit, and nothing in their names says which is which"
+            _doubt(found, others, rivals, reason)
 
 
 def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> None:
