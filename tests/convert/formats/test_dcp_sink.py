@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,9 @@ from xckpt.convert.detection import open_source
 from xckpt.convert.formats import dcp_sink
 from xckpt.convert.formats.dcp_sink import DCPSink
 from xckpt.convert.tensors import TensorSpec
-from xckpt.core.dtypes import DTYPES
-from xckpt.torch.buffers import to_numpy, torch_dtype
-
-CARRIED = [name for name in DTYPES if torch_dtype(name) and name not in ("int2", "int4")]
-
+from xckpt.torch import buffers
+from xckpt.torch.buffers import to_numpy
+from xckpt.torch.files.saving import SAVED_DTYPES
 
 ARRAYS = {
     "model/a.weight": np.arange(120, dtype=np.float32).reshape(12, 10),
@@ -68,9 +68,9 @@ def test_torch_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_b
 
 
 def test_every_dtype(tmp_path: Path) -> None:
-    arrays = {name: filled(name, (3, 4)) for name in CARRIED}
+    arrays = {name: filled(name, (3, 4)) for name in sorted(SAVED_DTYPES)}
     write(DCPSink(tmp_path / "dcp"), arrays)
-    state = {name: torch.zeros(3, 4).to(torch_dtype(name)) for name in arrays}
+    state = {name: torch.zeros(3, 4).to(buffers.torch_dtype(name)) for name in arrays}
     load_alone(state, tmp_path / "dcp")
     for name, array in arrays.items():
         assert same_bits(to_numpy(state[name]), array), name
@@ -101,6 +101,40 @@ def test_what_torch_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(xckpt.UnsupportedLeafError) as caught:
         DCPSink(tmp_path / "dcp").prepare(specs, {"c": {1}}, {})
     assert [line[:1] for line in caught.value.problems] == ["a", "b", "c"]
+
+
+def test_a_dtype_that_only_a_newer_torch_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(buffers._TORCH, "float8_e8m0fnu")
+    specs = {"w": TensorSpec((2,), "float8_e8m0fnu"), "b": TensorSpec((2,), "float32")}
+    with pytest.raises(xckpt.UnsupportedLeafError, match="w: this torch has no float8_e8m0fnu"):
+        DCPSink(tmp_path / "dcp").prepare(specs, {}, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+WORKER = """
+import sys
+import numpy as np
+from xckpt.convert.formats.dcp_sink import DCPSink
+from xckpt.convert.tensors import TensorSpec
+from xckpt.core.metadata import ChunkStorageMetadata
+sink = DCPSink(sys.argv[1])
+sink.prepare({"w": TensorSpec((5,), "float32")}, {"step": 7}, {}, attach=sys.argv[2])
+sink.write("w", ChunkStorageMetadata((0,), (5,)), np.arange(5, dtype=np.float32))
+sink.close()
+print([name for name in sys.modules if name.partition(".")[0] == "torch"])
+"""
+
+
+def test_a_worker_writes_without_torch(tmp_path: Path) -> None:
+    sink = DCPSink(tmp_path / "dcp")
+    token = sink.prepare({"w": TensorSpec((5,), "float32")}, {"step": 7}, {})
+    command = [sys.executable, "-c", WORKER, str(tmp_path / "dcp"), token]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+    sink.commit()
+    check_source(open_source(tmp_path / "dcp"), {"w": np.arange(5, dtype=np.float32)})
 
 
 def test_a_folder_of_torch_itself_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
-"""A folder of torch.distributed.checkpoint (DCP) as a sink; torch writes its files.
+"""A folder of torch.distributed.checkpoint (DCP) as a sink.
 
 1. The plan numbers the entries and cuts each tensor into chunks.
 2. Each value and each chunk becomes a file of its own, from any thread or process
-   (`xckpt.torch.dcp.folder_writer`).
-3. At the end ``.metadata`` is written, which names every file.
+   (`xckpt.torch.files.saving`). To write chunks, no worker imports torch, which takes seconds.
+3. At the end torch writes ``.metadata``, which names every file (`xckpt.torch.dcp.folder_writer`).
 
 `dcp.load` finds a tensor under its keys joined with dots, as torch joins them.
 """
@@ -26,6 +26,7 @@ from xckpt.convert.names import keys_of
 from xckpt.convert.tensors import TensorSpec
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.files.saving import SAVED_DTYPES, write_array
 
 if TYPE_CHECKING:
     from xckpt.torch.dcp.folder_writer import Described
@@ -72,9 +73,21 @@ class DCPSink(StagedSink):
         return list(self._chunks.values())
 
     def _lay_out(self) -> None:
-        """Write the values."""
+        """Ask torch, which writes the end, whether it has the dtypes; write the values."""
+        from xckpt.torch.buffers import torch_dtype
+        from xckpt.torch.dcp.folder_writer import write_value
+
+        newer = [
+            f"{name}: this torch has no {spec.dtype}, a newer one has"
+            for name, spec in self._specs.items()
+            if torch_dtype(spec.dtype) is None
+        ]
+        if newer:
+            raise UnsupportedLeafError.listing("DCP cannot carry this", newer)
         for name, value in self._values.items():
-            self._write_entry(name, (), value)
+            path = self.folder / self._file(name)
+            with system_errors(f"{path}: {name}"):
+                write_value(path, value)
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""
@@ -89,14 +102,9 @@ class DCPSink(StagedSink):
         for offsets in product(*(range(o, o + n, c) for o, n, c in starts)):
             low = [a - o for a, o in zip(offsets, box.offsets, strict=True)]
             part = np.asarray(data[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))])
-            self._write_entry(name, offsets, part)
-
-    def _write_entry(self, name: str, offsets: Shape, entry: object) -> None:
-        from xckpt.torch.dcp.folder_writer import write_entry
-
-        path = self.folder / self._file(name, offsets)
-        with system_errors(f"{path}: {name}"):
-            write_entry(path, entry)
+            path = self.folder / self._file(name, offsets)
+            with system_errors(f"{path}: {name}"):
+                write_array(path, part)
 
     def _file(self, name: str, offsets: Shape = ()) -> str:
         place = "".join(f"_{offset}" for offset in offsets)
@@ -144,12 +152,10 @@ class DCPSink(StagedSink):
 
 
 def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:
-    from xckpt.torch.dcp.folder_writer import carries
-
     problems = [
         f"{name}: torch cannot save dtype {spec.dtype}"
         for name, spec in specs.items()
-        if not carries(spec.dtype)
+        if spec.dtype not in SAVED_DTYPES
     ]
     problems += value_problems(values)
     if problems:

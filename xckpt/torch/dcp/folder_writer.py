@@ -1,21 +1,16 @@
-"""Writing a DCP folder entry by entry, in any order, from any process; the metadata at the end.
+"""The values and the metadata of a DCP folder whose entries are files of their own.
 
-Each entry, a box of a tensor or a value, is a file of its own, as `torch.save` writes it: it
-appears under its name when it is whole, and may be written again. `write_metadata` then has torch
-itself write ``.metadata``.
+torch itself writes both: ``.metadata`` is a pickle of torch's own classes. Tensors are written by
+`xckpt.torch.files.saving`.
 """
 
 from __future__ import annotations
 
-import os
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.distributed import checkpoint as dcp
 
 # There is no public name for it: the type of what a FileSystemWriter reports of an entry.
@@ -31,12 +26,9 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.storage import WriteResult
 
 from xckpt.errors import CorruptCheckpointError
-from xckpt.torch.buffers import from_numpy, torch_dtype
+from xckpt.torch.buffers import torch_dtype
 
-__all__ = ["Described", "carries", "write_entry", "write_metadata"]
-
-NAMES_ONLY = ("int2", "int4")
-"""dtypes that torch has, but no tensor of which it can save."""
+__all__ = ["Described", "write_metadata", "write_value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,33 +42,14 @@ class Described:
     """Offsets of each box -> its sizes, and its file."""
 
 
-def carries(dtype: str) -> bool:
-    """Whether torch can save tensors of a dtype.
-
-    Example:
-        >>> carries("bfloat16"), carries("float8_e3m4"), carries("int4")
-        (True, False, False)
-    """
-    return torch_dtype(dtype) is not None and dtype not in NAMES_ONLY
-
-
-def write_entry(path: Path, entry: NDArray[np.generic] | object) -> None:
-    """Write a box, as an array, or a Python value to its file.
+def write_value(path: Path, value: object) -> None:
+    """Write a Python value to its file.
 
     Raises:
         OSError: the file cannot be written.
     """
-    if isinstance(entry, np.ndarray):
-        # torch.save writes all of a tensor's storage: it must be the box and nothing more.
-        entry = from_numpy(np.array(entry, order="C"))
-    staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        with staged.open("wb") as file:
-            torch.save(entry, file)
-        os.replace(staged, path)
-    except BaseException:
-        staged.unlink(missing_ok=True)
-        raise
+    with path.open("wb") as file:
+        torch.save(value, file)
 
 
 def write_metadata(

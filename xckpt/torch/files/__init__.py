@@ -1,1 +1,1 @@
-"""The files that torch writes, read without torch: nothing in them is unpickled or imported."""
+"""The files that torch writes, read and written without torch: nothing is unpickled or imported."""
