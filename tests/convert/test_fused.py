@@ -24,6 +24,7 @@ from tests.convert.test_inference import (
     state_of,
 )
 from tests.convert.toys import HEADS, WIDTH
+from xckpt.convert import with_optimizer
 from xckpt.convert.inference import Inference, infer
 from xckpt.convert.leaf_names import specs_of
 
@@ -207,6 +208,25 @@ def test_torch_with_three_layers_is_split_as_well() -> None:
     [rule] = inference.mapping.to_document()["rule"]
     assert rule["operations"] == [{"split": [WIDTH] * 3}]
     assert rule["target"] == [f"attn/{name}_proj/weight" for name in "qkv"]
+
+
+@pytest.mark.parametrize("scanned", [False, True], ids=["layers", "scanned"])
+def test_moments_are_split_as_their_parameter_is(scanned: bool) -> None:
+    weights = state_of(toys.torch_encoder())
+    params: Any = initialised(toys.LinenEncoder(scanned=scanned), WORDS)
+    mapping = infer(weights, params).mapping
+    slots = {"exp_avg": "mu", "exp_avg_sq": "nu"}
+    steps = {"step": array()}
+    moments = {name: {**dict.fromkeys(slots, each), **steps} for name, each in weights.items()}
+    source = {"model": weights, "optim": {"state": moments}}
+    adam = {"count": array(dtype="int32"), **dict.fromkeys(slots.values(), params)}
+    whole = with_optimizer(mapping, source, {"params": params, "opt_state": [adam]})
+    arrays = numbered(specs_of(source))
+    made = carried(whole, arrays)
+    for slot, other in slots.items():
+        own = {name: arrays[f"optim/state/{name}/{slot}"] for name in weights}
+        for name, expected in carried(mapping, own).items():
+            np.testing.assert_array_equal(made[f"opt_state/0/{other}/{name}"], expected)
 
 
 def test_the_shapes_alone_are_enough() -> None:
