@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def _source(path: Path) -> ChunkSource:
 @pytest.mark.parametrize("leaf", ["w", "rows", "flat"])
 def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
     source = _source(path)
-    with _stream(source, leaf, 1) as stream:
+    with contextlib.closing(_stream(source, leaf, 1)) as stream:
         slabs = [(where, slab.copy()) for where, slab in stream.slabs()]
     chunk = source.array((leaf, 0)).chunk
     made = np.zeros(chunk, np.uint16)
@@ -138,7 +139,7 @@ def test_damage_is_refused_by_name(
     source = _source(tmp_path / "c")
     with (
         pytest.raises(CorruptCheckpointError, match=rf"w: \[1, 2\) x \[0, 40\).*{reason}"),
-        _stream(source, "w", 1) as stream,
+        contextlib.closing(_stream(source, "w", 1)) as stream,
     ):
         for _ in stream.slabs():
             pass

@@ -6,6 +6,7 @@ memory given is read straight into it, any other into scratch memory, and each i
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Mapping
@@ -272,8 +273,8 @@ class XckptSource:
     def _finish(self, read: _Read) -> None:
         if isinstance(read.pending, ChunkStream):
             assert read.target is not None
-            with read.pending as stream:
-                for where, slab in stream.slabs():
+            with contextlib.closing(read.pending):
+                for where, slab in read.pending.slabs():
                     _take(read.target, read.part, where, slab)
             return
         self._chunks.finish(read.pending)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from math import prod
-from types import TracebackType
 
 import numpy as np
 import xxhash
@@ -35,7 +34,7 @@ Shape = tuple[int, ...]
 
 
 class ChunkStream:
-    """A chunk's elements in C order, slab by slab; a context manager that holds its file open.
+    """A chunk's elements in C order, slab by slab; its file is open until `close`.
 
     Args:
         source: the checkpoint's chunks; the array must be prepared.
@@ -112,17 +111,6 @@ class ChunkStream:
         if self._file is not None:
             os.close(self._file)
             self._file = None
-
-    def __enter__(self) -> ChunkStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _cut(sizes: Shape, most: int) -> tuple[int, int]:
