@@ -177,7 +177,7 @@ def load(
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
-        path: where it is; see `save`. Local safetensors, Orbax and DCP checkpoints and files of
+        path: where it is; see `save`. safetensors, Orbax and DCP checkpoints and files of
             `torch.save` are loaded just so.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any

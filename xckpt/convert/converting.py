@@ -83,7 +83,7 @@ def convert(
 
     Args:
         src: what to convert: a checkpoint of ours, a safetensors file or folder, an Orbax or DCP
-            checkpoint, a ``torch.save`` file. What it is is found out.
+            checkpoint, a ``torch.save`` file; a local path or a URL. What it is is found out.
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they
             are. Python values go along under their own names.

@@ -26,6 +26,7 @@ from xckpt.storage.commit import storage_errors
 from xckpt.storage.paths import FilePath, StoredPath
 
 __all__ = [
+    "WAITING_THREADS",
     "OpenFile",
     "RangeFile",
     "StoredFile",
@@ -37,9 +38,9 @@ __all__ = [
 
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
-REQUEST_BYTES: Final = 1 << 23
+REQUEST_BYTES: Final = 1 << 22
 """Longest range of one request."""
-IN_FLIGHT: Final = 4
+IN_FLIGHT: Final = 2
 """Requests that one call has in flight."""
 WAITING_THREADS: Final = 16
 """Threads that wait for answers about many files."""
@@ -208,7 +209,7 @@ class StoredFile:
 [8, 12)
     """
 
-    free_bytes: int = 1 << 21
+    free_bytes: int = 1 << 22
     most_bytes: int = LONGEST_FILE
 
     def __init__(self, path: StoredPath) -> None:

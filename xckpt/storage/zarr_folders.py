@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +33,8 @@ from xckpt.storage.paths import FilePath, StoredPath
 __all__ = ["StoredZarr", "ZarrFolder"]
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
+INDEX_BYTES: Final = 1 << 26
+"""What is kept of an OCDBT's index, so that it is not read again for each array."""
 MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 CODECS: Final = ("crc32c",)
@@ -116,8 +119,14 @@ class ZarrFolder:
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
         self._root = open_store(self.location)
+        # An index that was read since then is as good as a new one.
+        self._opened = time.time()
         if ocdbt:
-            spec = {"driver": "ocdbt", "base": self.location.store_spec()}
+            spec = {
+                "driver": "ocdbt",
+                "base": self.location.store_spec(),
+                "cache_pool": {"total_bytes_limit": INDEX_BYTES},
+            }
             try:
                 self._root = ts.KvStore.open(spec, context=context()).result()
             except ValueError as error:
@@ -141,6 +150,8 @@ class ZarrFolder:
             "driver": "zarr" if version == 2 else "zarr3",
             "open": True,
             "fill_missing_data_reads": self.fill_missing,
+            "recheck_cached_metadata": self._opened,
+            "recheck_cached_data": self._opened,
         }
         with _errors(where):
             store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
@@ -158,7 +169,7 @@ class ZarrFolder:
         if not self.ocdbt and isinstance(self.folder, StoredPath):
             content = self._bounded(self.folder / key)
         else:
-            found = self._root.read(key).result()
+            found = self._root.read(key, staleness_bound=self._opened).result()
             content = found.value if found.state == "value" else None
         if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")

@@ -7,18 +7,23 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 import torch
 
 import xckpt
 from tests.convert.formats import orbax_writers
 from tests.convert.formats.arrays import check_source, filled, read, same_bits
+from tests.storage import gcs_server
 from tests.storage.servers import environment, gcs, s3
+from tests.threads import run_ranks
 from tests.torch.dcp.folders import save_alone
-from xckpt.convert import convert
+from xckpt.convert import Mapping, Rule, convert
 from xckpt.convert.detection import detect, open_source
+from xckpt.convert.operations import Transpose
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "gcs", "s3"]
@@ -129,12 +134,7 @@ def put(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]
             folder.parent.mkdir()
             (shutil.copytree if original.is_dir() else shutil.copy)(original, folder)
             return url
-        files = [each for each in original.rglob("*") if each.is_file()] or [original]
-        store = open_store(Location.parse(url.rpartition("/")[0]))
-        for file in files:
-            key = f"{original.name}/{file.relative_to(original)}".removesuffix("/.")
-            store.write(key, file.read_bytes()).result()
-        return url
+        return upload(original, url)
 
     return copied
 
@@ -160,6 +160,86 @@ def test_each_format_from_each_place(
     assert done.tensors == len(ARRAYS)
     check_source(open_source(tmp_path / "out"), ARRAYS)
     assert xckpt.open(tmp_path / "out").verify() == []
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Each request that the server of `gcs` gets from now on: its path, and the bytes sent back."""
+    lines: list[str] = []
+    answer = gcs_server._Handler._answer
+
+    def noted(self: Any, status: int, content: bytes = b"", headers: Any = None) -> None:
+        lines.append(f"{self.path} -> {len(content)}")
+        answer(self, status, content, headers)
+
+    monkeypatch.setattr(gcs_server._Handler, "_answer", noted)
+    return lines
+
+
+def upload(original: Path, url: str) -> str:
+    """Copy a file or folder to a URL."""
+    store = open_store(Location.parse(url.rpartition("/")[0]))
+    for file in [each for each in original.rglob("*") if each.is_file()] or [original]:
+        key = f"{url.rpartition('/')[2]}/{file.relative_to(original)}".removesuffix("/.")
+        store.write(key, file.read_bytes()).result()
+    return url
+
+
+MANY = {f"layer_{n}": np.full(900, n, np.float32) for n in range(60)}
+OPENED: dict[str, tuple[Callable[[Path], object], int]] = {
+    "safetensors": (lambda path: safetensors.numpy.save_file(MANY, path), 8),
+    "torch": (lambda path: torch.save({n: torch.from_numpy(a) for n, a in MANY.items()}, path), 16),
+    "dcp": (lambda p: save_alone({n: torch.from_numpy(a) for n, a in MANY.items()}, p), 75),
+    "orbax": (lambda path: orbax_writers.save(path, {**MANY}), 20),
+}
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_how_often_a_bucket_is_asked(tmp_path: Path, gcs: str, asked: list[str], name: str) -> None:
+    """Opening takes a few requests, or one a chunk that has to be looked at; none brings much."""
+    write, most = OPENED[name]
+    write(tmp_path / name)
+    url = upload(tmp_path / name, f"{gcs}/asked/{name}")
+    asked.clear()
+    source = open_source(url)
+    assert len(asked) <= most
+    check_source(source, MANY)
+
+
+def test_our_own_are_looked_for_first(gcs: str, asked: list[str]) -> None:
+    """No listing, and the manifest once."""
+    xckpt.save(f"{gcs}/ours", TREE)
+    asked.clear()
+    xckpt.load(f"{gcs}/ours")
+    assert not [line for line in asked if "startOffset" in line or "prefix" in line]
+    assert len([line for line in asked if "xckpt.json" in line]) == 1
+
+
+def test_columns_take_few_requests(tmp_path: Path, gcs: str, asked: list[str]) -> None:
+    """Near runs are read with what is between them, and a transposed file is read once."""
+    matrix = filled("float32", (4096, 1024))
+    safetensors.numpy.save_file({"w": matrix}, tmp_path / "w.safetensors")
+    url = upload(tmp_path / "w.safetensors", f"{gcs}/w.safetensors")
+    source = open_source(url)
+    asked.clear()
+    box = ((200, 100), (512, 3))
+    assert same_bits(read(source, "w", box), matrix[200:712, 100:103])
+    assert len(asked) == 1
+    asked.clear()
+    mapping = Mapping([Rule("w", "kernel", [Transpose((1, 0))])])
+    options = xckpt.SaveOptions(memory_bytes=1 << 26)
+    convert(url, tmp_path / "out", mapping=mapping, options=options)
+    assert same_bits(xckpt.load(tmp_path / "out")["kernel"], np.ascontiguousarray(matrix.T))
+    assert sum(int(line.rpartition(" ")[2]) for line in asked) < 1.1 * matrix.nbytes
+
+
+@pytest.mark.parametrize("name", ["safetensors folder", "torch file", "dcp", "orbax"])
+def test_ranks_load_from_a_bucket(originals: dict[str, Path], gcs: str, name: str) -> None:
+    """The coordinator finds out what is there, and tells the others."""
+    url = upload(originals[name], f"{gcs}/ranks/{originals[name].name}")
+    for outcome in run_ranks(2, lambda group: xckpt.load(url, group=group)):
+        loaded = outcome.result
+        assert all(same_bits(loaded[leaf], array) for leaf, array in ARRAYS.items())
 
 
 def test_one_of_ours_at_each_place(put: Callable[[Path], str], tmp_path: Path) -> None:

@@ -17,18 +17,20 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.convert.formats.file_ranges import cheap_together
 from xckpt.convert.formats.paths import naming, system_errors
 from xckpt.convert.formats.torch_save import read_mapped
 from xckpt.convert.names import by_mapping_name
 from xckpt.convert.tensors import TensorSpec
 from xckpt.core.boxes import Boxes, intersect
+from xckpt.core.dtypes import item_size
 from xckpt.core.leaves import LazySource
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
-from xckpt.storage.files import RangeFile, open_file
-from xckpt.storage.paths import FilePath, find_path
+from xckpt.storage.files import RangeFile, StoredFile, open_file
+from xckpt.storage.paths import FilePath, StoredPath, find_path
 from xckpt.torch.files.dcp_folders import (
     MappedParts,
     parse_metadata,
@@ -107,8 +109,13 @@ class DCPSource:
         self.specs, self.values = specs, values
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any part can be read as it is."""
-        return (1,) * len(self.specs[name].shape)
+        """1 in each dimension: any part is as good; in a bucket what one request brings."""
+        _, mapped = self._tensors[name]
+        if not mapped.parts:
+            return (1,) * len(self.specs[name].shape)
+        first = mapped.parts[0]
+        free_bytes = StoredFile.free_bytes if isinstance(self.path, StoredPath) else 0
+        return cheap_together(first.shape, first.strides, item_size(first.dtype), free_bytes)
 
     def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.

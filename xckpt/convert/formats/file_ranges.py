@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.storage.files import OpenFile, RangeFile
 
-__all__ = ["FileTensor", "row_major", "write_box"]
+__all__ = ["FileTensor", "cheap_together", "row_major", "write_box"]
 
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
@@ -41,6 +41,29 @@ def row_major(shape: Sequence[int]) -> Shape:
         (12, 4, 1)
     """
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def cheap_together(shape: Sequence[int], strides: Shape, item: int, free_bytes: int) -> Shape:
+    """Elements of each dimension of a tensor in a file that are read at the cost of one.
+
+    Args:
+        shape: the tensor's, elements.
+        strides: its strides in the file, elements.
+        item: bytes of an element.
+        free_bytes: see `RangeFile.free_bytes`; 0 where any part is as good as another.
+
+    Example:
+        >>> cheap_together((8, 100, 50), row_major((8, 100, 50)), 4, 4000)
+        (1, 20, 50)
+        >>> cheap_together((8, 100), row_major((8, 100)), 4, 0)
+        (1, 1)
+    """
+    together = [1] * len(shape)
+    left = free_bytes // item
+    for d in sorted(range(len(shape)), key=lambda d: strides[d]):
+        together[d] = max(1, min(shape[d], left))
+        left //= max(1, shape[d])
+    return tuple(together)
 
 
 @dataclass(frozen=True, slots=True)

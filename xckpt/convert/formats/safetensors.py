@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import FileTensor, row_major
+from xckpt.convert.formats.file_ranges import FileTensor, cheap_together, row_major
 from xckpt.convert.formats.file_sets import Files, find_files, owners_of
 from xckpt.convert.formats.paths import existing_path, naming, system_errors
 from xckpt.convert.formats.safetensors_header import (
@@ -31,7 +31,7 @@ from xckpt.convert.formats.safetensors_header import (
 )
 from xckpt.convert.names import mapping_name
 from xckpt.convert.tensors import TensorSpec
-from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.values import decode_value
 from xckpt.errors import (
@@ -113,8 +113,10 @@ class SafetensorsSource:
         return headers
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any part can be read as it is."""
-        return (1,) * len(self.specs[name].shape)
+        """1 in each dimension: any part is as good; in a bucket what one request brings."""
+        file, place = self._places[name]
+        strides = row_major(place.shape)
+        return cheap_together(place.shape, strides, item_size(place.dtype), file.free_bytes)
 
     def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.

@@ -20,12 +20,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.formats.file_ranges import FileTensor
+from xckpt.convert.formats.file_ranges import FileTensor, cheap_together
 from xckpt.convert.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.convert.formats.paths import existing_path, naming, system_errors
 from xckpt.convert.names import by_mapping_name
 from xckpt.convert.tensors import TensorSpec
-from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.keys import join_keys
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import FlatTree, flatten
@@ -115,8 +115,10 @@ class TorchSaveSource:
             self._files: dict[FilePath, RangeFile] = {file: open_file(file) for file in trees}
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any part can be read as it is."""
-        return (1,) * len(self.specs[name].shape)
+        """1 in each dimension: any part is as good; in a bucket what one request brings."""
+        tensor = self._tensors[name]
+        free_bytes = self._files[tensor.path].free_bytes
+        return cheap_together(tensor.shape, tensor.strides, item_size(tensor.dtype), free_bytes)
 
     def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.

@@ -167,7 +167,7 @@ def stated_length(path: FilePath, most: int = TAIL_BYTES) -> int:
     with closing(open_file(path)) as file:
         tail = file.tail(most)
     at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) < at + _END.size + 2:
+    if at < 0 or len(tail) < at + _END.size:
         return 0
     _, size, offset = _END.unpack_from(tail, at)
     locator, record = at - _END64_LOCATOR.size, tail.rfind(b"PK\6\6", 0, at)
