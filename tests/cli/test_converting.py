@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 import xckpt
 from tests.convert.test_converting import MAPPING, flax_like, same, torch_like
 from xckpt.cli import main
+from xckpt.storage.location import Location, open_store
 
 
 def run(*arguments: str | Path) -> Result:
@@ -82,6 +83,14 @@ def test_a_familys_name_is_a_mapping(tmp_path: Path) -> None:
     assert there.exit_code == 0, there.output
     loaded: Any = xckpt.load(tmp_path / "there")
     assert np.array_equal(loaded["layers"]["0"]["mlp"]["up_proj"]["kernel"], weight.T)
+    store = open_store(Location.parse("memory://hf"))
+    for file in source.iterdir():
+        store.write(file.name, file.read_bytes()).result()
+    for url in ("memory://hf", "memory://hf/model.safetensors"):
+        from_url = run(url, tmp_path / "there", "--mapping", "llama", "--overwrite")
+        assert from_url.exit_code == 0, from_url.output
+        loaded = xckpt.load(tmp_path / "there")
+        assert np.array_equal(loaded["layers"]["0"]["mlp"]["up_proj"]["kernel"], weight.T)
     options = ("--mapping", "llama", "--inverse", "--config", config)
     back = run(tmp_path / "there", tmp_path / "back.safetensors", *options)
     assert back.exit_code == 0, back.output

@@ -95,7 +95,9 @@ def _config(given: str, near: Sequence[str], config: str | None) -> str:
     """The path of the family's configuration."""
     if config is not None:
         return config
-    for path in map(Path, near):
+    from xckpt.storage.paths import find_path
+
+    for path in map(find_path, near):
         for folder in (path, path.parent):
             if (folder / "config.json").is_file():
                 return str(folder / "config.json")

@@ -37,6 +37,7 @@ from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import SaveOptions
 from xckpt.processes import find_group
 from xckpt.storage.pool import ProgressCounter
+from xckpt.storage.waiting import waiting_threads
 
 __all__ = ["Converted", "convert"]
 
@@ -230,13 +231,14 @@ class _Work:
                 self.executor, self.opened, self.conversion, units, output, note, progress
             )
             return
+        source = self.opened.source
         run_here(
             self.opened,
             units,
             output,
             note,
             progress,
-            threads=self.options.threads,
+            threads=self.options.threads or waiting_threads(getattr(source, "path", None)),
             memory_bytes=self.options.memory_bytes,
         )
 

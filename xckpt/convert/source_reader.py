@@ -38,9 +38,8 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks import allocate
-from xckpt.storage.files import WAITING_THREADS
-from xckpt.storage.paths import StoredPath
 from xckpt.storage.pool import Pool, ProgressCounter
+from xckpt.storage.waiting import waiting_threads
 
 __all__ = ["SourceReader", "parts"]
 
@@ -162,15 +161,11 @@ class SourceReader:
             planner.load_bytes(item, io.BytesIO(text.encode("utf-8", "surrogatepass")))
         sizes = [prod(item.lengths) * item_size(self._dtype(item)) for item in tensors]
         progress = ProgressCounter(sum(sizes), self.options.progress)
-        with Pool(threads=self._threads(), budget=self.options.memory_bytes) as pool:
+        threads = self.options.threads or waiting_threads(getattr(self.source, "path", None))
+        with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for item, size in zip(tensors, sizes, strict=True):
                 if not pool.failed:
                     self._submit(item, size, planner, pool, progress)
-
-    def _threads(self) -> int | None:
-        """The caller's wish; else more than usual where they wait for answers of a bucket."""
-        far = isinstance(getattr(self.source, "path", None), StoredPath)
-        return self.options.threads or (WAITING_THREADS if far else None)
 
     def _submit(
         self,

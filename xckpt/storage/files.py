@@ -13,9 +13,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 import numpy as np
 import tensorstore as ts
@@ -26,13 +25,11 @@ from xckpt.storage.commit import storage_errors
 from xckpt.storage.paths import FilePath, StoredPath
 
 __all__ = [
-    "WAITING_THREADS",
     "OpenFile",
     "RangeFile",
     "StoredFile",
     "open_file",
     "read_whole",
-    "soon",
     "state_of",
 ]
 
@@ -42,12 +39,7 @@ REQUEST_BYTES: Final = 1 << 22
 """Longest range of one request."""
 IN_FLIGHT: Final = 2
 """Requests that one call has in flight."""
-WAITING_THREADS: Final = 16
-"""Threads that wait for answers about many files."""
 LONGEST_FILE: Final = 1 << 62
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 Range = tuple[int, int]
 """[start, stop), bytes."""
@@ -360,14 +352,6 @@ def open_file(path: FilePath) -> OpenFile | StoredFile:
         return StoredFile(path)
     assert isinstance(path, Path)
     return OpenFile(path)
-
-
-def soon(path: FilePath, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """A function of each item; all at once where ``path`` is in a bucket, which answers slowly."""
-    if not isinstance(path, StoredPath) or len(items) < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(WAITING_THREADS) as executor:
-        return list(executor.map(function, items))
 
 
 def read_whole(path: FilePath, most: int) -> bytes:

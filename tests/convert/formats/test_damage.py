@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorstore as ts
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from tests.convert.formats.arrays import read
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert import convert
 from xckpt.convert.detection import SOURCES, detect, open_source
+from xckpt.storage.location import Location, open_store
 
 ARRAYS = {"a": {"w": np.arange(12, dtype=np.float32).reshape(3, 4)}, "b": np.arange(5)}
 TENSORS = {"a": {"w": torch.arange(12.0).reshape(3, 4)}, "b": torch.arange(5)}
@@ -60,7 +62,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def read_all(path: Path, format: str) -> None:
+def read_all(path: str | Path, format: str) -> None:
     source = open_source(path, format)
     try:
         for name in source.specs:
@@ -100,12 +102,23 @@ def test_any_damage(originals: Path, tmp_path_factory: pytest.TempPathFactory, k
             elif how != "remove":
                 kept = {"cut": data[: at % (len(data) + 1)], "append": data + b"\1"}.get(how, b"")
                 path.write_bytes(kept)
-        with contextlib.suppress(xckpt.XckptError):
-            detect(work)
-        with contextlib.suppress(xckpt.XckptError):
-            read_all(work, kind.split()[0])
+        for place in (work, copied(work)):
+            with contextlib.suppress(xckpt.XckptError):
+                detect(place)
+            with contextlib.suppress(xckpt.XckptError):
+                read_all(place, kind.split()[0])
 
     damaged()
+
+
+def copied(folder: Path) -> str:
+    """The files of a folder in a store of objects, and nothing else."""
+    store = open_store(Location.parse("memory://damaged"))
+    store.delete_range(ts.KvStore.KeyRange()).result()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            store.write(str(file.relative_to(folder)), file.read_bytes()).result()
+    return "memory://damaged"
 
 
 @pytest.mark.parametrize("kind", WRITERS)

@@ -23,16 +23,20 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from xckpt.convert.mapping import Mapping as ModelMapping
-from xckpt.errors import MappingError
+from xckpt.errors import MappingError, XckptError
+from xckpt.storage.files import open_file
+from xckpt.storage.paths import find_path
 
 __all__ = ["Config", "families", "family"]
+
+MAX_CONFIG_BYTES: Final = 1 << 24
 
 _PLACE = re.compile(r"<(\w+)>")
 
@@ -46,8 +50,8 @@ class Described(Protocol):
 
 
 Config = Document | Described | str | os.PathLike[str]
-"""A model's configuration: a dict, one of transformers', or the path of a ``config.json`` or of
-the folder that holds one."""
+"""A model's configuration: a dict, one of transformers', or the path or URL of a ``config.json`` or
+of the folder that holds one."""
 
 
 def family(name: str, config: Config, **choices: bool | str) -> ModelMapping:
@@ -114,12 +118,13 @@ def _dictionary(config: Config) -> Document:
     if isinstance(config, Mapping):
         return config
     if isinstance(config, str | os.PathLike):
-        path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise MappingError(f"{path} is not a model's configuration: {error}") from error
+            path = find_path(config)
+            path = path / "config.json" if path.is_dir() else path
+            with closing(open_file(path)) as file:
+                found = json.loads(file.whole(MAX_CONFIG_BYTES) or b"")
+        except (OSError, ValueError, XckptError) as error:
+            raise MappingError(f"{config} is not a model's configuration: {error}") from error
         if not isinstance(found, dict):
             raise MappingError(f"{path} is not a model's configuration: it holds no object")
         return found

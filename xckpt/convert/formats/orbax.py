@@ -44,8 +44,9 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.storage.files import soon, state_of
+from xckpt.storage.files import state_of
 from xckpt.storage.paths import FilePath, named
+from xckpt.storage.waiting import soon
 from xckpt.storage.zarr_folders import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]

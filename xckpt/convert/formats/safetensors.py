@@ -40,8 +40,9 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.storage.files import RangeFile, open_file, soon
+from xckpt.storage.files import RangeFile, open_file
 from xckpt.storage.paths import FilePath
+from xckpt.storage.waiting import soon
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 

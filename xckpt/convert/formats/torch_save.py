@@ -31,8 +31,9 @@ from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
-from xckpt.storage.files import RangeFile, open_file, soon
+from xckpt.storage.files import RangeFile, open_file
 from xckpt.storage.paths import FilePath, named
+from xckpt.storage.waiting import soon
 from xckpt.torch.files.archives import Archive, MappedTensor, stated_length
 from xckpt.torch.files.pickled_metadata import Where
 

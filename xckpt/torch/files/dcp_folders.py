@@ -29,8 +29,9 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.storage.commit import storage_errors
-from xckpt.storage.files import open_file, soon
+from xckpt.storage.files import open_file
 from xckpt.storage.paths import FilePath, named
+from xckpt.storage.waiting import soon
 from xckpt.torch.files.archives import Archive, MappedTensor
 from xckpt.torch.files.pickled_metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
 
