@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import xckpt
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
-from xckpt.storage import chunks, streaming
+from xckpt.storage import chunks, files, streaming
 from xckpt.storage.chunks import ChunkSource
 from xckpt.storage.streaming import ChunkStream
 
@@ -154,6 +154,6 @@ def test_a_file_that_cannot_be_opened_is_a_storage_error(
     def refuse(*_: object) -> int:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(streaming.os, "open", refuse)
+    monkeypatch.setattr(files.os, "open", refuse)
     with pytest.raises(StorageError, match="check the permissions"):
         _stream(source, "w")

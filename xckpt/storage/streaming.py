@@ -15,14 +15,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks import ArrayKey, ChunkSource, allocate
 from xckpt.storage.commit import storage_errors
+from xckpt.storage.files import OpenFile
 
 __all__ = ["SLAB_BYTES", "ChunkStream"]
 
@@ -61,14 +64,13 @@ class ChunkStream:
         self._number = number
         self._cell = cell
         self._dtype = numpy_dtype(source.array(key).dtype)
-        self._path = path
         with storage_errors(path):
             try:
-                self._file: int | None = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                self._file = OpenFile(Path(path))
             except FileNotFoundError as error:
                 raise source.damage(key, cell, "the chunk is missing") from error
         if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_WILLNEED)
+            os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
     def slabs(self) -> Iterator[tuple[tuple[slice, ...], NDArray[np.generic]]]:
         """Each slab's place in the chunk and its elements, which stay until the next one.
@@ -88,29 +90,24 @@ class ChunkStream:
             inside = (slice(None),) * axis
             # Of the axes before this one each has one element: the slab is contiguous.
             slab = held[(*inside, slice(0, high - low))]
-            content = slab.reshape(-1).view(np.uint8).data
+            content = slab.reshape(-1).view(np.uint8)
             self._read(content, at)
             at += len(content)
-            digest.update(content)
+            digest.update(content.data)
             yield (*inside, slice(low, high)), slab
         self._source.verify(self._key, self._number, self._cell, digest.digest())
 
-    def _read(self, content: memoryview, at: int) -> None:
+    def _read(self, content: NDArray[np.uint8], at: int) -> None:
         """Fill memory with the bytes of the file from ``at`` on."""
-        assert self._file is not None
-        done = 0
-        while done < len(content):
-            with storage_errors(self._path):
-                count = os.preadv(self._file, [content[done:]], at + done)
-            if count == 0:
-                raise self._source.damage(self._key, self._cell, "the chunk is truncated")
-            done += count
+        try:
+            with storage_errors(str(self._file.path)):
+                self._file.read_into(at, content)
+        except CorruptCheckpointError as error:
+            raise self._source.damage(self._key, self._cell, "the chunk is truncated") from error
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        self._file.close()
 
 
 def _cut(sizes: Shape, most: int) -> tuple[int, int]:
