@@ -37,6 +37,7 @@ MANIFEST = f"{CORE}/test_manifest.py"
 COMMIT, DAMAGE = f"{STORAGE}/test_commit.py", f"{STORAGE}/test_corruption.py"
 BOTH = f"{READER}::test_a_manifest_that_breaks_a_rule_is_refused_by_both"
 GOLDEN = "tests/conformance/test_golden.py"
+LOST = "tests/conformance/test_lost_answers.py"
 TWINS = f"{GOLDEN}::test_some_corrupt_twins_are_refused"
 
 SHOWN: dict[str, tuple[str, ...]] = {
@@ -60,6 +61,10 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "A writer MUST keep `user` and `planner`": (
         f"{CORE}/test_json_values.py::test_depth_is_bounded",
         f"{CORE}/test_json_values.py::test_every_problem_is_listed_with_its_place",
+    ),
+    "So a writer that is told so": (f"{LOST}::test_a_save_is_told_again",),
+    "A writer that is not told whether": (
+        f"{LOST}::test_a_commit_that_may_come_yet_finds_its_data",
     ),
     "Names MUST be unique": (BOTH,),
     "A writer MUST keep to 64 bits": (f"{CORE}/test_tree.py::test_every_bad_key_is_listed",),
