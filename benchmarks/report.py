@@ -304,6 +304,20 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(results, indent=1) + "\n")
 
 
+def with_part(whole: Mapping[str, Any], part: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a run of everything, with those of a later run of some sections in place.
+
+    Example:
+        >>> whole = {"state": 1, "speed": 2, "bars": [{"what": "a", "met": False}]}
+        >>> with_part(whole, {"state": 9, "speed": 3, "bars": [{"what": "a", "met": True}]})
+        {'state': 1, 'speed': 3, 'bars': [{'what': 'a', 'met': True}]}
+    """
+    described = {"machine", "state"} & whole.keys()
+    new = {name: figures for name, figures in part.items() if name not in described}
+    bars = {bar["what"]: bar for results in (whole, part) for bar in results.get("bars", ())}
+    return {**whole, **new, "bars": list(bars.values())}
+
+
 def show(console: Console, *parts: Table | str) -> None:
     """Print tables and lines."""
     for part in parts:

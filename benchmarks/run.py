@@ -16,6 +16,7 @@ nothing.  Only a run of everything replaces the figures that are kept.
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import tempfile
@@ -193,7 +194,8 @@ def is_memory_backed(directory: Path) -> bool:
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="The JSON file; of a run of everything benchmarks/results.json",
+    help="The JSON file; of a run of everything benchmarks/results.json. If it exists, a section's "
+    "figures take the place of those in it.",
 )
 def main(
     rounds: int,
@@ -231,7 +233,10 @@ def main(
     # A smoke test or a part must not replace the figures of a whole run.
     whole = not (quick or sections or names)
     path = output or (RESULTS if whole else Path(tempfile.gettempdir()) / "xckpt-bench.json")
-    report.write(path, run.results)
+    results = run.results
+    if sections and output and output.exists():
+        results = report.with_part(json.loads(output.read_text()), results)
+    report.write(path, results)
     run.console.print(f"wrote {path}")
 
 

@@ -88,11 +88,14 @@ def test_a_loader_of_other_arrays_is_named() -> None:
 def test_the_part_on_conversions_runs(tmp_path: Path) -> None:
     """Small models, as ``python -m benchmarks.run`` has it."""
     output = tmp_path / "results.json"
+    output.write_text(json.dumps({"speed": "of a run before", "conversion": "too"}))
     command = [sys.executable, "-m", "benchmarks.run", "--quick", "--section", "conversion"]
     places = ["--directory", str(tmp_path), "--output", str(output)]
     done = subprocess.run([*command, *places], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    figures = json.loads(output.read_text())["conversion"]
+    results = json.loads(output.read_text())
+    assert results["speed"] == "of a run before"
+    figures = results["conversion"]
     assert [set(each["median"]) for each in figures["loading"]] == [set(LOADERS)]
     assert [set(each["median"]) for each in figures["speed"]] == [set(CONTENDERS)]
     [memory] = figures["memory"]
