@@ -79,10 +79,10 @@ $(BIN)/python -W ignore -m conformance.peers --examples $(3)
 endef
 
 conformance-reshard: env
-	$(call judge_reshards,600)
+	$(call judge_reshards,700)
 
 conformance: env
-	$(call judge_all,600,50,100)
+	$(call judge_all,700,50,100)
 
 conformance-long: env
 	$(call judge_all,12000,5000,500)
