@@ -30,7 +30,8 @@ from werkzeug.serving import make_server
 from conformance.bucket import Objects
 from tests.conformance.holding import Holding
 
-BUCKET, REGION = "bucket", "us-east-1"
+BUCKET, REGION = "held", "us-east-1"
+"""The bucket has a name of its own: what moto's other servers hold in this process stays there."""
 ACCOUNT = "123456789012"
 """Moto's own, whatever the credentials."""
 
