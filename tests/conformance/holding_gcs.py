@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conformance.bucket import Objects
 from tests.conformance.holding import Holding
-from tests.storage.gcs_server import GCSServer
+from tests.storage.gcs_server import Bucket, GCSServer
 
 
 class HoldingGCS(Holding, GCSServer):
@@ -12,14 +12,18 @@ class HoldingGCS(Holding, GCSServer):
 
     def __init__(self, seed: int) -> None:
         Holding.__init__(self, seed)
-        GCSServer.__init__(self, "bucket")
-        self.url = "gs://bucket"
+        # TensorStore keeps a bucket's endpoint for as long as anybody holds a store of that bucket:
+        # under a name of another server's it would go on talking to that one.
+        GCSServer.__init__(self)
+        self.name = f"held-{self.server_port}"
+        self.buckets[self.name] = Bucket()
+        self.url = f"gs://{self.name}"
 
     def environment(self) -> dict[str, str]:
         return {"TENSORSTORE_GCS_HTTP_URL": self.address, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token"}
 
     def everything(self) -> Objects:
-        bucket = self.buckets["bucket"]
+        bucket = self.buckets[self.name]
         with bucket.lock:
             return dict(bucket.objects)
 
