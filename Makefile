@@ -66,26 +66,33 @@ test-models: env
 # Some cases are refused (torch has no int4): more than 500 and 10,000 are tried, so that as many
 # pass. Resharding through NumPy, torch, JAX, the independent reader, and from each to the others; the
 # corrupt twins; then every law, crashes and any order of actions for this project and its peers.
+# `make --jobs=2 conformance` judges two at a time.
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
+RESHARDS := $(addprefix judge-reshards-,xckpt xckpt_torch xckpt_jax reader crossed)
+TWINS := $(addprefix judge-twins-,xckpt reader)
+.PHONY: $(RESHARDS) $(TWINS) judge-peers
 
-define judge_reshards
-for each in xckpt xckpt_torch xckpt_jax reader crossed; do $(JUDGE).$$each --part conformance.properties --property reshard --examples $(1) || exit 1; done
-endef
+conformance-reshard: RESHARD_CASES = 700
+conformance-reshard: $(RESHARDS)
 
-define judge_all
-$(call judge_reshards,$(1))
-for each in xckpt reader; do $(JUDGE).$$each --part conformance.golden --examples $(2) || exit 1; done
-$(BIN)/python -W ignore -m conformance.peers --examples $(3)
-endef
+conformance: RESHARD_CASES = 700
+conformance: TWIN_CASES = 50
+conformance: PEER_CASES = 100
+conformance: $(RESHARDS) $(TWINS) judge-peers
 
-conformance-reshard: env
-	$(call judge_reshards,700)
+conformance-long: RESHARD_CASES = 12000
+conformance-long: TWIN_CASES = 5000
+conformance-long: PEER_CASES = 500
+conformance-long: $(RESHARDS) $(TWINS) judge-peers
 
-conformance: env
-	$(call judge_all,700,50,100)
+$(RESHARDS): judge-reshards-%: env
+	$(JUDGE).$* --part conformance.properties --property reshard --examples $(RESHARD_CASES)
 
-conformance-long: env
-	$(call judge_all,12000,5000,500)
+$(TWINS): judge-twins-%: env
+	$(JUDGE).$* --part conformance.golden --examples $(TWIN_CASES)
+
+judge-peers: env
+	$(BIN)/python -W ignore -m conformance.peers --examples $(PEER_CASES)
 
 # A million inputs by default; `make fuzz FUZZ_RUNS=20000` is a quick one.
 fuzz: $(FUZZ_STAMP)

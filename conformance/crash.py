@@ -104,7 +104,10 @@ class Crashes:
                 self._note(count, image, f": what was new is {found or 'damaged'}", found)
 
     def power_cuts(self, most: int, seed: int) -> None:
-        """Replay power cuts after every prefix: all that differ, or ``most`` random ones."""
+        """Replay power cuts after every prefix: all that differ, or ``most`` random ones.
+
+        Those after the last operation are tried in any case: what has returned must last.
+        """
         images: list[tuple[int, Image]] = []
         for count, disk in self.prefixes():
             for image in power_cuts(disk):
@@ -112,10 +115,11 @@ class Crashes:
                 if key not in self._seen:
                     self._seen.add(key)
                     images.append((count, image))
+        chosen = range(len(images))
         if len(images) > most:
-            chosen = random.Random(seed).sample(range(len(images)), most)
-            images = [images[number] for number in sorted(chosen)]
-        for count, image in images:
+            last = {number for number in chosen if images[number][0] == self.count}
+            chosen = sorted(last | {*random.Random(seed).sample(chosen, most)})
+        for count, image in (images[number] for number in chosen):
             self.look(count, "a power cut", image, self.allowed(count, power=False))
 
     def saves_afterwards(self, most: int, seed: int) -> None:
@@ -214,8 +218,8 @@ def form_for(recorder: Recorder) -> str:
 def run(
     implementation: Implementation, *, examples: int, seed: int, only: str = ""
 ) -> Iterator[Outcome]:
-    """All scenarios: every prefix, ``examples`` power cuts of each and a quarter as many saves
-    after its kills; see `conformance.outcome.Part`."""
+    """All scenarios: every prefix, ``examples`` power cuts of each and all after its end, and a
+    quarter as many saves after its kills; see `conformance.outcome.Part`."""
     if only not in ("", AFTERWARDS, *(scenario.law for scenario in SCENARIOS)):
         return
     afterwards = Outcome(AFTERWARDS)

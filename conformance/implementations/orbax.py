@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -34,6 +35,8 @@ class Orbax:
     )
 
     def __init__(self) -> None:
+        # A line for each checkpoint that a crash has cut off would bury the table.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._checkpointer = ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
     @wide_numbers()
