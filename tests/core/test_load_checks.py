@@ -129,11 +129,82 @@ def test_what_is_not_in_the_checkpoint():
         "storage_index must have the index of its array"
     ]
     assert reads(MetadataIndex("w", None, 2)) == ["w: an item reads array 2 of 2"]
-    assert reads(MetadataIndex("w"), (2, 1)) == ["w: an item of 2 dimensions reads a tensor of 1"]
+    assert reads(MetadataIndex("w"), (2, 1)) == [
+        "w: an item reads a tensor of 1 dimensions, but its storage_offsets have 2 "
+        "and its lengths 2"
+    ]
     assert reads(MetadataIndex("v")) == ["v: an item reads it, but it is not in the checkpoint"]
     assert reads(MetadataIndex("step")) == [
         "step: an item of type TENSOR reads it, but it is a Python value"
     ]
     assert reads(MetadataIndex("w"), (), "BYTE_IO") == [
         "w: an item of type BYTE_IO reads it, but it is a tensor"
+    ]
+
+
+def read_all(size: tuple[int, ...], index: MetadataIndex, start: tuple[int, ...]) -> ReadItem:
+    """An item that reads as many elements as the whole tensor has."""
+    whole = MetadataIndex("w", (0,) * len(size), 0)
+    return ReadItem(LoadItemType.TENSOR, whole, (0,) * len(size), index, start, size)
+
+
+def test_an_item_as_large_as_its_tensor_is_held_to_the_same():
+    """What most items do is seen quickly; nothing else may be taken for it."""
+    whole = ChunkStorageMetadata((0, 0), (3, 2))
+    halves = [ChunkStorageMetadata((0, 0), (2, 2)), ChunkStorageMetadata((2, 0), (1, 2))]
+    one, two = stored(whole, size=(3, 2)), stored(*halves, size=(3, 2))
+    nothing = stored(ChunkStorageMetadata((0, 0), (0, 2)), size=(0, 2))
+    first = MetadataIndex("w")
+
+    def problems(index: MetadataIndex, start: tuple[int, ...], tensor: TensorStorageMetadata):
+        return source_problems([read_all(tensor.size, index, start)], Metadata({"w": tensor}))
+
+    assert problems(first, (0, 0), one) == problems(MetadataIndex("w", (0, 0), 0), (0, 0), one)
+    assert problems(first, (0, 0), one) == []
+    assert problems(MetadataIndex("w", None, 1), (0, 0), one) == ["w: an item reads array 1 of 1"]
+    assert problems(MetadataIndex("w", (0, 1)), (0, 0), one) == [
+        "w: an item reads the array at (0, 1), but number 0 is at (0, 0); "
+        "storage_index must have the index of its array"
+    ]
+    for start in ((), (0,), (0, 0, 0)):
+        assert problems(first, start, one) == [
+            "w: an item reads a tensor of 2 dimensions, but its storage_offsets "
+            f"have {len(start)} and its lengths 2"
+        ]
+    assert problems(first, (0, 1), one) == [
+        "w: an item reads [0, 3) x [1, 3), which is not in [0, 3) x [0, 2)"
+    ]
+    assert problems(first, (0, 0), two) == [
+        "w: an item reads [0, 3) x [0, 2), which is not in [0, 2) x [0, 2)"
+    ]
+    assert problems(first, (0, 0), nothing) == [
+        "w: an item reads [0, 0) x [0, 2), which is not in [0, 0) x [0, 2)"
+    ]
+
+
+def test_an_item_as_large_as_its_target_is_held_to_the_same():
+    everything = BOX.sizes
+    wrong = "w: an item fills a box of 2 dimensions, but its "
+    missing = "w: [5, 8) x [2, 4) is wanted, but no item reads it"
+
+    def problems(*items: ReadItem) -> list[str]:
+        return target_problems(items, {"w": [BOX]})
+
+    assert problems(fill("w", 0, ((0, 0), everything))) == []
+    for number in (1, None, -1):
+        assert problems(fill("w", number, ((0, 0), everything))) == [
+            missing,
+            f"w: an item fills box {number}, but 1 are wanted, numbered from 0",
+        ]
+    assert problems(fill("w", 0, ((), everything))) == [
+        f"{wrong}dest_offsets have 0 and its lengths 2"
+    ]
+    assert problems(fill("w", 0, ((0, 0), (3,)))) == [
+        f"{wrong}dest_offsets have 2 and its lengths 1"
+    ]
+    assert problems(fill("w", 0, ((1, 0), everything))) == [
+        "w: an item fills [6, 9) x [2, 4), beyond the box [5, 8) x [2, 4) wanted"
+    ]
+    assert problems(*[fill("w", 0, ((0, 0), everything))] * 2) == [
+        "w: [5, 8) x [2, 4) is filled by two items"
     ]

@@ -56,7 +56,11 @@ def test_what_a_rank_expects_is_what_the_others_publish_for_it(
         ]
         assert dict(share.sources) == Counter(address for address, _ in coming)
         assert sorted(share.taken) == sorted(chunk for _, chunk in coming)
-        assert set(share.addresses) == set(share.takers)
+        expecting = {
+            taker: dict(other.sources).get(str(rank)) for taker, other in enumerate(shares)
+        }
+        assert share.takers == {taker: count for taker, count in expecting.items() if count}
+        assert share.addresses == {taker: str(taker) for taker in share.takers}
 
 
 @given(st.integers(2, 8), st.integers(0, 40))

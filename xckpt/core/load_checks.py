@@ -93,7 +93,10 @@ def _source_problem(item: ReadItem, arrays: Sequence[ChunkStorageMetadata]) -> s
         )
     start, lengths = item.storage_offsets, item.lengths
     if not len(start) == len(lengths) == len(array.sizes):
-        return f"an item of {len(lengths)} dimensions reads a tensor of {len(array.sizes)}"
+        return (
+            f"an item reads a tensor of {len(array.sizes)} dimensions, but its storage_offsets "
+            f"have {len(start)} and its lengths {len(lengths)}"
+        )
     for low, length, size in zip(start, lengths, array.sizes, strict=True):
         if low < 0 or length < 1 or low + length > size:
             where = interval((a + b for a, b in zip(start, array.offsets, strict=True)), lengths)
@@ -166,9 +169,13 @@ def _fills_all(item: ReadItem, number: int, box: ChunkStorageMetadata) -> bool:
 
 def _cover_problem(box: ChunkStorageMetadata, regions: Regions) -> Iterator[str]:
     rank = len(box.sizes)
-    if any(len(offsets) != rank or len(lengths) != rank for offsets, lengths in regions):
-        yield f"an item fills a box of {rank} dimensions, but has another number of them"
-        return
+    for offsets, lengths in regions:
+        if not len(offsets) == len(lengths) == rank:
+            yield (
+                f"an item fills a box of {rank} dimensions, but its dest_offsets have "
+                f"{len(offsets)} and its lengths {len(lengths)}"
+            )
+            return
     fault = cover_fault(box.sizes, Boxes.of(regions, rank=rank))
     if fault is None:
         return
