@@ -43,10 +43,6 @@ DIGESTS = "xckpt.digests"
 CLAIM = "xckpt.saving"
 GENERATIONS = ".generations"
 
-_MISSING = b"\x02"
-"""TensorStore's generation of a key that does not exist."""
-
-
 _KEPT = "_xckpt_kept"
 """Attribute of an exception that `storage_errors` leaves alone."""
 
@@ -101,8 +97,9 @@ class Staging:
     """Where data is written: the root group goes here."""
     root: str = ""
     """`location` relative to the manifest; goes into the manifest."""
-    seen: bytes = _MISSING
-    """Generation of the manifest that was there at the beginning."""
+    seen: bytes = b""
+    """Generation of the manifest at the beginning, or of its absence; of a folder with a claim none
+    is needed."""
     claimed: bytes = b""
     """Generation of the key `CLAIM`, where there is one."""
     claim: Claim | None = None
@@ -156,7 +153,7 @@ class Staging:
 
     def _publish_folder(self, claim: Claim, manifest: bytes) -> None:
         staged, target = claim.folder, Path(self.target.path)
-        open_store(self.location).write(MANIFEST, manifest, if_equal=_MISSING).result()
+        open_store(self.location).write(MANIFEST, manifest).result()
         _sync_tree(staged)
         if self.step is Step.EXCHANGE:
             exchange(staged, target)
@@ -282,17 +279,27 @@ def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
         if step is Step.GENERATION:
             return _generation(target, seen)
         text = msgspec.json.encode(ClaimText.own(_new_identity()))
-        claimed = _write_if(store, CLAIM, text, _MISSING)
+        # Neither is there: one absence is like the other.
+        absent = seen.stamp.generation
+        claimed = _write_if(store, CLAIM, text, absent)
         if not claimed:
             raise CheckpointExistsError(f"{target}: another save has just begun here")
-        return Staging(step, target, target, claimed=claimed)
+        return Staging(step, target, target, seen=absent, claimed=claimed)
 
 
 def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes:
     """Write to a key if its generation is ``seen``; its new generation, empty if somebody else did.
 
     No two savers write the same content: it tells whose the key is where the answer was lost.
+
+    Raises:
+        StorageError: ``seen`` is empty, which would be no condition.
     """
+    if not seen:
+        raise StorageError(
+            f"the storage does not tell the generation of {key}, so that two saves at once could "
+            f"not be told apart; save to another storage"
+        )
     written = store.write(key, content, if_equal=seen).result().generation
     return written or _generation_if(store, key, content)
 

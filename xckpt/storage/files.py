@@ -14,7 +14,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -44,7 +44,7 @@ LONGEST_FILE: Final = 1 << 62
 Range = tuple[int, int]
 """[start, stop), bytes."""
 
-_Answer = ts.Future[ts.KvStore.ReadResult]
+_Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
 class RangeFile(Protocol):

@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -44,7 +45,7 @@ from xckpt.storage.pool import Pool, ProgressCounter
 __all__ = ["ArrayOrder", "ChunkWrites", "WriteOrders", "Written", "WrittenArray"]
 
 Shape = tuple[int, ...]
-_Future = ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]
+_Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SMALL_BYTES = 1 << 18
 """Items up to this size (bytes) are written without a thread of their own."""
