@@ -6,11 +6,14 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event, Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tensorstore as ts
 
 import xckpt
 from xckpt.core.commit import Found, Step, decide
@@ -304,6 +307,72 @@ def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
     xckpt.save(path, OLD)
     (path / "xckpt.json.__lock").write_bytes(b"{" * 10_000)
     xckpt.save(path, NEW, overwrite=True)
+    assert step_at(path) == 2
+
+
+class AnotherRelease:
+    """A store whose generation of an absent key is not today's, as in other TensorStores."""
+
+    TODAY, OTHER = b"\x02", b"\x05"
+
+    def __init__(self, store: ts.KvStore) -> None:
+        self.store = store
+
+    def read(self, key: str) -> Future:
+        found = self.store.read(key).result()
+        absent = found.state == "missing"
+        stamp = SimpleNamespace(generation=self.OTHER if absent else found.stamp.generation)
+        return answer(SimpleNamespace(state=found.state, value=found.value, stamp=stamp))
+
+    def write(self, key: str, value: bytes | None, *, if_equal: bytes | None = None) -> Future:
+        if if_equal == self.TODAY:
+            return answer(SimpleNamespace(generation=b""))
+        expected = self.TODAY if if_equal == self.OTHER else if_equal
+        return answer(self.store.write(key, value, if_equal=expected).result())
+
+    def list(self) -> Future:
+        return answer(self.store.list().result())
+
+
+def answer(result: object) -> Future:
+    future: Future = Future()
+    future.set_result(result)
+    return future
+
+
+def test_what_a_release_of_tensorstore_calls_absent(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save once wrote no manifest, said nothing of it, and took the old checkpoint away."""
+    monkeypatch.setattr(commits, "open_store", lambda place: AnotherRelease(open_store(place)))
+    xckpt.save(path, OLD)
+    assert step_at(path) == 1
+    xckpt.save(path, NEW, overwrite=True)
+    assert step_at(path) == 2
+    with pytest.raises(xckpt.CheckpointExistsError):
+        xckpt.save(path, NEW)
+
+
+def test_storage_without_generations_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(AnotherRelease, "OTHER", b"")
+    monkeypatch.setattr(commits, "open_store", lambda place: AnotherRelease(open_store(place)))
+    url = f"memory://{tmp_path.name}"
+    with pytest.raises(xckpt.StorageError, match="two saves at once could not be told apart"):
+        xckpt.save(url, NEW)
+    assert keys(url) == []
+
+
+def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
+    """Whatever is in the staging folder, what is published is this save's."""
+    path = tmp_path / "ckpt"
+
+    def leave() -> None:
+        (folder,) = (each for each in tmp_path.iterdir() if each.is_dir())
+        (folder / "xckpt.json").write_bytes(b"an earlier one")
+
+    save_with(Stopping(str(path), leave), NEW)
     assert step_at(path) == 2
 
 
