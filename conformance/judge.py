@@ -104,5 +104,8 @@ def _try(
 
 
 def message(error: BaseException) -> str:
-    """An error in one paragraph."""
-    return f"{type(error).__name__}: {error}".strip()
+    """An error in one paragraph; of several at once, each."""
+    own = f"{type(error).__name__}: {error}".strip()
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join([own, *map(message, error.exceptions)])
+    return own

@@ -87,13 +87,22 @@ def fits(value: Any, form: Any) -> bool:
 
 
 def read_json(text: bytes) -> Any:
-    """A JSON value: finite numbers, and no half of a character (4.2)."""
+    """A JSON value: finite numbers, no half of a character, no name twice in an object (4.2)."""
+    decoder = json.JSONDecoder(object_pairs_hook=members, parse_constant=finite, parse_float=finite)
     try:
-        found = json.loads(text.decode(), parse_constant=finite, parse_float=finite)
+        found = decoder.decode(text.decode())
         if re.search(rb"\\u[dD][89a-fA-F]", text):
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Broken(f"the manifest is no JSON: {error}") from error
+    return found
+
+
+def members(pairs: list[tuple[str, Any]]) -> Json:
+    """An object whose names are unique."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name comes twice in an object")
     return found
 
 

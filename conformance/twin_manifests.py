@@ -275,6 +275,10 @@ def _texts(body: bytes, digest: Digest) -> Iterator[Twin]:
         "a body that is a list": b"[]",
         "a body that is null": b"null",
         "a body that is a number": b"1e999",
+        "a field twice": b'{"digests":"",' + body[1:],
+        "a field twice, once as a number": b'{"digests":1,' + body[1:],
+        "a field twice, spelled otherwise": b'{"\\u0064igests":"",' + body[1:],
+        "a name twice in user metadata": body[:-1] + b',"user":{"a":[{"b":1,"b":2}]}}',
         "no UTF-8": body.replace(b'"leaves"', b'"le\xffves"'),
     }.items():  # fmt: skip
         yield _twin(name, text, digest)

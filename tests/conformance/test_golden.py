@@ -76,7 +76,6 @@ def check(reports: list[Report], atleast: int) -> None:
     for report in reports:
         assert report.passed, str(report)
         assert report.twins >= atleast
-        assert report.most_memory < confined.MEMORY
         assert report.outcomes["refused"] > report.twins // 2
         assert report.outcomes["found"] > 0
 
@@ -86,7 +85,7 @@ def test_some_corrupt_twins_are_refused() -> None:
 
 
 def test_the_independent_reader_refuses_some_corrupt_twins() -> None:
-    check(run("conformance.implementations.reader_golden", every=997, first=7), 10)
+    check(run("conformance.implementations.reader_golden", every=449), 20)
 
 
 def test_there_are_twins_of_every_file_and_every_kind() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xckpt.core.json_values import check_json, json_problems
+from xckpt.core.json_values import check_json, json_problems, repeated_name
 from xckpt.errors import ManifestError
 
 scalars = st.one_of(
@@ -70,3 +70,40 @@ def test_what_contains_itself_is_refused_at_once() -> None:
         "metadata/a/1: contains itself",
         "metadata/a/2: contains itself",
     )
+
+
+objects = st.recursive(
+    st.sampled_from(['"x"', "1", "-2.5e300", "9" * 5000, "null", "true"]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda parts: f"[{','.join(parts)}]"),
+        st.lists(
+            st.tuples(st.sampled_from(["a", "b", "c", "", "\\u0061", '\\"a']), inner), max_size=4
+        ).map(lambda pairs: "{" + ", ".join(f'"{name}" : {value}' for name, value in pairs) + "}"),
+    ),
+    max_leaves=12,
+)
+
+
+def repeats(value: object) -> set[str]:
+    """The names that come twice in what `json.loads` makes of objects that are lists of pairs."""
+    if not isinstance(value, list):
+        return set()
+    names = [each[0] for each in value if isinstance(each, tuple)]
+    inner = [repeats(each[1] if isinstance(each, tuple) else each) for each in value]
+    return {name for name in names if names.count(name) > 1}.union(*inner)
+
+
+@given(objects)
+def test_a_repeated_name_is_found(text: str) -> None:
+    whole = json.loads(text, object_pairs_hook=list, parse_int=len)
+    found = repeated_name(text.encode())
+    assert found in repeats(whole) if repeats(whole) else found is None
+
+
+def test_what_is_no_json_is_told() -> None:
+    with pytest.raises(RecursionError):
+        repeated_name(b"[" * 100_000 + b"]" * 100_000)
+    with pytest.raises(UnicodeDecodeError):
+        repeated_name(b'"\xff"')
+    with pytest.raises(ValueError, match="delimiter"):
+        repeated_name(b"[1")

@@ -2,16 +2,21 @@
 
 JSON writers turn NaN into null, bytes into text, sets into lists and int keys into strings, so what
 a user passes is checked before anything is written. Tuples are lists to JSON and pass.
+
+JSON readers take the first or the last of two members of one name, or both: `repeated_name` finds
+them, so that nobody can show one reader what another does not see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from math import isfinite
 
 from xckpt.errors import ManifestError
 
-__all__ = ["check_json", "json_problems"]
+__all__ = ["check_json", "json_problems", "repeated_name"]
 
 DEEPEST = 64
 """Most containers around a value."""
@@ -75,3 +80,32 @@ def _string_problem(text: str, where: str) -> Iterator[str]:
         text.encode()
     except UnicodeEncodeError:
         yield f"{where}: {text[:40]!r} holds half a character (a lone surrogate)"
+
+
+class _RepeatedName(Exception):
+    """Ends the search."""
+
+
+def repeated_name(text: bytes) -> str | None:
+    """A name that some object of a JSON text has twice, however it is spelled; None if none has.
+
+    Raises:
+        RecursionError: the text is nested too deep to look through.
+        UnicodeDecodeError: it is no UTF-8.
+        ValueError: it is no JSON.
+
+    Example:
+        >>> repeated_name(b'{"a":{"b":1},"b":[{"c":1,"\\\\u0063":2}]}')
+        'c'
+    """
+    try:
+        # What the names stand for is of no interest, and an int may be too long to be one.
+        json.loads(text.decode(), object_pairs_hook=_names_once, parse_int=len, parse_float=len)
+    except _RepeatedName as found:
+        return str(found)
+    return None
+
+
+def _names_once(pairs: Sequence[tuple[str, object]]) -> None:
+    if len(dict(pairs)) < len(pairs):
+        raise _RepeatedName(Counter(name for name, _ in pairs).most_common(1)[0][0])

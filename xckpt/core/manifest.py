@@ -6,7 +6,8 @@ so, where the digest is taken of the exact bytes of ``checkpoint``. To read it (
 1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
 2. Refuse it if what is around the inner bytes is spelled otherwise, or their digest differs: it was
    altered.
-3. Decode it against the types in `xckpt.core.entries`; an unknown field is an error.
+3. Decode it against the types in `xckpt.core.entries`; an unknown field is an error, and so is a
+   name that an object has twice.
 4. Check it against the rules (`xckpt.core.manifest_rules`), before anything is allocated.
 """
 
@@ -30,7 +31,7 @@ from xckpt.core.entries import (
     arrays,
 )
 from xckpt.core.grid import Grid
-from xckpt.core.json_values import check_json
+from xckpt.core.json_values import check_json, repeated_name
 from xckpt.core.manifest_rules import problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -225,8 +226,22 @@ def parse(data: bytes, digest: Digest) -> Manifest:
     if digest(body).hex() != envelope.digest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
     manifest = _decode(body, Manifest, "the manifest breaks the format")
+    _refuse_repeated_names(manifest, body)
     _refuse(problems(manifest))
     return manifest
+
+
+def _refuse_repeated_names(manifest: Manifest, body: bytes) -> None:
+    if msgspec.json.encode(manifest) == body:
+        return  # as this library spells it, which is soon seen, no name comes twice
+    try:
+        name = repeated_name(body)
+    except RecursionError as error:
+        raise ManifestError("the manifest breaks the format: it is nested too deep") from error
+    if name is not None:
+        raise ManifestError(
+            f"the manifest breaks the format: an object in it has two members named {name[:80]!r}"
+        )
 
 
 def _decode(data: bytes, kind: type[Document], complaint: str) -> Document:
