@@ -1,4 +1,4 @@
-# make test | make test-xla | make test-models | make conformance | make conformance-long
+# make test | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
 # make fuzz | make demo | make bench | make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
@@ -15,13 +15,18 @@ XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
 XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
 
+# The lowest releases that pyproject.toml admits, in an environment of their own (8 GB: torch's wheels
+# of that time bring CUDA along).
+LOWEST_VENV := .venv-lowest
+LOWEST_STAMP := $(LOWEST_VENV)/.stamp
+
 # What only the fuzzer needs, beside the environment of the tests.
 FUZZ_PACKAGES := .venv-fuzz
 FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
 FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
-.PHONY: env env-xla test test-xla test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
+.PHONY: env env-xla test test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
 
 env: $(STAMP)
 
@@ -43,6 +48,12 @@ $(XLA_STAMP):
 	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(XLA_CONSTRAINTS)
 	@touch $@
 
+$(LOWEST_STAMP): pyproject.toml tests/lowest.txt
+	rm -rf $(LOWEST_VENV)
+	$(PYTHON) -m venv $(LOWEST_VENV)
+	$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint tests/lowest.txt --editable '.[test]'
+	@touch $@
+
 $(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
 	rm -rf $(FUZZ_PACKAGES)
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(FUZZ_PACKAGES) --requirement $(FUZZ_CONSTRAINTS)
@@ -58,6 +69,17 @@ test: lint
 
 test-xla: env-xla
 	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_tensors.py tests/torch/test_buffers.py
+
+# What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
+LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_numpy.py \
+    tests/test_loading.py tests/test_torch_jax.py tests/test_custom_planners.py \
+    tests/test_faulty_planners.py tests/torch/test_tensors.py tests/torch/test_buffers.py \
+    tests/torch/test_group.py tests/torch/test_staging.py tests/torch/dcp/test_round_trip.py \
+    tests/torch/dcp/test_training.py tests/torch/dcp/test_reading.py \
+    tests/torch/dcp/test_protocol.py tests/torch/dcp/test_irregular.py
+
+test-lowest: $(LOWEST_STAMP)
+	$(LOWEST_VENV)/bin/python -m pytest -W ignore $(LOWEST_TESTS)
 
 # Every family of models, both ways, against transformers' own torch and Flax models; then the table.
 test-models: env
@@ -106,5 +128,5 @@ bench: env
 	$(BIN)/python -m benchmarks.readme
 
 clean:
-	rm -rf $(VENV) .venv-xla $(FUZZ_PACKAGES) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-xla $(LOWEST_VENV) $(FUZZ_PACKAGES) dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

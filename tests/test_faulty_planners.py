@@ -450,7 +450,10 @@ def pieces() -> str:
         (read_change("b", dest_offsets=(1,)), "b: an item fills [1, 6), beyond the box [0, 5)"),
         (read_change("b", dest_offsets=(-1,)), "b: an item fills [-1, 4), beyond the box [0, 5)"),
         (read_change("b", lengths=(4,)), "b: [4, 5) is wanted, but no item reads it"),
-        (read_change("b", dest_offsets=(), lengths=()), "b: an item of 0 dimensions reads"),
+        (
+            read_change("b", dest_offsets=(), lengths=()),
+            "b: an item reads a tensor of 1 dimensions",
+        ),
         (read_change("b", lengths=(0,)), "b: an item reads [0, 0), which is not in [0, 5)"),
         (read_change("b", lengths=(6,)), "b: an item reads [0, 6), which is not in [0, 5)"),
         (read_change("b", storage_offsets=(1,)), "b: an item reads [1, 6), which is not in [0, 5)"),
