@@ -39,6 +39,7 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import ManifestError, VersionError
 
 __all__ = [
@@ -78,6 +79,9 @@ class _Envelope(_Head):
 
     digest: str
     checkpoint: msgspec.Raw
+
+
+look_at_types(_Head, _Envelope, Manifest)
 
 
 def build(

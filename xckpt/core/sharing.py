@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.struct_types import look_at_types
+
 __all__ = ["Announcement", "Publication", "SharedReads", "share_reads"]
 
 
@@ -59,6 +61,9 @@ class SharedReads(msgspec.Struct, array_like=True, frozen=True):
             for taker in publication.takers:
                 counts[taker] = counts.get(taker, 0) + 1
         return counts
+
+
+look_at_types(Announcement, SharedReads)
 
 
 def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:

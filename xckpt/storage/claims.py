@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import CheckpointExistsError
 
 __all__ = [
@@ -73,6 +74,9 @@ class ClaimText(msgspec.Struct):
     def own(cls, save: str) -> ClaimText:
         """This process's."""
         return cls(socket.gethostname(), os.getpid(), save)
+
+
+look_at_types(ClaimText)
 
 
 @dataclass(slots=True)

@@ -35,6 +35,7 @@ from xckpt.core.manifest import BytesEntry, ValueEntry, ZarrArray
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.plan import WriteItem
 from xckpt.core.save_planner import SavePlanner
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import PlanError
 from xckpt.storage.arrays import open_array, open_chunk
 from xckpt.storage.commit import kept_errors, storage_errors
@@ -97,6 +98,9 @@ class Written(msgspec.Struct, array_like=True):
 
     arrays: list[WrittenArray]
     values: dict[str, ValueEntry | BytesEntry]
+
+
+look_at_types(WriteOrders, Written)
 
 
 @dataclass(slots=True)

@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 import torch.distributed as dist
 
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.location import Location
 
@@ -50,6 +51,9 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     def location(self) -> Location:
         """Where the root group is staged."""
         return Location(self.driver, self.path, self.bucket)
+
+
+look_at_types(Place)
 
 
 def name(target: Location, place: Place) -> None:

@@ -38,6 +38,7 @@ from xckpt.core.grid import GridOptions
 from xckpt.core.manifest import BytesEntry, Manifest, build, to_metadata
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan import SavePlan, WriteItem
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
@@ -67,6 +68,9 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     writes: WriteOrders
     layout: bytes = b""
     """For the coordinator: the manifest, without what only a finished save knows."""
+
+
+look_at_types(Orders)
 
 
 class _Save:
