@@ -2,8 +2,7 @@
 
 1. `run` starts a child process for each reader. The child makes every twin in a folder of its own,
    has the reader load and verify it, and prints a line before and a line after.
-2. The child limits its own address space, and measures the most memory that each twin took: of a
-   document that is long itself that may be a multiple of its length.
+2. The child limits its own address space, and measures the most memory that each twin took.
 3. A child that dies or falls silent is a crash of the twin that it was at; another child goes on
    with the next one.
 """
@@ -37,9 +36,7 @@ __all__ = ["Report", "all_twins", "judge", "run"]
 ADDRESS_SPACE = 2 << 30
 """Bytes of address space that a twin may take beyond what the process has."""
 MEMORY = 256 << 20
-"""Bytes of memory that a twin may take, unless its manifest is over 16 MiB long."""
-OF_A_MANIFEST = 16
-"""How many times the length of its manifest a twin may take, if that is more."""
+"""Bytes of memory that a twin may take."""
 SECONDS = 240
 """How long a twin may take; much, for the machine may be busy with other things."""
 
@@ -202,7 +199,7 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[bytes]:
 def _note(report: Report, said: dict[str, Any]) -> None:
     outcome = said["outcome"]
     report.most_memory = max(report.most_memory, said["memory"])
-    if outcome in GOOD and said["memory"] > max(MEMORY, OF_A_MANIFEST * said["manifest"]):
+    if outcome in GOOD and said["memory"] > MEMORY:
         outcome, said["detail"] = "memory", f"took {said['memory'] >> 20} MiB"
     report.outcomes[outcome] += 1
     if outcome not in GOOD:
@@ -237,7 +234,6 @@ def _serve(
             outcome=outcome,
             detail=detail[:300],
             memory=max(0, _status("VmHWM") - before),
-            manifest=_length(home / "ckpt" / "xckpt.json"),
         )
         shutil.rmtree(home)
     _say(end=True)
@@ -245,11 +241,6 @@ def _serve(
 
 def _say(**what: object) -> None:
     print(json.dumps(what), flush=True)
-
-
-def _length(file: Path) -> int:
-    """Bytes of a plain file."""
-    return file.lstat().st_size if file.is_file() and not file.is_symlink() else 0
 
 
 def _status(what: str) -> int:

@@ -88,6 +88,7 @@ def fits(value: Any, form: Any) -> bool:
 
 def read_json(text: bytes) -> Any:
     """A JSON value: finite numbers, no half of a character, no name twice in an object (4.2)."""
+    members = partial(members_of, lists={})
     decoder = json.JSONDecoder(object_pairs_hook=members, parse_constant=finite, parse_float=finite)
     try:
         found = decoder.decode(text.decode())
@@ -98,11 +99,14 @@ def read_json(text: bytes) -> Any:
     return found
 
 
-def members(pairs: list[tuple[str, Any]]) -> Json:
-    """An object whose names are unique."""
+def members_of(pairs: list[tuple[str, Any]], lists: dict[tuple[int, ...], list[int]]) -> Json:
+    """An object whose names are unique; ``lists`` has what pieces share, their shapes above all."""
     found = dict(pairs)
     if len(found) < len(pairs):
         raise ValueError("a name comes twice in an object")
+    for name, value in pairs:
+        if isinstance(value, list) and {int}.issuperset(map(type, value)):
+            found[name] = lists.setdefault(tuple(value), value)
     return found
 
 

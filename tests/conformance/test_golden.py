@@ -76,6 +76,7 @@ def check(reports: list[Report], atleast: int) -> None:
     for report in reports:
         assert report.passed, str(report)
         assert report.twins >= atleast
+        assert report.most_memory < confined.MEMORY
         assert report.outcomes["refused"] > report.twins // 2
         assert report.outcomes["found"] > 0
 

@@ -313,7 +313,8 @@ def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
 class AnotherRelease:
     """A store whose generation of an absent key is not today's, as in other TensorStores."""
 
-    TODAY, OTHER = b"\x02", b"\x05"
+    TODAY = ts.KvStore.open("memory://").result().read("absent").result().stamp.generation
+    OTHER = b"\xff another release's"
 
     def __init__(self, store: ts.KvStore) -> None:
         self.store = store

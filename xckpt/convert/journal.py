@@ -19,6 +19,7 @@ from typing import IO
 
 import msgspec
 
+from xckpt.core.struct_types import look_at_types
 from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
 
 __all__ = ["Journal", "Start", "read_journal"]
@@ -40,6 +41,9 @@ class _Done(msgspec.Struct, array_like=True, frozen=True):
 
     unit: int
     report: bytes
+
+
+look_at_types(Start, _Done)
 
 
 def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:

@@ -223,11 +223,11 @@ def parse(data: bytes, digest: Digest) -> Manifest:
     if head.version != VERSION:
         raise ManifestError(f"the format never had a version {head.version}")
     envelope = _decode(data, _Envelope, "the manifest is truncated or altered")
-    body = bytes(envelope.checkpoint)
+    body = memoryview(envelope.checkpoint)  # it may be a gigabyte
     if msgspec.json.encode(envelope) != data:
         # Nothing digests what is around the content, so it has one spelling and no other field.
         raise ManifestError("the manifest was altered: something is added around its content")
-    if digest(body).hex() != envelope.digest:
+    if digest(bytes(body)).hex() != envelope.digest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
     manifest = _decode(body, Manifest, "the manifest breaks the format")
     _refuse_repeated_names(manifest, body)
@@ -235,11 +235,11 @@ def parse(data: bytes, digest: Digest) -> Manifest:
     return manifest
 
 
-def _refuse_repeated_names(manifest: Manifest, body: bytes) -> None:
+def _refuse_repeated_names(manifest: Manifest, body: memoryview) -> None:
     if msgspec.json.encode(manifest) == body:
         return  # as this library spells it, which is soon seen, no name comes twice
     try:
-        name = repeated_name(body)
+        name = repeated_name(bytes(body))
     except RecursionError as error:
         raise ManifestError("the manifest breaks the format: it is nested too deep") from error
     if name is not None:
@@ -248,7 +248,7 @@ def _refuse_repeated_names(manifest: Manifest, body: bytes) -> None:
         )
 
 
-def _decode(data: bytes, kind: type[Document], complaint: str) -> Document:
+def _decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> Document:
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

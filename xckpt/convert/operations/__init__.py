@@ -4,7 +4,13 @@ Each is a frozen value with an inverse, and is typed: a *bijection*; a bijection
 which the rule states and which is asserted where it would be lost; or *lossy*, with a stated bound.
 """
 
-from xckpt.convert.operations.base import Exactness, Operation, operation_from_document, run
+from xckpt.convert.operations.base import (
+    Exactness,
+    Operation,
+    look_at_operations,
+    operation_from_document,
+    run,
+)
 from xckpt.convert.operations.each import Each
 from xckpt.convert.operations.lossy import Add, Cast, Scale
 from xckpt.convert.operations.parts import (
@@ -47,3 +53,5 @@ __all__ = [
     "operation_from_document",
     "run",
 ]
+
+look_at_operations()

@@ -18,6 +18,7 @@ import msgspec
 
 from xckpt.convert.bundles import Bundle, Slot, Trace
 from xckpt.convert.tracing import Traced
+from xckpt.core.struct_types import look_at_types
 from xckpt.errors import MappingError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Operation",
     "TensorOperation",
     "axis_of",
+    "look_at_operations",
     "operation_from_document",
     "run",
 ]
@@ -140,6 +142,11 @@ def _frozen(value: object) -> object:
 
 def _plain(value: object) -> object:
     return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+
+
+def look_at_operations() -> None:
+    """Have msgspec look at all operations that there are; see `xckpt.core.struct_types`."""
+    look_at_types(*_OPERATIONS.values())
 
 
 def operation_from_document(document: Mapping[str, Any]) -> Operation:
