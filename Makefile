@@ -68,12 +68,12 @@ test: lint
 	$(BIN)/python -m pytest
 
 test-xla: env-xla
-	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_tensors.py tests/torch/test_buffers.py
+	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_adapter.py tests/torch/test_buffers.py
 
 # What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
 LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_numpy.py \
     tests/test_loading.py tests/test_torch_jax.py tests/test_custom_planners.py \
-    tests/test_faulty_planners.py tests/torch/test_tensors.py tests/torch/test_buffers.py \
+    tests/test_faulty_planners.py tests/torch/test_adapter.py tests/torch/test_buffers.py \
     tests/torch/test_group.py tests/torch/test_staging.py tests/torch/dcp/test_round_trip.py \
     tests/torch/dcp/test_training.py tests/torch/dcp/test_reading.py \
     tests/torch/dcp/test_protocol.py tests/torch/dcp/test_irregular.py
@@ -108,10 +108,10 @@ conformance-long: PEER_CASES = 500
 conformance-long: $(RESHARDS) $(TWINS) judge-peers
 
 $(RESHARDS): judge-reshards-%: env
-	$(JUDGE).$* --part conformance.properties --property reshard --examples $(RESHARD_CASES)
+	$(JUDGE).$* --part conformance.laws.properties --property reshard --examples $(RESHARD_CASES)
 
 $(TWINS): judge-twins-%: env
-	$(JUDGE).$* --part conformance.golden --examples $(TWIN_CASES)
+	$(JUDGE).$* --part conformance.laws.golden --examples $(TWIN_CASES)
 
 judge-peers: env
 	$(BIN)/python -W ignore -m conformance.peers --examples $(PEER_CASES)

@@ -116,9 +116,9 @@ def _elements(shapes: Shapes) -> int:
 def write_model(path: Path, shapes: Shapes, dtype: str) -> None:
     """Save a model of random bits that nobody holds."""
     import xckpt
-    from xckpt.core.boxes import Boxes
     from xckpt.core.dtypes import numpy_dtype
-    from xckpt.core.leaves import LazySource
+    from xckpt.core.geometry.boxes import Boxes
+    from xckpt.core.leaf import LazySource
 
     item = numpy_dtype(dtype).itemsize
     # Below 2: no NaN, so that a difference would be seen.
@@ -139,7 +139,7 @@ def write_model(path: Path, shapes: Shapes, dtype: str) -> None:
 def mapping(shapes: Shapes) -> Any:
     """The mapping to a layout of the other framework: every linear weight is transposed."""
     from xckpt.convert import Mapping, Rule
-    from xckpt.convert.operations import Split, Stack, Transpose
+    from xckpt.mapping.operations import Split, Stack, Transpose
 
     width = shapes["embed.weight"][1]
     heads = (shapes["layers.0.attention.qkv.weight"][0] - width) // 2

@@ -107,11 +107,11 @@ def _dcp(ranks: int) -> dict[str, Any]:
 def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     import numpy as np
 
-    from xckpt.core.boxes import Boxes
-    from xckpt.core.global_plan import global_plan
-    from xckpt.core.manifest import build, encode
-    from xckpt.core.plan import Block, LeafTable, PlanCodec, SavePlan, WriteItems
-    from xckpt.storage.digests import digest_bytes
+    from xckpt.core.geometry.boxes import Boxes
+    from xckpt.core.manifest.codec import build, encode
+    from xckpt.core.plan.items import Block, LeafTable, PlanCodec, SavePlan, WriteItems
+    from xckpt.core.plan.merge import global_plan
+    from xckpt.storage.integrity import digest_bytes
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
     table = LeafTable(

@@ -19,12 +19,12 @@ from conformance.implementation import Implementation, find
 from conformance.outcome import Outcome, Part, table
 
 PARTS = (
-    "conformance.properties",
-    "conformance.refusals",
-    "conformance.damage",
-    "conformance.machine",
-    "conformance.crash",
-    "conformance.golden",
+    "conformance.laws.properties",
+    "conformance.laws.refusals",
+    "conformance.laws.damage",
+    "conformance.crash.machine",
+    "conformance.crash.crash",
+    "conformance.laws.golden",
 )
 """Modules that are a `Part`."""
 

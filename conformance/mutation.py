@@ -7,9 +7,9 @@
    runs the tests up to the first that fails, those first that have found the last mutants. A mutant
    that no test fails on has survived; one that takes too long is killed.
 
-    python -m conformance.mutation xckpt.core.boxes tests/core/test_boxes.py --every 4
+    python -m conformance.mutation xckpt.core.dtypes tests/core/test_dtypes.py --every 4
 
-    python -m conformance.mutation xckpt.core.boxes tests/core/test_boxes.py --again FILE
+    python -m conformance.mutation xckpt.core.dtypes tests/core/test_dtypes.py --again FILE
 
 The second tries those again that an earlier run has printed. What survived, and why, is in
 ``mutation.md``.

@@ -23,13 +23,14 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from conformance import crash, damage, machine, properties, refusals
 from conformance.cases import from_json
+from conformance.crash import crash, machine
+from conformance.crash.recording import replay
+from conformance.crash.scenarios import CHECKPOINT, STATES, found_at
 from conformance.implementation import Implementation, Refused, find
 from conformance.judge import message
+from conformance.laws import damage, properties, refusals
 from conformance.outcome import Outcome
-from conformance.recording import replay
-from conformance.scenarios import CHECKPOINT, STATES, found_at
 
 __all__ = ["FOUND", "PEERS", "PRINTED", "current", "found", "still_fails", "table"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.storage.states import LAYOUTS, arrays, everything, expected, same
+from tests.support.states import LAYOUTS, arrays, everything, expected, same
 from xckpt.core.dtypes import DTYPES
 from xckpt.storage.checkpoint import StoredArray
 

@@ -12,7 +12,7 @@ from threading import Event, Thread
 import pytest
 
 import xckpt
-from tests.savers import PLACES, Command, Savers, number_of, state
+from tests.support.savers import PLACES, Command, Savers, number_of, state
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 import xckpt
 from examples.minilm import package_folder, trained
 from xckpt.cli import main
-from xckpt.convert.families import families
+from xckpt.mapping.families import families
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "hugging-face.md").read_text(encoding="utf-8")

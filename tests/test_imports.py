@@ -22,30 +22,25 @@ ROOT = Path(__file__).parent.parent
 # A module may import from its own layer and from the layers before it.
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
-    "engine": (
-        "xckpt.engine",
-        "xckpt.group",
-        "xckpt.options",
-        "xckpt.staging",
-        "xckpt.fresh_memory",
-        "xckpt.host_memory",
-        "xckpt.async_save",
-    ),
+    "engine": ("xckpt.engine", "xckpt.options"),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
+    "joining": ("xckpt.find_group",),
+    "mapping": ("xckpt.mapping",),
+    "formats": ("xckpt.formats",),
+    "convert": ("xckpt.convert",),
     "surface": (
         "xckpt",
         "xckpt.api",
-        "xckpt.adapters",
-        "xckpt.processes",
-        "xckpt.saving",
         "xckpt.loading",
         "xckpt.planner",
         "xckpt.metadata",
-        "xckpt.convert",
+        "xckpt.staging",
     ),
     "cli": ("xckpt.cli",),
 }
+UPWARD = {("xckpt.torch.dcp.imports", "xckpt.formats.dcp.folder")}
+"""The one arrow that still runs up: it goes when DCP folders are imported by `convert` alone."""
 SIBLINGS = LAYERS["adapters"]
 
 # Who may import a library from outside; any other module may not.
@@ -129,7 +124,7 @@ def fault(module: str, imported: str) -> str | None:
     below = layer_of(imported)
     if below is None:
         return f"{imported} has no layer: give it one in LAYERS"
-    if order.index(below) > order.index(layer):
+    if order.index(below) > order.index(layer) and (module, imported) not in UPWARD:
         return f"{module} ({layer}) imports {imported} ({below}): imports run one way"
     here, there = home(module, SIBLINGS), home(imported, SIBLINGS)
     if here and there and here != there:
@@ -149,44 +144,52 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 def test_imports_run_one_way() -> None:
     modules = sources(ROOT)
-    assert "xckpt.core.boxes" in modules
+    assert "xckpt.core.geometry.boxes" in modules
     assert violations(modules) == []
 
 
 @pytest.mark.parametrize(
     "module, source, words",
     [
-        ("xckpt.core.boxes", "import torch", "the core is pure"),
-        ("xckpt.core.boxes", "import xxhash", "the core is pure"),
-        ("xckpt.core.boxes", "def f():\n    import jax.numpy", "the core is pure"),
-        ("xckpt.core.boxes", "from xckpt import storage", "imports run one way"),
-        ("xckpt.core.boxes", "from .. import engine", "imports run one way"),
-        ("xckpt.core.boxes", "from ..storage import writer", "imports run one way"),
-        ("xckpt.core.boxes", "import importlib\nimportlib.import_module('xckpt.torch')", "one way"),
+        ("xckpt.core.geometry.boxes", "import torch", "the core is pure"),
+        ("xckpt.core.geometry.boxes", "import xxhash", "the core is pure"),
+        ("xckpt.core.geometry.boxes", "def f():\n    import jax.numpy", "the core is pure"),
+        ("xckpt.core.geometry.boxes", "from xckpt import storage", "imports run one way"),
+        ("xckpt.core.geometry.boxes", "from ... import engine", "imports run one way"),
+        ("xckpt.core.geometry.boxes", "from ...storage import writer", "imports run one way"),
+        (
+            "xckpt.core.geometry.boxes",
+            "import importlib\nimportlib.import_module('xckpt.torch')",
+            "one way",
+        ),
         ("xckpt.errors", "import xckpt", "imports run one way"),
-        ("xckpt.engine", "if TYPE_CHECKING:\n    from torch import Tensor", "only xckpt.torch may"),
-        ("xckpt.engine", "from xckpt.storage import x", "imports run one way"),
-        ("xckpt.storage.writer", "import xckpt.numpy", "imports run one way"),
-        ("xckpt.storage.writer", "import zarr", "only xckpt.zarr_dtypes may"),
+        (
+            "xckpt.engine.save",
+            "if TYPE_CHECKING:\n    from torch import Tensor",
+            "only xckpt.torch may",
+        ),
+        ("xckpt.engine.save", "from xckpt.storage import x", "imports run one way"),
+        ("xckpt.storage.write_checkpoint", "import xckpt.numpy", "imports run one way"),
+        ("xckpt.storage.write_checkpoint", "import zarr", "only xckpt.zarr_dtypes may"),
         ("xckpt.torch", "import tensorstore as ts", "only xckpt.storage may"),
         ("xckpt.torch", "from .jax import arrays", None),
         ("xckpt.torch", "from ..jax import arrays", "adapters do not know each other"),
-        ("xckpt.torch.dtensor", "import xckpt.numpy", "adapters do not know each other"),
-        ("xckpt.torch.dtensor", "from xckpt.cli import main", "imports run one way"),
+        ("xckpt.torch.sharded.dtensor", "import xckpt.numpy", "adapters do not know each other"),
+        ("xckpt.torch.sharded.dtensor", "from xckpt.cli import main", "imports run one way"),
         (
-            "xckpt.torch.dtensor",
+            "xckpt.torch.sharded.dtensor",
             "import torch\nfrom ..core import boxes\nimport xckpt.storage",
             None,
         ),
         ("xckpt.numpy", "import jax", "only xckpt.jax may"),
-        ("xckpt.api", "import xckpt.torch\nimport xckpt.jax\nimport xckpt.engine", None),
+        ("xckpt.api", "import xckpt.torch\nimport xckpt.jax\nimport xckpt.engine.save", None),
         ("xckpt.api", "import rich", "only xckpt.cli may"),
         ("xckpt.stray", "", "has no layer"),
         ("xckpt.api", "import xckpt.stray", "has no layer"),
     ],
 )
 def test_the_contract_notices(module: str, source: str, words: str | None) -> None:
-    names = ("xckpt", "xckpt.engine", "xckpt.storage", "xckpt.torch.jax", "xckpt.jax.arrays")
+    names = ("xckpt", "xckpt.engine.save", "xckpt.storage", "xckpt.torch.jax", "xckpt.jax.adapter")
     found = violations({**dict.fromkeys(names, ""), module: source})
     assert len(found) == (words is not None)
     assert words is None or words in found[0]

@@ -10,8 +10,9 @@ import pytest
 import safetensors.numpy
 
 import xckpt
-from xckpt.convert import Mapping, Rule, detection
-from xckpt.convert.operations import Untie
+from xckpt.convert import Mapping, Rule
+from xckpt.formats import detect as detection
+from xckpt.mapping.operations import Untie
 from xckpt.planner import DefaultLoadPlanner
 
 TIED = Mapping([Rule(["w", "head"], "w", [Untie(2)])])

@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import xckpt
-from tests.storage.states import LAYOUTS, random_array, same
+from tests.support.states import LAYOUTS, random_array, same
 from xckpt.core.dtypes import DTYPES
 
 SHAPES = [(), (1,), (0,), (7,), (3, 0, 2), (13, 11), (2, 3, 5), (1, 1, 1, 4)]

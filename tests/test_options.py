@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xckpt
-from tests.shards import cut
-from tests.storage.states import LAYOUTS, arrays, everything, expected, random_array, same
-from tests.threads import ThreadGroup, results
+from tests.support.sharded_arrays import cut
+from tests.support.states import LAYOUTS, arrays, everything, expected, random_array, same
+from tests.support.thread_group import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
 
 

@@ -25,9 +25,9 @@ from click.testing import CliRunner, Result
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
-from tests.storage.boxed import Boxed
+from tests.support.boxed import Boxed
 from xckpt.cli import main
-from xckpt.core.boxes import Boxes
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
 ROOT = Path(__file__).parents[1]
@@ -238,7 +238,7 @@ def files_named() -> Iterator[str]:
 
 def test_the_files_named_are_there(folder: Path, first: dict[str, Any]) -> None:
     named = set(files_named())
-    assert {"xckpt/api.py", "core/grid.py", "benchmarks/results.json"} <= named
+    assert {"xckpt/api.py", "core/geometry/grid.py", "benchmarks/results.json"} <= named
     made = "".join(path.read_text() for path in (ROOT / "benchmarks").glob("*.py"))
     for name in named:
         places = (ROOT / name, ROOT / "xckpt" / name, folder / "ckpt" / name)

@@ -23,13 +23,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import xckpt
-from tests.jax.meshes import meshes as jax_meshes
-from tests.jax.meshes import same, specs, ways
-from tests.torch.meshes import Case, cases, on_rank_mesh, on_rank_placements
-from tests.torch.ranks import Ranks
-from tests.torch.test_dtensor import held_by
+from tests.support.jax_meshes import meshes as jax_meshes
+from tests.support.jax_meshes import same, specs, ways
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import Case, cases, on_rank_mesh, on_rank_placements
+from tests.torch.sharded.test_dtensor import held_by
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.torch import tensors
+from xckpt.torch import adapter
 from xckpt.torch.buffers import from_numpy, torch_dtype
 
 DTYPES = [
@@ -96,7 +96,7 @@ def on_rank_load(rank: int, path: Path, chosen: list[Case], in_place: bool) -> N
     assert state["step"] == 12
     for leaf, wanted in zip(state["params"].values(), expected, strict=True):
         assert leaf.placements == wanted.placements
-        found, source = tensors.describe(leaf, "w"), tensors.describe(wanted, "w")
+        found, source = adapter.describe(leaf, "w"), adapter.describe(wanted, "w")
         assert found is not None
         assert source is not None
         assert found.boxes == source.boxes
@@ -164,7 +164,7 @@ def test_every_common_dtype_in_one_process(tmp_path: Path, dtype: str) -> None:
         like = torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
         tensor: Any = xckpt.load(back, {"w": like})
         assert tensor["w"].dtype == like.dtype
-        same(tensors.to_numpy(tensor["w"]), bits)
+        same(adapter.to_numpy(tensor["w"]), bits)
 
 
 def mixed(seed: int) -> dict[str, Any]:

@@ -13,7 +13,6 @@ planners of one's own.
 import importlib
 from typing import TYPE_CHECKING
 
-from xckpt.adapters import register_adapters
 from xckpt.api import (
     load,
     load_into,
@@ -23,13 +22,14 @@ from xckpt.api import (
     save_async,
     save_state_dict,
 )
-from xckpt.async_save import SaveFuture
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
 )
+from xckpt.engine.adapters import register_adapters
+from xckpt.engine.background import SaveFuture
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,

@@ -1,6 +1,6 @@
 """The functions that people call: save, save_async, load, load_into, open, and the state dicts'.
 
-Each is a thin composition over one engine: find the group (`xckpt.processes`), make storage and
+Each is a thin composition over one engine: find the group (`xckpt.find_group`), make storage and
 planner (`xckpt.saving`, `xckpt.loading`), run the steps. `save_state_dict` and `load_state_dict`
 take any storage, the others a path.
 """
@@ -12,21 +12,21 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from xckpt import engine
-from xckpt.async_save import SaveFuture, begin
-from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.save_planner import SavePlanner
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.group import Group, LocalGroup
+from xckpt.engine import save as engine
+from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.engine.stager import AsyncStager
+from xckpt.find_group import find_group
 from xckpt.loading import load_in_place, reader_and_planner
 from xckpt.options import LoadOptions, SaveOptions
-from xckpt.processes import find_group
-from xckpt.saving import planner_for, save_in_turn
-from xckpt.staging import AsyncStager
 
 if TYPE_CHECKING:
-    from xckpt.convert.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import Mapping as ModelMapping
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = [
@@ -88,7 +88,7 @@ def save(
         (4, 2)
     """
     _check_path(path, "save(path, state)")
-    from xckpt.storage.writer import ZarrStorageWriter
+    from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = options or SaveOptions()
     return save_in_turn(
@@ -154,7 +154,7 @@ def save_async(
 
     def run(state: Callable[[], Any], group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
-        from xckpt.storage.writer import ZarrStorageWriter
+        from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
         writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
         return engine.save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
@@ -323,7 +323,7 @@ def save_state_dict(
         state_dict: any tree that `save` takes.
         storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
         process_group: the ranks that save together: a torch process group or a `Group`; found by
-            itself (see `xckpt.processes.find_group`).
+            itself (see `xckpt.find_group.find_group`).
         coordinator_rank: who decides and commits, as a rank within the process group.
         no_dist: this process saves alone, whatever other processes there are.
         planner: how to divide the work; by default what `save` does with the writer's ``options``.

@@ -14,16 +14,16 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from xckpt import engine
-from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.metadata import Metadata
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.storage import StorageReader
+from xckpt.engine import save
+from xckpt.engine.group import Group
 from xckpt.errors import XckptError
-from xckpt.group import Group
 from xckpt.options import LoadOptions
 
 if TYPE_CHECKING:
-    from xckpt.convert.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import Mapping as ModelMapping
 
 __all__ = ["load_in_place", "reader_and_planner"]
 
@@ -52,8 +52,8 @@ def reader_and_planner(
         return reader, DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
     if planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-    from xckpt.convert.detection import open_source
-    from xckpt.convert.load_planner import MappedLoadPlanner
+    from xckpt.convert.mapped_load import MappedLoadPlanner
+    from xckpt.formats.detect import open_source
 
     return reader, MappedLoadPlanner(
         mapping,
@@ -68,7 +68,7 @@ def reader_and_planner(
 
 
 def _format_at(path: str | os.PathLike[str]) -> str | None:
-    """The format of what lies at a path, as `xckpt.convert.detection` names it; ours if unknown,
+    """The format of what lies at a path, as `xckpt.formats.detect` names it; ours if unknown,
     None of a URL, at which nobody has looked yet.
     """
     from xckpt.storage.location import Location
@@ -79,7 +79,7 @@ def _format_at(path: str | os.PathLike[str]) -> str | None:
             return None
         # A load of our own checkpoints is not to wait for the import of `xckpt.convert`.
         if folder.exists() and not (folder / "xckpt.json").exists():
-            from xckpt.convert.detection import detect
+            from xckpt.formats.detect import detect
 
             return detect(path)
     return OURS
@@ -89,20 +89,20 @@ def _reader(
     path: str | os.PathLike[str], format: str | None, options: LoadOptions | None
 ) -> StorageReader:
     if format in (OURS, None):
-        from xckpt.storage.either import EitherReader
-        from xckpt.storage.reader import ZarrStorageReader
+        from xckpt.formats.either import EitherReader
+        from xckpt.storage.read_checkpoint import ZarrStorageReader
 
         ours = ZarrStorageReader(path, options=options)
         return ours if format == OURS else EitherReader(ours, lambda: _other(path, options))
-    from xckpt.convert.detection import open_source
-    from xckpt.convert.source_reader import SourceReader
+    from xckpt.formats.detect import open_source
+    from xckpt.formats.reader import SourceReader
 
     return SourceReader(lambda: open_source(path, format), str(path), options=options)
 
 
 def _other(path: str | os.PathLike[str], options: LoadOptions | None) -> StorageReader | None:
     """The reader of what another library wrote; None if there is nothing that is known."""
-    from xckpt.convert.detection import detect
+    from xckpt.formats.detect import detect
 
     with suppress(XckptError):
         format = detect(path)
@@ -120,7 +120,7 @@ def load_in_place(
     tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
     before, planner.in_place = planner.in_place, True
     try:
-        metadata = engine.load_state_dict(tree, reader, group=group, planner=planner)
+        metadata = save.load_state_dict(tree, reader, group=group, planner=planner)
         planner.result()
     finally:
         planner.in_place = before

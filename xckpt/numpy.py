@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.boxes import Boxes
 from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.core.staged import Copyable
 from xckpt.errors import UnsupportedLeafError

@@ -1,8 +1,7 @@
 """The planners and what they exchange, under the names that torch's users know."""
 
-from xckpt.core.grid import GridOptions
-from xckpt.core.load_planner import DefaultLoadPlanner, LoadPlanner
-from xckpt.core.plan import (
+from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.plan.items import (
     LoadItemType,
     LoadPlan,
     ReadItem,
@@ -11,7 +10,8 @@ from xckpt.core.plan import (
     WriteItem,
     WriteItemType,
 )
-from xckpt.core.save_planner import DefaultSavePlanner, SavePlanner
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 
 __all__ = [
     "DefaultLoadPlanner",

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.implementation import Box, Held, Wanted
-from xckpt.core.boxes import Boxes as Columns
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.frameworks import register_adapter
+from xckpt.core.geometry.boxes import Boxes as Columns
 from xckpt.core.metadata import Sharding
 
 __all__ = ["Boxes", "Wish"]

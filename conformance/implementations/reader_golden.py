@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from conformance.golden import Read
+from conformance.laws.golden import Read
 from conformance.reader import Broken, Checkpoint
 from conformance.strict_reader import StrictCheckpoint
 

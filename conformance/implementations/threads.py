@@ -48,7 +48,7 @@ class _Meeting:
 
 @dataclass(frozen=True, slots=True)
 class ThreadGroup:
-    """One rank's end of a group, as `xckpt.group.Group` says."""
+    """One rank's end of a group, as `xckpt.engine.group.Group` says."""
 
     rank: int
     meeting: _Meeting

@@ -21,7 +21,7 @@ from conformance.implementation import Array, Box, Held, Wanted
 from conformance.implementations.boxes import Boxes, Wish
 from conformance.implementations.meshes import by_name
 from conformance.implementations.threads import ThreadGroup, on_ranks
-from xckpt.core.keys import join_keys
+from xckpt.core.names import join_keys
 from xckpt.planner import DefaultSavePlanner, WriteItem
 
 __all__ = ["IMPLEMENTATION", "Xckpt"]

@@ -1,8 +1,8 @@
 """xckpt as a reader of golden checkpoints, and the states of which they were saved.
 
-`READERS` are what `conformance.golden` judges. `checkpoints` says what is in each golden checkpoint
-of format version 1 and how it is saved; `python -m conformance.golden --write` calls `write`, and a
-test saves them again and compares the bytes.
+`READERS` are what `conformance.laws.golden` judges. `checkpoints` says what is in each golden
+checkpoint of format version 1 and how it is saved; `python -m conformance.laws.golden --write`
+calls `write`, and a test saves them again and compares the bytes.
 
 Everything is deterministic. The one identity that a save draws, the folder of a generation, is
 given the name `GENERATION` afterwards, and the manifest is sealed anew.
@@ -25,16 +25,16 @@ import xxhash
 from numpy.typing import NDArray
 
 import xckpt
-from conformance.golden import Read
-from xckpt.core import manifest as manifests
-from xckpt.core.boxes import Boxes
+from conformance.laws.golden import Read
 from xckpt.core.dtypes import DTYPES, dtype_name
-from xckpt.core.leaves import LazySource
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.leaf import LazySource
+from xckpt.core.manifest import codec as manifests
 from xckpt.core.metadata import Metadata, Sharding
-from xckpt.core.plan import SavePlan
-from xckpt.core.save_planner import DefaultSavePlanner
+from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.tree import flatten
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["READERS", "Recipe", "XckptReader", "checkpoints", "describe", "write"]

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 import xckpt
 from xckpt.cli import main
 from xckpt.convert import Mapping, Rule
-from xckpt.convert.operations import Cast, Drop, Transpose, Untie
+from xckpt.mapping.operations import Cast, Drop, Transpose, Untie
 
 
 def run(*arguments: str | Path) -> Result:

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.core.tilings import Shape, tilings
+from tests.support.tilings import Shape, tilings
 from xckpt.cli.axes import Axis, Span
 from xckpt.cli.canvas import JOINTS
 from xckpt.cli.picture import Picture, picture

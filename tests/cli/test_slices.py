@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xckpt
-from tests.storage.boxed import rows
+from tests.support.boxed import rows
 from xckpt.cli.report import ArrayReport, CheckpointReport, LeafReport, Reading, checkpoint_report
 from xckpt.cli.slices import Box, parse_box, reading
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from conformance.golden import Read
 from conformance.implementations.xckpt_golden import XckptReader
+from conformance.laws.golden import Read
 
 WHOLE = "golden"
 

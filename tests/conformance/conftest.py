@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.holding_gcs import HoldingGCS
-from tests.conformance.holding_s3 import HoldingS3
+from tests.conformance.crash.holding_gcs import HoldingGCS
+from tests.conformance.crash.holding_s3 import HoldingS3
 
 
 @pytest.fixture(scope="module", params=[HoldingGCS, HoldingS3])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from conformance.golden import Read
 from conformance.implementations.xckpt_golden import XckptReader
+from conformance.laws.golden import Read
 from tests.conformance.bad_readers import WHOLE
 
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import xckpt
-from conformance import confined
-from conformance.confined import Report, all_twins, judge, run
-from conformance.golden import FormatReader, Golden, Read, goldens
 from conformance.implementations import reader_golden, xckpt_golden
 from conformance.implementations.xckpt_golden import checkpoints, describe, tree_of, write
-from conformance.twins import Bar, Twin, chunk_files, files
-from xckpt.storage.chunks import allocate
+from conformance.laws.golden import FormatReader, Golden, Read, goldens
+from conformance.twins import confined
+from conformance.twins.confined import Report, all_twins, judge, run
+from conformance.twins.twins import Bar, Twin, chunk_files, files
+from xckpt.storage.chunk import allocate
 
 READERS = [*xckpt_golden.READERS, *reader_golden.READERS, reader_golden.ALONE]
 GOLDENS = {golden.name: golden for golden in goldens()}

@@ -49,7 +49,7 @@ def test_the_suite_imports_numpy_and_hypothesis_alone() -> None:
     "module, source, noticed",
     [
         ("conformance.cases", "import torch", True),
-        ("conformance.cases", "def f():\n    import xckpt.core.boxes", True),
+        ("conformance.cases", "def f():\n    import xckpt.core.geometry.boxes", True),
         ("conformance.cases", "import zarr", True),
         ("conformance.cases", "from conformance.implementations import xckpt", True),
         ("conformance.reader", "import xckpt", True),
@@ -64,7 +64,7 @@ def test_the_contract_notices(module: str, source: str, noticed: bool) -> None:
 
 def test_the_suite_starts_without_any_framework() -> None:
     code = (
-        "import sys, conformance.properties, conformance.__main__\n"
+        "import sys, conformance.laws.properties, conformance.__main__\n"
         "heavy = {'xckpt', 'torch', 'jax', 'tensorstore', 'zarr', 'orbax'}\n"
         "assert heavy.isdisjoint(sys.modules), heavy & set(sys.modules)"
     )

@@ -8,13 +8,14 @@ import hypothesis
 import pytest
 from hypothesis import Phase, Verbosity, given, settings
 
-from conformance import crash, damage, properties, refusals
 from conformance.cases import Case, cases
+from conformance.crash import crash
 from conformance.implementation import Implementation, Refused
 from conformance.implementations.faulty import FAULTY, Faulty
 from conformance.implementations.simple import IMPLEMENTATION
 from conformance.implementations.xckpt import IMPLEMENTATION as XCKPT
 from conformance.judge import ANY_DRAW, Unfit, judge
+from conformance.laws import damage, properties, refusals
 from conformance.outcome import Outcome
 
 LAWS = {**properties.LAWS, **refusals.LAWS, **damage.LAWS}

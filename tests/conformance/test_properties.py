@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from conformance.cases import Case, cases
 from conformance.implementation import Even, Refused, find
-from conformance.properties import LAWS
+from conformance.laws.properties import LAWS
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -21,14 +21,14 @@ from conformance import reader
 from conformance import strict_reader as rules
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import StrictCheckpoint as Checkpoint
-from tests.storage.boxed import Boxed
-from tests.storage.states import LAYOUTS, everything, random_array, same
+from tests.support.boxed import Boxed
+from tests.support.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.manifest import parse
+from xckpt.core.manifest.codec import parse
 from xckpt.core.tree import flatten
 from xckpt.errors import ManifestError
-from xckpt.storage import commit as commits
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.commit import staging as commits
+from xckpt.storage.integrity import digest_bytes
 
 ROOT = Path(__file__).parent.parent.parent
 

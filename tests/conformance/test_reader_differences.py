@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import parse as parse_strictly
-from tests.core.manifests import example, manifests
-from xckpt.core.manifest import Manifest, arrays, encode, parse
+from tests.support.manifests import example, manifests
+from xckpt.core.manifest.codec import Manifest, arrays, encode, parse
 from xckpt.errors import ManifestError
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.integrity import digest_bytes
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 7, 8, 20, 64, 101, 1 << 31, 1 << 32, 1 << 56, (1 << 56) + 1, 1 << 63,
            1 << 64]  # fmt: skip

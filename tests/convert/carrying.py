@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from xckpt.convert import Mapping as ModelMapping
 from xckpt.convert import TensorSpec
-from xckpt.convert.copies import copy_elements
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.mapping.strided_copy import copy_elements
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
 import xckpt
-from tests.convert.test_converting import (
+from tests.convert.test_run import (
     HIDDEN,
     LAYERS,
     MAPPING,
@@ -23,18 +23,18 @@ from tests.convert.test_converting import (
     same,
     torch_like,
 )
-from tests.jax import processes
-from tests.shards import Wanted
-from tests.threads import ThreadGroup, run_ranks
-from tests.torch.ranks import Ranks
+from tests.support import jax_jobs
+from tests.support.ranks import Ranks
+from tests.support.sharded_arrays import Wanted
+from tests.support.thread_group import ThreadGroup, run_ranks
 from xckpt.convert import Mapping, Rule
-from xckpt.convert.converting import Converted, convert
-from xckpt.convert.load_planner import MappedLoadPlanner
-from xckpt.convert.operations import Transpose
-from xckpt.convert.sources import XckptSource
-from xckpt.core.boxes import Boxes
-from xckpt.engine import load_state_dict
+from xckpt.convert.mapped_load import MappedLoadPlanner
+from xckpt.convert.run import Converted, convert
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.engine.save import load_state_dict
 from xckpt.errors import MappingError, RanksFailedError
+from xckpt.formats.source import XckptSource
+from xckpt.mapping.operations import Transpose
 from xckpt.storage import ZarrStorageReader
 
 OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15)
@@ -142,7 +142,7 @@ def jax_ranks(source: str, target: str) -> list[float]:
 
 
 def test_processes_of_jax(source: Path, tmp_path: Path) -> None:
-    answers = processes.run(jax_ranks, 2, str(source), str(tmp_path / "jax"), devices=2)
+    answers = jax_jobs.run(jax_ranks, 2, str(source), str(tmp_path / "jax"), devices=2)
     assert answers == [[0.0, 0.0], [0.0, 0.0]]
     convert(source, tmp_path / "alone", mapping=MAPPING, options=OPTIONS)
     assert files(tmp_path / "jax") == files(tmp_path / "alone")

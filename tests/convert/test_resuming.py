@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.convert.test_converting import MAPPING, files, flax_like, same, torch_like
-from xckpt.convert.converting import convert
+from tests.convert.test_run import MAPPING, files, flax_like, same, torch_like
 from xckpt.convert.journal import Journal, Start, read_journal
+from xckpt.convert.run import convert
 from xckpt.errors import CheckpointExistsError
 
 OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
@@ -22,7 +22,7 @@ OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
 KILLED = """
 import os, signal, sys
 import xckpt
-from tests.convert.test_converting import MAPPING
+from tests.convert.test_runing import MAPPING
 from tests.convert.test_resuming import OPTIONS
 from xckpt.convert.converting import convert
 from dataclasses import replace
@@ -144,7 +144,7 @@ import os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from tests.convert.test_converting import MAPPING
+from tests.convert.test_runing import MAPPING
 from tests.convert.test_resuming import OPTIONS
 from xckpt.convert.converting import convert
 

@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.convert.mappings import Case, cases
+from tests.mapping.mappings import Case, cases
 from xckpt.convert import Mapping, Rule, TensorSpec
-from xckpt.convert.operations import (
+from xckpt.convert.reads import readings
+from xckpt.convert.units import Unit, plan_units
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.boxes import Boxes, cover_fault
+from xckpt.core.geometry.grid import GridOptions, cells, choose_grid
+from xckpt.mapping.operations import (
     Deinterleave,
     GroupedDeinterleave,
     Interleave,
@@ -21,12 +26,7 @@ from xckpt.convert.operations import (
     Transpose,
     Unstack,
 )
-from xckpt.convert.readings import readings
-from xckpt.convert.resolved import ResolvedMapping
-from xckpt.convert.units import Unit, plan_units
-from xckpt.core.boxes import Boxes, cover_fault
-from xckpt.core.dtypes import item_size
-from xckpt.core.grid import GridOptions, cells, choose_grid
+from xckpt.mapping.resolved import ResolvedMapping
 
 Shape = tuple[int, ...]
 

@@ -8,12 +8,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-import tests.shards
+import tests.support.sharded_arrays
 import xckpt.numpy
-from tests.shards import Sharded, Target, Wanted, cut
+from tests.support.sharded_arrays import Sharded, Target, Wanted, cut
 from xckpt.core import frameworks
-from xckpt.core.boxes import Boxes
-from xckpt.core.leaves import SourceLeaf, TargetLeaf
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.leaf import SourceLeaf, TargetLeaf
 
 W = np.arange(6.0).reshape(2, 3)
 
@@ -69,11 +69,11 @@ def test_a_registered_container_is_opened_by_its_framework(monkeypatch):
         return ("pytree:Pair", [("a", node.a), ("b", node.b)]) if isinstance(node, Pair) else None
 
     assert frameworks.children(Pair(1, 2)) is None
-    monkeypatch.setattr(tests.shards, "children", children)
+    monkeypatch.setattr(tests.support.sharded_arrays, "children", children)
     assert frameworks.children(Pair(1, 2)) == ("pytree:Pair", [("a", 1), ("b", 2)])
 
 
 def test_adapters_come_in_the_order_of_their_registration():
     found = list(frameworks.adapters())
-    assert found.index(xckpt.numpy) < found.index(tests.shards)  # type: ignore[arg-type]
+    assert found.index(xckpt.numpy) < found.index(tests.support.sharded_arrays)  # type: ignore[arg-type]
     assert isinstance(cut(W, []), Sharded)

@@ -8,7 +8,7 @@ import sys
 SCRIPT = """
 import sys, tempfile, threading
 import numpy as np
-import xckpt, xckpt.storage, xckpt.engine
+import xckpt, xckpt.storage, xckpt.engine.save
 looked = []
 def note(frame, event, argument):
     if event == "call" and frame.f_code.co_name == "get_class_annotations":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.tilings import chunk_edges, holders, paint, tiled_shapes
+from tests.support.tilings import chunk_edges, holders, paint, tiled_shapes
 
 
 @given(tiled_shapes())

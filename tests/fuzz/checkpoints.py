@@ -28,17 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import xckpt
-from conformance.golden import Golden, Read, goldens
 from conformance.implementations.xckpt_golden import read_of
-from conformance.twin_manifests import encoded
+from conformance.laws.golden import Golden, Read, goldens
+from conformance.twins.manifests import encoded
 from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
 from tests.fuzz.manifests import changed_manifest, resealed
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.grid import cells
-from xckpt.core.manifest import BytesEntry, TensorEntry, ZarrArray, arrays
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.codec import BytesEntry, TensorEntry, ZarrArray, arrays
 from xckpt.core.tree import flatten, rebuild
 from xckpt.errors import XckptError
-from xckpt.storage.digests import DIGEST_BYTES, digest_array, digest_bytes
+from xckpt.storage.integrity import DIGEST_BYTES, digest_array, digest_bytes
 
 __all__ = ["checkpoint", "home"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from conformance.twin_manifests import encoded
+from conformance.twins.manifests import encoded
 
 __all__ = ["Choices", "edit_bytes", "edit_json", "spelled"]
 

@@ -6,8 +6,8 @@ import json
 import struct
 
 from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
-from xckpt.convert.formats.safetensors_header import header_length, lay_out, parse_header
 from xckpt.errors import XckptError
+from xckpt.formats.safetensors.header import header_length, lay_out, parse_header
 
 __all__ = ["safetensors"]
 

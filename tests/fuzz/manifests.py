@@ -10,17 +10,17 @@ import json
 from itertools import islice
 from typing import Any
 
-from conformance.golden import goldens
-from conformance.twin_manifests import encoded, seal
+from conformance.laws.golden import goldens
+from conformance.twins.manifests import encoded, seal
 from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
-from xckpt.core.entries import TensorEntry
-from xckpt.core.keys import join_keys, split_name, zarr_path
-from xckpt.core.manifest import Manifest, arrays, encode, parse, to_metadata
-from xckpt.core.manifest_rules import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_RANK, MAX_TENSOR_BYTES
+from xckpt.core.manifest.codec import Manifest, arrays, encode, parse, to_metadata
+from xckpt.core.manifest.entries import TensorEntry
+from xckpt.core.manifest.rules import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_RANK, MAX_TENSOR_BYTES
+from xckpt.core.manifest.zarr_json import documents
+from xckpt.core.names import join_keys, split_name, zarr_path
 from xckpt.core.tree import unflatten
-from xckpt.core.zarr_json import documents
 from xckpt.errors import XckptError
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.integrity import digest_bytes
 
 __all__ = ["changed_manifest", "manifest", "names"]
 

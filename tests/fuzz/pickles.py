@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tests.fuzz.checkpoints import home
 from tests.fuzz.choices import Choices, edit_bytes
-from xckpt.core.boxes import cover_fault
+from xckpt.core.geometry.boxes import cover_fault
 from xckpt.errors import XckptError
-from xckpt.torch.files.archives import Archive, MappedTensor
-from xckpt.torch.files.pickled_metadata import Where, parse
+from xckpt.formats.dcp.metadata import Where, parse
+from xckpt.formats.torch_save.archive import Archive, MappedTensor
 
 __all__ = ["archive", "metadata"]
 

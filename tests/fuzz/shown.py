@@ -10,9 +10,9 @@ from tests.fuzz.checkpoints import home
 from tests.fuzz.choices import Choices
 from tests.fuzz.manifests import ORIGINALS, changed_manifest
 from xckpt.cli import main
-from xckpt.core.manifest import parse
+from xckpt.core.manifest.codec import parse
 from xckpt.errors import XckptError
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.integrity import digest_bytes
 
 __all__ = ["shown"]
 

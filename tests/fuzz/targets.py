@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.confined import ADDRESS_SPACE, MEMORY
+from conformance.twins.confined import ADDRESS_SPACE, MEMORY
 
 __all__ = ["SHARES", "TARGETS", "Judge", "Target", "limit_address_space", "load"]
 

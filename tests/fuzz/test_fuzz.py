@@ -14,10 +14,10 @@ from tests.fuzz import checkpoints, corpus, targets
 from tests.fuzz.choices import Choices, edit_bytes, edit_json
 from tests.fuzz.corpus import inputs, pack, unpack
 from tests.fuzz.targets import SHARES, TARGETS, Judge, load
-from xckpt.core import manifest
+from xckpt.core.manifest import codec
 from xckpt.errors import XckptError
-from xckpt.storage import chunks
-from xckpt.storage.chunks import ChunkSource
+from xckpt.storage import chunk
+from xckpt.storage.chunk import ChunkSource
 
 OUTCOMES = {
     "manifest": {"refused", "read", "unchanged"},
@@ -68,7 +68,7 @@ def test_a_reader_that_compares_no_digests_is_found_out(monkeypatch: pytest.Monk
         def __ne__(self, other: object) -> bool:
             return False
 
-    monkeypatch.setattr(chunks, "digest_array", lambda array: Any())
+    monkeypatch.setattr(chunk, "digest_array", lambda array: Any())
     assert any("loaded silently" in each for each in findings("checkpoint"))
 
 
@@ -79,7 +79,7 @@ def test_a_reader_that_compares_no_zarr_json_is_found_out(monkeypatch: pytest.Mo
 
 
 def test_rules_that_are_not_kept_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manifest, "_refuse", lambda problems: None)
+    monkeypatch.setattr(codec, "_refuse", lambda problems: None)
     assert len(findings("manifest")) > 10
 
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.jax.processes import ROOT, run
+from tests.support.jax_jobs import ROOT, run
+from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
-from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
 from xckpt.jax.group import PART_BYTES, JaxGroup, current_group
 
 # Around the end of the first part, whose head is the length.

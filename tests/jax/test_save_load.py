@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 import xckpt
-from tests.jax.meshes import DTYPES, meshes, same, specs, values, ways
-from tests.jax.processes import run
+from tests.support.jax_jobs import run
+from tests.support.jax_meshes import DTYPES, meshes, same, specs, values, ways
 
 Case = tuple[NamedSharding, NamedSharding, tuple[int, ...], str]
 

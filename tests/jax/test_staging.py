@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
-from tests.jax import processes
-from tests.jax.meshes import DTYPES, same, shardings, slices, values
-from xckpt.core.save_planner import DefaultSavePlanner
+from tests.support import jax_jobs
+from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
+from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.staged import StagedLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.arrays import describe
+from xckpt.jax.adapter import describe
 from xckpt.staging import BlockingAsyncStager
 
 SECONDS = 60
@@ -156,5 +156,5 @@ def on_process_train(folder: str) -> list[int]:
 
 
 def test_processes_that_train_while_they_save(tmp_path: Path) -> None:
-    answers = processes.run(on_process_train, 2, str(tmp_path))
+    answers = jax_jobs.run(on_process_train, 2, str(tmp_path))
     assert answers == [[0, 1, 2, 3]] * 2

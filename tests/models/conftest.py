@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.models.moves import RANKS
 from tests.models.outcomes import Outcome
 from tests.models.table import table
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 
 Note = Callable[[Outcome], None]
 

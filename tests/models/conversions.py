@@ -20,7 +20,7 @@ from tests.models.catalogue import Case
 from tests.models.layouts import Arranged
 from tests.models.oracle import Arrays, Pair, difference, flat, tree
 from tests.models.outcomes import Outcome
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 from xckpt.convert import family
 
 

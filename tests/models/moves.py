@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import xckpt
-from xckpt.convert.mapping import Mapping as ModelMapping
+from xckpt.mapping.mapping import Mapping as ModelMapping
 
 RANKS = 2
 Arrays = Mapping[str, NDArray[Any]]

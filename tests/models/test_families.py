@@ -13,7 +13,7 @@ import pytest
 from tests.models import conversions
 from tests.models.catalogue import CASES
 from tests.models.conftest import Note
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 
 QUICK = ("llama", "gpt2", "bert BertModel", "llama biased, scanned, pairs")
 

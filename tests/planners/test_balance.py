@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 import xckpt
 from examples.planners.balance import BalancingPlanner, deal
-from tests.jobs import fresh_path
-from tests.shards import cut
-from tests.threads import ThreadGroup, results
+from tests.support.jobs import fresh_path
+from tests.support.sharded_arrays import cut
+from tests.support.thread_group import ThreadGroup, results
 from xckpt.metadata import MetadataIndex
 from xckpt.planner import SavePlan, WriteItem
 

@@ -9,9 +9,9 @@ import pytest
 
 import xckpt
 from examples.planners.extra_data import ExtraDataPlanner
-from tests.jobs import fresh_path
-from tests.shards import cut
-from tests.threads import ThreadGroup, results, run_ranks
+from tests.support.jobs import fresh_path
+from tests.support.sharded_arrays import cut
+from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.planner import DefaultLoadPlanner
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 import xckpt
 import xckpt.zarr_dtypes
 from examples.planners.half_precision import HalfPrecisionPlanner
-from tests.jobs import fresh_path
-from tests.threads import ThreadGroup, results
+from tests.support.jobs import fresh_path
+from tests.support.thread_group import ThreadGroup, results
 from xckpt.metadata import BytesStorageMetadata, TensorStorageMetadata
 from xckpt.planner import SavePlan
 

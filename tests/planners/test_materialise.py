@@ -10,8 +10,8 @@ import torch
 
 import xckpt
 from examples.planners.materialise import MaterialisingPlanner
-from tests.jobs import fresh_path
-from tests.shards import cut
+from tests.support.jobs import fresh_path
+from tests.support.sharded_arrays import cut
 from xckpt.metadata import TensorStorageMetadata
 from xckpt.planner import ReadItem
 from xckpt.storage import ZarrStorageReader

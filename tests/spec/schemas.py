@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.entries import Manifest
-from xckpt.core.manifest import FORMAT, VERSION
-from xckpt.core.zarr_json import LITTLE_ENDIAN
-from xckpt.storage.claims import ClaimText
+from xckpt.core.manifest.codec import FORMAT, VERSION
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.zarr_json import LITTLE_ENDIAN
+from xckpt.storage.commit.claims import ClaimText
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -23,21 +23,21 @@ import xckpt
 from conformance.reader import Broken
 from conformance.strict_reader import StrictCheckpoint
 from conformance.strict_reader import parse as parse_strictly
-from tests.core.manifests import example
 from tests.spec.generate import SPEC
-from xckpt.core.manifest import encode, parse
+from tests.support.manifests import example
+from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import ManifestError
-from xckpt.storage import writing
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage import write_chunks
+from xckpt.storage.integrity import digest_bytes
 
 ROOT = SPEC.parent
 HERE = "tests/spec/test_requirements.py"
 CORE, STORAGE, READER = "tests/core", "tests/storage", "tests/conformance/test_reader.py"
-MANIFEST = f"{CORE}/test_manifest.py"
-COMMIT, DAMAGE = f"{STORAGE}/test_commit.py", f"{STORAGE}/test_corruption.py"
+MANIFEST = f"{CORE}/manifest/test_codec.py"
+COMMIT, DAMAGE = f"{STORAGE}/commit/test_staging.py", f"{STORAGE}/test_corruption.py"
 BOTH = f"{READER}::test_a_manifest_that_breaks_a_rule_is_refused_by_both"
 GOLDEN = "tests/conformance/test_golden.py"
-LOST = "tests/conformance/test_lost_answers.py"
+LOST = "tests/conformance/crash/test_lost_answers.py"
 TWINS = f"{GOLDEN}::test_some_corrupt_twins_are_refused"
 
 SHOWN: dict[str, tuple[str, ...]] = {
@@ -81,7 +81,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{CORE}/test_values.py::test_stored_content_that_is_no_value_is_refused_by_name",
     ),
     "What opaque bytes mean": (
-        f"{CORE}/test_load_planner.py::test_opaque_bytes_come_as_they_are",
+        f"{CORE}/plan/test_load.py::test_opaque_bytes_come_as_they_are",
         "tests/torch/dcp/test_reading.py::test_bytes_are_never_unpickled_by_xckpt",
     ),
     "A reader MUST refuse other texts": (
@@ -127,7 +127,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{DAMAGE}::test_linked_files",
     ),
     "Two boxes that overlap": (
-        f"{CORE}/test_save_planner.py::test_gaps_and_overlaps_of_all_leaves_are_listed",
+        f"{CORE}/plan/test_save.py::test_gaps_and_overlaps_of_all_leaves_are_listed",
         f"{COMMIT}::test_a_refused_save_makes_nothing",
     ),
     "It MUST NOT be where a reader": (f"{COMMIT}::test_the_old_one_is_readable_until_the_commit",),
@@ -137,7 +137,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "Before it is there": (
         f"{COMMIT}::test_save_refuse_overwrite",
-        "tests/conformance/test_crash.py::test_every_kill_and_some_power_cuts",
+        "tests/conformance/crash/test_crash.py::test_every_kill_and_some_power_cuts",
     ),
     "A file that is replaced by a rename": (
         f"{COMMIT}::test_a_lock_that_a_killed_save_left_spoils_no_manifest",
@@ -148,8 +148,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "Where a checkpoint or an unfinished save": (f"{COMMIT}::test_save_refuse_overwrite",),
     "The old checkpoint MUST stay readable": (
-        "tests/conformance/test_crash.py::test_every_kill_and_some_power_cuts",
-        "tests/conformance/test_bucket.py::test_a_crash_leaves_old_or_new",
+        "tests/conformance/crash/test_crash.py::test_every_kill_and_some_power_cuts",
+        "tests/conformance/crash/test_bucket.py::test_a_crash_leaves_old_or_new",
     ),
     "All of this MUST come before": (f"{HERE}::test_the_manifest_is_checked_before_all_else",),
     "A reader MUST NOT return an element": (
@@ -309,12 +309,12 @@ def test_a_later_version_is_a_checkpoint(path: Path) -> None:
 
 def test_digests_are_of_the_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong between the memory and the store is found."""
-    write = writing.ChunkWrites._write
+    write = write_chunks.ChunkWrites._write
 
-    def wrong(self: writing.ChunkWrites, unit: Any, data: np.ndarray) -> Any:
+    def wrong(self: write_chunks.ChunkWrites, unit: Any, data: np.ndarray) -> Any:
         return write(self, unit, (~data.view(np.uint8)).view(data.dtype))
 
-    monkeypatch.setattr(writing.ChunkWrites, "_write", wrong)
+    monkeypatch.setattr(write_chunks.ChunkWrites, "_write", wrong)
     xckpt.save(path, {"w": np.arange(64)})
     assert xckpt.open(path).verify()
     with pytest.raises(xckpt.CorruptCheckpointError):

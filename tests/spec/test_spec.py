@@ -15,19 +15,20 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 import xckpt
-from tests.core.manifests import digest, example, manifests
 from tests.spec.cases import NO_NAMES, NO_VALUES
 from tests.spec.generate import SPEC, generated
-from tests.storage.states import LAYOUTS, everything
-from xckpt.core import manifest as manifest_module
-from xckpt.core import manifest_rules, tree
+from tests.support.manifests import digest, example, manifests
+from tests.support.states import LAYOUTS, everything
+from xckpt.core import tree
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.keys import join_keys, split_name
-from xckpt.core.manifest import Manifest, encode
+from xckpt.core.manifest import codec as manifest_module
+from xckpt.core.manifest import rules
+from xckpt.core.manifest.codec import Manifest, encode
+from xckpt.core.manifest.zarr_json import array_metadata, documents
+from xckpt.core.names import join_keys, split_name
 from xckpt.core.values import decode_value
-from xckpt.core.zarr_json import array_metadata, documents
 from xckpt.errors import ManifestError
-from xckpt.storage.claims import ClaimText
+from xckpt.storage.commit.claims import ClaimText
 
 FORMAT = (SPEC / "format-1.md").read_text()
 
@@ -165,11 +166,11 @@ def test_the_limits_are_the_code_s() -> None:
     limits = {row[0]: row[1] for row in table("## 11. ")}
     assert limits == {
         "manifest": f"{manifest_module.MAX_BYTES:,} bytes",
-        "dimensions of a tensor": f"{manifest_rules.MAX_RANK}",
-        "tensor, each size counted as 1 at least": f"{manifest_rules.MAX_TENSOR_BYTES:,} bytes",
-        "one size of a shape": f"{manifest_rules.MAX_TENSOR_BYTES:,}",
-        "chunk, zarr shard": f"{manifest_rules.MAX_CHUNK_BYTES:,} bytes",
-        "chunks of a checkpoint": f"{manifest_rules.MAX_CHUNKS:,}",
+        "dimensions of a tensor": f"{rules.MAX_RANK}",
+        "tensor, each size counted as 1 at least": f"{rules.MAX_TENSOR_BYTES:,} bytes",
+        "one size of a shape": f"{rules.MAX_TENSOR_BYTES:,}",
+        "chunk, zarr shard": f"{rules.MAX_CHUNK_BYTES:,} bytes",
+        "chunks of a checkpoint": f"{rules.MAX_CHUNKS:,}",
         "components of a name": f"{tree.DEEPEST}",
     }
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.storage.servers import environment, gcs, s3
-from tests.storage.states import LAYOUTS, everything, expected, same
+from tests.support.servers import environment, gcs, s3
+from tests.support.states import LAYOUTS, everything, expected, same
 from xckpt.core.commit import Step
-from xckpt.storage.commit import begin
+from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "gcs", "s3"]

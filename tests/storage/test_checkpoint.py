@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.storage.states import LAYOUTS, everything, expected, same
+from tests.support.states import LAYOUTS, everything, expected, same
 from xckpt.storage.checkpoint import StoredArray
 
 keys_of = st.one_of(

@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 import xckpt
-from tests.storage.boxed import Boxed
-from tests.storage.states import LAYOUTS, everything, expected, same
-from xckpt.core.manifest import arrays
+from tests.support.boxed import Boxed
+from tests.support.states import LAYOUTS, everything, expected, same
+from xckpt.core.manifest.codec import arrays
 
 Damage = Callable[[bytes], bytes]
 

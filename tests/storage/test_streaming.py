@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 import xckpt
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
-from xckpt.storage import chunks, files, streaming
-from xckpt.storage.chunks import ChunkSource
+from xckpt.storage import chunk as chunks
+from xckpt.storage import streaming
+from xckpt.storage.chunk import ChunkSource
+from xckpt.storage.foreign import files
 from xckpt.storage.streaming import ChunkStream
 
 SHAPE = (3, 40, 50)
@@ -79,7 +81,7 @@ def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
 @given(data=st.data())
 @settings(max_examples=100)
 def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject) -> None:
-    from xckpt.convert.sources import XckptSource
+    from xckpt.formats.source import XckptSource
 
     name = data.draw(st.sampled_from(["w", "edge"]))
     whole = W if name == "w" else EDGE

@@ -11,10 +11,10 @@ import zarr
 
 import xckpt
 import xckpt.zarr_dtypes  # registers bfloat16 and the other types that NumPy does not have
-from tests.storage.boxed import Boxed
-from tests.storage.states import LAYOUTS, arrays, everything, random_array, same
+from tests.support.boxed import Boxed
+from tests.support.states import LAYOUTS, arrays, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.storage import commit as commits
+from xckpt.storage.commit import staging as commits
 
 
 def read(node: object) -> np.ndarray:

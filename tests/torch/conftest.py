@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 
 
 @pytest.fixture(scope="session")

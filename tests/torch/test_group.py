@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.torch.ranks import Ranks, die
+from tests.support.ranks import Ranks, die
+from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
-from xckpt.group import Group, all_reduce, broadcast, reduce_scatter
 from xckpt.torch.group import TorchGroup, current_group
 
 

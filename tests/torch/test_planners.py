@@ -15,8 +15,8 @@ from examples.planners.extra_data import ExtraDataPlanner
 from examples.planners.half_precision import HalfPrecisionPlanner
 from examples.planners.materialise import MaterialisingPlanner
 from examples.planners.rename import RenamingLoadPlanner, RenamingSavePlanner
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from xckpt.planner import DefaultSavePlanner, SavePlan
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 

@@ -18,13 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import xckpt
-from tests.torch.meshes import Case, cases, on_rank_distribute, on_rank_mesh
-from tests.torch.ranks import Ranks, die
-from tests.torch.test_dtensor import Held, assert_holds, held_by
+from tests.support.ranks import Ranks, die
+from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_mesh
+from tests.torch.sharded.test_dtensor import Held, assert_holds, held_by
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import NotACheckpointError, RanksFailedError, TreeMismatchError
-from xckpt.torch import tensors
+from xckpt.torch import adapter
 from xckpt.torch.group import TorchGroup
 
 GROUPS = {"four": [0, 1, 2, 3], "three": [0, 1, 2], "two": [1, 3], "one": [2]}
@@ -111,7 +111,7 @@ def on_rank_load(
         assert isinstance(like, DTensor)
         assert (like is likes[len(held)]) == (how == "in place")
         assert like.device_mesh == on_rank_mesh(case.mesh)
-        source = tensors.describe(like, "w")
+        source = adapter.describe(like, "w")
         assert source is not None
         held.append(held_by(source))
     return held

@@ -17,11 +17,11 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import xckpt
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks, die
+from tests.support.ranks import Ranks, die
+from tests.support.torch_meshes import on_rank_mesh
+from tests.torch.sharded.test_sharded_tensor import Cut
 from tests.torch.test_save_load import on_rank_group
-from tests.torch.test_sharded_tensor import Cut
-from xckpt.core.save_planner import DefaultSavePlanner
+from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.staged import StagedLeaf
 from xckpt.errors import NotACheckpointError, RanksFailedError, UnsupportedLeafError
 from xckpt.staging import AsyncStager, BlockingAsyncStager

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import xckpt
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 
 WHOLE = torch.arange(35.0).reshape(7, 5)

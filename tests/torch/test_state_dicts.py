@@ -32,7 +32,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, f
 from torch.distributed.tensor import DTensor
 
 import xckpt
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 from tests.torch.test_save_load import load, on_rank_group
 from tests.torch.test_stateful import equal
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import xckpt
 from tests.core.test_tree import same, trees
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 from xckpt.errors import RanksFailedError, TreeMismatchError, UnsupportedLeafError
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.torch.ranks import Ranks
-from tests.xla.meshes import Transfers
+from tests.support.ranks import Ranks
+from tests.support.xla_meshes import Transfers
 
 
 @pytest.fixture

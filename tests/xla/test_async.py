@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import xckpt
-from tests.jax.meshes import same
-from tests.xla.meshes import (
+from tests.support.jax_meshes import same
+from tests.support.xla_meshes import (
     DEVICES,
     Layout,
     Transfers,

@@ -14,8 +14,8 @@ import torch.distributed.checkpoint as dcp
 from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDSavePlanner
 
 import xckpt
-from tests.jax.meshes import same
-from tests.xla.meshes import DEVICES, Layout, assert_holds, device, numbers
+from tests.support.jax_meshes import same
+from tests.support.xla_meshes import DEVICES, Layout, assert_holds, device, numbers
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 from xckpt.torch.xla import SPMDSavePlanner as OurSavePlanner
 

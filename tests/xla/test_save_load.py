@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 import xckpt
-from tests.jax.meshes import meshes as jax_meshes
-from tests.jax.meshes import same, specs, ways
-from tests.torch.meshes import Case, cases
-from tests.torch.ranks import Ranks
-from tests.torch.test_save_load import on_rank_save
-from tests.xla.meshes import (
+from tests.support.jax_meshes import meshes as jax_meshes
+from tests.support.jax_meshes import same, specs, ways
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import Case, cases
+from tests.support.xla_meshes import (
     DTYPES,
     Array,
     Layout,
@@ -39,6 +38,7 @@ from tests.xla.meshes import (
     sharding,
     spmd,
 )
+from tests.torch.test_save_load import on_rank_save
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 from xckpt.torch.buffers import to_numpy

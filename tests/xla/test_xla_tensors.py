@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.jax.meshes import same
-from tests.xla.meshes import (
+from tests.support.jax_meshes import same
+from tests.support.xla_meshes import (
     DEVICES,
     Layout,
     Transfers,
@@ -32,13 +32,13 @@ from tests.xla.meshes import (
     stager_of_torch_xla,
     sync,
 )
-from xckpt.core.boxes import cover_fault
+from xckpt.core.geometry.boxes import cover_fault
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan import ReadItem, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem, WriteItems
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import to_numpy
 from xckpt.torch.xla import CpuShards, SPMDLoadPlanner, SPMDSavePlanner
-from xckpt.torch.xla_shards import ShardLayout, fetch
+from xckpt.torch.xla.shards import ShardLayout, fetch
 
 STRAIGHT = tuple(range(DEVICES))
 UNEVEN = Layout(STRAIGHT, (2, 4), (0, 1))

@@ -14,8 +14,8 @@ from typing import IO, TYPE_CHECKING, ClassVar
 
 import click
 
-from xckpt.cli.converting import convert_command
-from xckpt.cli.mappings import map_commands
+from xckpt.cli.convert import convert_command
+from xckpt.cli.map import map_commands
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from math import prod
 import msgspec
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest import (
+from xckpt.core.manifest.codec import (
     BytesEntry,
     Manifest,
     TensorEntry,

@@ -25,7 +25,7 @@ from xckpt.cli.report import (
     tree_rows,
 )
 from xckpt.cli.slices import Box
-from xckpt.core.boxes import interval
+from xckpt.core.geometry.boxes import interval
 
 __all__ = ["checkpoint_table", "console", "leaf_list", "leaf_picture", "leaf_table"]
 

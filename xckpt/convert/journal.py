@@ -20,7 +20,7 @@ from typing import IO
 import msgspec
 
 from xckpt.core.struct_types import look_at_types
-from xckpt.storage.digests import DIGEST_BYTES, digest_bytes
+from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 __all__ = ["Journal", "Start", "read_journal"]
 
@@ -33,7 +33,7 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
     conversion: bytes
     """A digest of source, mapping and options."""
     token: str = ""
-    """What a sink needs to go on; see `xckpt.convert.sinks`."""
+    """What a sink needs to go on; see `xckpt.formats.sink`."""
 
 
 class _Done(msgspec.Struct, array_like=True, frozen=True):

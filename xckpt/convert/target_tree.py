@@ -14,15 +14,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.names import by_mapping_name, keys_of, tree_of
-from xckpt.convert.resolving import Opened
-from xckpt.convert.sources import USER, TensorSource
-from xckpt.core.boxes import Boxes
-from xckpt.core.keys import join_keys
-from xckpt.core.leaves import LazySource
+from xckpt.convert.conversion import Opened
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.leaf import LazySource
 from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
 from xckpt.errors import MappingError
+from xckpt.formats.source import USER, TensorSource
+from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
 
 __all__ = ["target_tree", "user_metadata"]
 

@@ -23,11 +23,11 @@ from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 from typing import Protocol
 
-from xckpt.convert.copies import StridedCopy, restrict
-from xckpt.convert.readings import Reading, readings
-from xckpt.convert.tensors import TensorSpec
+from xckpt.convert.reads import Reading, readings
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import StridedCopy, restrict
 
 __all__ = ["Part", "Unit", "plan_units"]
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.leaves import (
+from xckpt.core.leaf import (
     Adapter,
     LazySource,
     ObjectState,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from xckpt.core.grid import Grid
+    from xckpt.core.geometry.grid import Grid
 
 __all__ = [
     "BytesStorageMetadata",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.boxes import Boxes
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
 __all__ = ["Copyable", "Part", "Remote", "StagedLeaf"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from xckpt.core.load_planner import LoadPlanner
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan import LoadPlan, SavePlan
-from xckpt.core.save_planner import SavePlanner
+from xckpt.core.plan.items import LoadPlan, SavePlan
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.save import SavePlanner
 
 __all__ = ["StorageReader", "StorageWriter"]
 

@@ -14,7 +14,7 @@ pytrees). Everything else is a leaf.
 
 An object that keeps its own state (a model, an optimizer) stands for the dict that it gives: its
 leaves lie below the object's name. It is asked once a walk, and nothing but a load gives it a new
-state (`xckpt.core.objects`).
+state (`xckpt.core.plan.stateful`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from dataclasses import dataclass, field
 
 from xckpt.core import frameworks
-from xckpt.core.keys import KeyPath, join_keys, split_name
-from xckpt.core.leaves import ObjectState
+from xckpt.core.leaf import ObjectState
+from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 __all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]

@@ -6,7 +6,7 @@ are what a storage of another kind has to be.
 """
 
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.storage.reader import ZarrStorageReader
-from xckpt.storage.writer import ZarrStorageWriter
+from xckpt.storage.read_checkpoint import ZarrStorageReader
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 __all__ = ["StorageReader", "StorageWriter", "ZarrStorageReader", "ZarrStorageWriter"]

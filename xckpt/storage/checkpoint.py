@@ -16,18 +16,25 @@ from types import EllipsisType
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.boxes import Boxes, intersect
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.grid import cells
-from xckpt.core.manifest import BytesEntry, Manifest, TensorEntry, ValueEntry, ZarrArray, arrays
+from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.codec import (
+    BytesEntry,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    ZarrArray,
+    arrays,
+)
 from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
-from xckpt.storage.chunks import ChunkSource, allocate
-from xckpt.storage.pool import Pool, ProgressCounter
-from xckpt.storage.reader import ZarrStorageReader
+from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunk import ChunkSource, allocate
+from xckpt.storage.read_checkpoint import ZarrStorageReader
 
 __all__ = ["Checkpoint", "StoredArray"]
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.boxes import interval
-from xckpt.core.entries import BytesEntry, Manifest, ValueEntry, ZarrArray, arrays
-from xckpt.core.grid import cells
+from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, ZarrArray, arrays
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.errors import PlanError
-from xckpt.storage.writing import Written
+from xckpt.storage.write_chunks import Written
 
 __all__ = ["merge_values", "miswritten"]
 

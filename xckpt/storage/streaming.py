@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.chunks import ArrayKey, ChunkSource, allocate
-from xckpt.storage.commit import storage_errors
-from xckpt.storage.files import OpenFile
+from xckpt.storage.chunk import ArrayKey, ChunkSource, allocate
+from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.foreign.files import OpenFile
 
 __all__ = ["SLAB_BYTES", "ChunkStream"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from xckpt.core.boxes import Boxes
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
 __all__ = ["TensorSource"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from xckpt.core.boxes import Boxes
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.torch.buffers import reachable
 
 __all__ = ["Memory", "TensorTarget", "mark_changed"]

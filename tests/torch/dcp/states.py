@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from tests.torch.meshes import on_rank_mesh
+from tests.support.torch_meshes import on_rank_mesh
 
 ROWS, COLUMNS = 11, 6
 

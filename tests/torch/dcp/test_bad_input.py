@@ -13,8 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DTensor, Partial
 
 import xckpt
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings(

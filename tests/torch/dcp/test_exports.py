@@ -18,11 +18,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 import xckpt
 from benchmarks.probe import watch
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import Case, on_rank_distribute
 from tests.torch.dcp.folders import alone, bits, blank, load_alone, raw, save_alone
 from tests.torch.dcp.memory import BUDGET
 from tests.torch.dcp.test_imports import TORCH_DTYPES, Custom, noise
-from tests.torch.meshes import Case, on_rank_distribute
-from tests.torch.ranks import Ranks
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
@@ -84,8 +84,8 @@ def test_named_tuples_become_tuples(tmp_path: Path) -> None:
 
 
 def test_numpy_and_arrays_in_pieces(tmp_path: Path) -> None:
-    from tests.core.tilings import Box
-    from tests.shards import cut
+    from tests.support.sharded_arrays import cut
+    from tests.support.tilings import Box
 
     array = np.arange(77.0).reshape(7, 11)
     boxes: list[Box] = [((0, 0), (3, 11)), ((3, 0), (4, 5)), ((3, 5), (4, 6))]

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 import xckpt
+from tests.support.ranks import Ranks
 from tests.torch.dcp.states import on_rank_state
-from tests.torch.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -29,9 +29,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import xckpt
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute
 from tests.torch.dcp.folders import alone, bits, blank, raw, save_alone
-from tests.torch.meshes import MESHES, Case, cases, on_rank_distribute
-from tests.torch.ranks import Ranks
 from xckpt.core.dtypes import DTYPES
 from xckpt.errors import (
     CheckpointExistsError,

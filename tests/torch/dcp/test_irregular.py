@@ -19,10 +19,10 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, init_from_loc
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import xckpt
-from tests.torch.meshes import Case, cases, on_rank_distribute, on_rank_mesh
-from tests.torch.ranks import Ranks
-from tests.torch.test_dtensor import assert_holds, held_by
-from xckpt.torch import tensors
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_mesh
+from tests.torch.sharded.test_dtensor import assert_holds, held_by
+from xckpt.torch import adapter
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 
@@ -49,7 +49,7 @@ def on_rank_journey(rank: int, path: Path, saved: list[Case], loaded: list[Case]
     dcp.load(target, storage_reader=XckptStorageReader(path))
     held = []
     for like in target["model"].values():
-        source = tensors.describe(like, "w")
+        source = adapter.describe(like, "w")
         assert source is not None
         held.append(held_by(source))
     return held

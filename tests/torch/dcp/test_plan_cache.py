@@ -18,8 +18,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import xckpt
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from xckpt.storage.location import Location
 from xckpt.torch.dcp import XckptStorageWriter, place
 

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import xckpt
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.dcp.states import on_rank_blank, on_rank_check, on_rank_state, whole
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import xckpt
+from tests.support.ranks import Ranks
+from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.dcp.states import on_rank_state
-from tests.torch.meshes import on_rank_mesh
-from tests.torch.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")

@@ -14,8 +14,8 @@ import zarr
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
+from tests.support.ranks import Ranks
 from tests.torch.dcp.states import on_rank_blank, on_rank_check, on_rank_state, whole
-from tests.torch.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 

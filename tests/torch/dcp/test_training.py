@@ -19,7 +19,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import xckpt
-from tests.torch.ranks import Ranks
+from tests.support.ranks import Ranks
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 STEPS = 3

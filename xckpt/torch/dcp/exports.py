@@ -38,9 +38,10 @@ from torch.distributed.checkpoint.planner import (
 )
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.grid import cells
-from xckpt.core.manifest import BytesEntry
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.codec import BytesEntry
 from xckpt.core.tree import unflatten
+from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.errors import (
     CheckpointExistsError,
     RankFailure,
@@ -48,11 +49,10 @@ from xckpt.errors import (
     StorageError,
     UnsupportedLeafError,
 )
-from xckpt.group import Group, LocalGroup, all_reduce, broadcast
 from xckpt.options import LoadOptions
+from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
 from xckpt.storage.location import Location
-from xckpt.storage.pool import ProgressCounter
 from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp.split_writer import SplitWriter, item_bytes
 from xckpt.torch.group import current_group

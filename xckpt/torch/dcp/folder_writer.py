@@ -1,7 +1,7 @@
 """The values and the metadata of a DCP folder whose entries are files of their own.
 
 torch itself writes both: ``.metadata`` is a pickle of torch's own classes. Tensors are written by
-`xckpt.torch.files.saving`.
+`xckpt.formats.torch_save.write`.
 """
 
 from __future__ import annotations

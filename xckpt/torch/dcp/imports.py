@@ -4,7 +4,7 @@
    (`pickled_metadata`).
 2. Each rank takes its share of the chunks: the largest first, to the rank with the fewest bytes.
    A chunk larger than a rank's fair share is offered by all, and the planner cuts it.
-3. Each rank finds the elements of its chunks and checks them (`xckpt.torch.files.dcp_folders`).
+3. Each rank finds the elements of its chunks and checks them (`xckpt.formats.dcp.folder`).
    Every fault is reported before anything is written.
 4. The tree is saved like any other. A chunk is a `LazySource`: when the engine writes it, the file
    is mapped and its pages are read, so that no more memory is needed than for any save.
@@ -15,20 +15,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from xckpt.core.grid import GridOptions
+from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.save_planner import DefaultSavePlanner
-from xckpt.engine import save_state_dict
-from xckpt.group import Group, LocalGroup, all_reduce, broadcast
+from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
+from xckpt.engine.save import save_state_dict
+from xckpt.formats.dcp.folder import parse_metadata, raw_bytes, read_metadata, read_tree
 from xckpt.options import SaveOptions
-from xckpt.storage.paths import find_path
-from xckpt.storage.writer import ZarrStorageWriter
-from xckpt.torch.files.dcp_folders import (
-    parse_metadata,
-    raw_bytes,
-    read_metadata,
-    read_tree,
-)
+from xckpt.storage.foreign.paths import find_path
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.torch.group import current_group
 
 __all__ = ["import_checkpoint"]

@@ -6,7 +6,7 @@ key path of each in their ``planner_data``. A checkpoint keeps the tree.
 To save (`name_leaves`):
 
 1. The key path of an fqn is what any rank's mapping says, else the fqn itself is a single key.
-2. The leaf's name is the key path joined as everywhere (`xckpt.core.keys`).
+2. The leaf's name is the key path joined as everywhere (`xckpt.core.names`).
 3. An int in a key path is a list's index, so what is above it is recorded as a list.
 
 To load (`stored_objects`):
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from xckpt.core.keys import KeyPath, join_keys, split_name
+from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError, TreeMismatchError
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isfinite
 
-from xckpt.core.keys import KeyPath
 from xckpt.core.metadata import JSONValue
+from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError
 
 __all__ = ["pack", "restore", "unpack"]

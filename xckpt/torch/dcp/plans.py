@@ -23,10 +23,9 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
-from xckpt.core.boxes import Boxes, interval
 from xckpt.core.dtypes import item_size
-from xckpt.core.grid import GridOptions
-from xckpt.core.layout import Layout, LeafShards, lay_out
+from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -35,7 +34,8 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan import TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.layout import Layout, LeafShards, lay_out
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import format_dtype, torch_dtype
 from xckpt.torch.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves

@@ -24,17 +24,17 @@ from torch.distributed.checkpoint.planner import LoadItemType as TorchItemType
 from torch.futures import Future
 
 from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from xckpt.core.plan import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.sharing import SharedReads
+from xckpt.core.plan.host_reads import SharedReads
+from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.options import LoadOptions
-from xckpt.storage.digests import digest_bytes
+from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, is_location
-from xckpt.storage.reader import ZarrStorageReader
+from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.buffers import torch_dtype
+from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.keys import StoredObject, stored_objects
 from xckpt.torch.dcp.planner_data import restore, unpack
-from xckpt.torch.dcp.planners import LoadBridge, Wanted
 from xckpt.torch.dcp.plans import torch_metadata
 
 __all__ = ["XckptStorageReader"]

@@ -34,21 +34,21 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from xckpt.core.grid import GridOptions
-from xckpt.core.manifest import BytesEntry, Manifest, build, to_metadata
+from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.manifest.codec import BytesEntry, Manifest, build, to_metadata
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.struct_types import look_at_types
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
-from xckpt.storage.writer import ZarrStorageWriter
-from xckpt.storage.writing import WriteOrders, Written
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp import place
+from xckpt.torch.dcp.bridge import SaveBridge
 from xckpt.torch.dcp.keys import LeafNames
 from xckpt.torch.dcp.plan_cache import note_unsent, whole_plans
 from xckpt.torch.dcp.planner_data import pack
-from xckpt.torch.dcp.planners import SaveBridge
 from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
 
 __all__ = ["XckptStorageWriter"]

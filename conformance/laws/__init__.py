@@ -1,0 +1,1 @@
+"""What holds for every implementation: laws that are tried on random cases."""

@@ -1,0 +1,1 @@
+"""Corrupt twins of golden checkpoints, and the confined processes that read them."""

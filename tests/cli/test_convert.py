@@ -1,0 +1,98 @@
+"""`xckpt convert`, run as people run it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from safetensors.numpy import load_file, save_file
+
+import xckpt
+from tests.convert.test_run import MAPPING, flax_like, same, torch_like
+from xckpt.cli import main
+from xckpt.storage.location import Location, open_store
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    xckpt.save(tmp_path / "source", torch_like())
+    return tmp_path / "source"
+
+
+def test_there_and_back_by_a_file(source: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "mapping.toml"
+    MAPPING.to_file(rules)
+    there = run(source, tmp_path / "there", "--mapping", rules)
+    assert there.exit_code == 0, there.output
+    assert there.output == f"{tmp_path / 'there'}: 14 tensors, 29.7 KiB\n"
+    same(xckpt.load(tmp_path / "there"), flax_like(torch_like()))
+    back = run(tmp_path / "there", tmp_path / "back", "-m", rules, "--inverse", "--workers", "1")
+    assert back.exit_code == 0, back.output
+    same(xckpt.load(tmp_path / "back"), torch_like())
+
+
+def test_to_safetensors_in_bfloat16(source: Path, tmp_path: Path) -> None:
+    done = run(source, tmp_path / "model.safetensors", "--dtype", "bf16")
+    assert done.exit_code == 0, done.output
+    again = run(tmp_path / "model.safetensors", tmp_path / "again")
+    assert again.exit_code == 0, again.output
+    loaded = xckpt.load(tmp_path / "again")
+    expected = torch_like()
+    assert loaded["step"] == expected.pop("step")
+    for name, array in expected.items():
+        assert np.array_equal(loaded[name], array.astype(ml_dtypes.bfloat16))
+
+
+def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
+    rules = tmp_path / "mapping.toml"
+    rules.write_text('[[rule]]\nsource = "nothing"\ntarget = "something"\n')
+    for arguments, word in [
+        ((tmp_path / "nowhere", tmp_path / "a"), "nothing is there"),
+        ((source, source), "pass overwrite=True"),
+        ((source, tmp_path / "a", "-m", rules), "embed.weight"),
+        ((source, tmp_path / "a", "-m", tmp_path / "no.toml"), "No such file"),
+        ((source, tmp_path / "a", "--dtype", "int8"), "no floating-point type"),
+        ((source, tmp_path / "a", "--format", "tar"), "'tar' cannot be written"),
+        ((source, tmp_path / "a", "--inverse"), "give one with --mapping"),
+    ]:
+        failed = run(*arguments)
+        assert failed.exit_code == 2
+        assert failed.stdout == ""
+        assert word in failed.stderr
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_familys_name_is_a_mapping(tmp_path: Path) -> None:
+    source = tmp_path / "hf"
+    source.mkdir()
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = source / "config.json"
+    config.write_text(json.dumps(sizes))
+    weight = np.arange(24, dtype=np.float32).reshape(6, 4)
+    save_file({"layers.0.mlp.up_proj.weight": weight}, source / "model.safetensors")
+    there = run(source, tmp_path / "there", "--mapping", "llama")
+    assert there.exit_code == 0, there.output
+    loaded: Any = xckpt.load(tmp_path / "there")
+    assert np.array_equal(loaded["layers"]["0"]["mlp"]["up_proj"]["kernel"], weight.T)
+    store = open_store(Location.parse("memory://hf"))
+    for file in source.iterdir():
+        store.write(file.name, file.read_bytes()).result()
+    for url in ("memory://hf", "memory://hf/model.safetensors"):
+        from_url = run(url, tmp_path / "there", "--mapping", "llama", "--overwrite")
+        assert from_url.exit_code == 0, from_url.output
+        loaded = xckpt.load(tmp_path / "there")
+        assert np.array_equal(loaded["layers"]["0"]["mlp"]["up_proj"]["kernel"], weight.T)
+    options = ("--mapping", "llama", "--inverse", "--config", config)
+    back = run(tmp_path / "there", tmp_path / "back.safetensors", *options)
+    assert back.exit_code == 0, back.output
+    saved = load_file(tmp_path / "back.safetensors")["layers.0.mlp.up_proj.weight"]
+    assert np.array_equal(saved, weight)

@@ -1,0 +1,94 @@
+"""xckpt where it commits in other ways, and xckpt with faults; all can be sent to a process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from unittest import mock
+
+from conformance.implementation import Held
+from conformance.implementations.xckpt import Xckpt
+from xckpt.storage.commit import staging
+
+
+class Patched(Xckpt):
+    """xckpt with one function of its commit replaced while it saves."""
+
+    function = ""
+    replacement: Callable[..., object]
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        with mock.patch.object(staging, self.function, type(self).replacement):
+            super().save(path, ranks, overwrite=overwrite)
+
+
+def _no(*_: object) -> bool:
+    return False
+
+
+class Generations(Patched):
+    """On a file system that cannot exchange folders."""
+
+    name = "xckpt, generations"
+    function = "_can_exchange"
+    replacement = staticmethod(_no)
+
+
+class InPlace(Patched):
+    """At a mount point, which cannot be renamed."""
+
+    name = "xckpt, in place"
+    function = "_renames"
+    replacement = staticmethod(_no)
+
+
+def _nothing(*_: object) -> None:
+    pass
+
+
+class TreeNotSynced(Patched):
+    """A fault: folders may be missing after a power cut."""
+
+    name = "xckpt, folders not synced"
+    function = "_sync_tree"
+    replacement = staticmethod(_nothing)
+
+
+class ParentNotSynced(Patched):
+    """A fault: a committed checkpoint may vanish with the power."""
+
+    name = "xckpt, parent folder not synced"
+    function = "sync_folder"
+    replacement = staticmethod(_nothing)
+
+
+def _swap(one: Path, other: Path) -> None:
+    aside = Path(f"{other}.aside")
+    os.rename(other, aside)
+    os.rename(one, other)
+    os.rename(aside, one)
+
+
+class TwoSteps(Patched):
+    """A fault: a moment without a checkpoint."""
+
+    name = "xckpt, exchange in steps"
+    function = "exchange"
+    replacement = staticmethod(_swap)
+
+
+class Rewriting(Xckpt):
+    """A fault: the old checkpoint is removed before the new one is written."""
+
+    name = "xckpt, overwriting in place"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        if overwrite and path.exists():
+            shutil.rmtree(path)
+        super().save(path, ranks, overwrite=overwrite)

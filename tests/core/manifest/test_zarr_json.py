@@ -1,0 +1,133 @@
+"""The zarr.json documents: what zarr-python reads out of them is what the manifest says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+
+import msgspec
+import zarr
+from hypothesis import given, settings
+from zarr.core.buffer import default_buffer_prototype
+from zarr.storage import MemoryStore
+
+import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
+from tests.support.manifests import example, manifests
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.manifest.codec import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
+from xckpt.core.manifest.zarr_json import documents
+from xckpt.core.names import zarr_path
+
+Group = zarr.Group
+
+
+def stored(manifest: Manifest) -> MemoryStore:
+    """A store that holds a checkpoint's documents and nothing else."""
+    store = MemoryStore()
+    make = default_buffer_prototype().buffer.from_bytes
+
+    async def fill() -> None:
+        for key, content in documents(manifest):
+            await store.set(key, make(content))
+
+    asyncio.run(fill())
+    return store
+
+
+def opened(manifest: Manifest) -> tuple[Group, Group]:
+    """The root group with and without the consolidated metadata."""
+    store = stored(manifest)
+    return (
+        zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=True),
+        zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False),
+    )
+
+
+@given(manifests())
+@settings(max_examples=40)
+def test_zarr_python_finds_every_array_as_the_manifest_has_it(manifest):
+    for group in opened(manifest):
+        for array in arrays(manifest):
+            found = group[array.path]
+            assert isinstance(found, zarr.Array)
+            assert found.shape == array.shape and found.dtype == numpy_dtype(array.dtype)
+            assert found.chunks == array.chunk
+            assert found.shards == array.shard
+            assert found.nchunks == array.count
+
+
+@given(manifests())
+@settings(max_examples=20)
+def test_the_consolidated_tree_is_the_whole_tree(manifest):
+    consolidated, plain = opened(manifest)
+    names = {name for name, _ in consolidated.members(max_depth=None)}
+    with warnings.catch_warnings():
+        assert names == {name for name, _ in plain.members(max_depth=None)}
+    expected = {array.path for array in arrays(manifest)}
+    groups = {
+        "/".join(path.split("/")[:n]) for path in expected for n in range(1, 1 + path.count("/"))
+    }
+    assert names == expected | groups
+
+
+def test_a_leaf_in_pieces_is_a_group_that_says_where_its_pieces_are():
+    group, _ = opened(example())
+    pieces = group["model/pieces"]
+    assert isinstance(pieces, Group) and pieces.attrs["shape"] == [101, 4]
+    offsets = {name: array.attrs["offset"] for name, array in pieces.arrays()}
+    assert offsets == {"0": [0, 0], "1": [7, 0], "2": [20, 0]}
+
+
+def test_every_chunk_has_a_checksum_where_the_manifest_asks_for_one():
+    texts = {key: json.loads(content) for key, content in documents(example())}
+    for array in arrays(example()):
+        codecs = texts[f"{array.path}/zarr.json"]["codecs"]
+        if array.shard is not None:
+            (sharding,) = codecs
+            assert sharding["configuration"]["chunk_shape"] == list(array.chunk)
+            assert [c["name"] for c in sharding["configuration"]["index_codecs"]] == [
+                "bytes",
+                "crc32c",
+            ]
+            codecs = sharding["configuration"]["codecs"]
+        assert [codec["name"] for codec in codecs] == ["bytes", "crc32c"]
+
+
+@given(manifests())
+@settings(max_examples=30)
+def test_documents_are_a_function_of_the_manifest(manifest):
+    """The same bytes each time, each key once, the root's last; a leaf's own depend on it alone."""
+    made = list(documents(manifest))
+    assert made == list(documents(manifest))
+    keys = [key for key, _ in made]
+    assert len(set(keys)) == len(keys) and keys[-1] == "zarr.json"
+    for key, content in made:
+        assert json.loads(content)["zarr_format"] == 3
+        assert key == "zarr.json" or key.endswith("/zarr.json")
+    others = [
+        leaf
+        for leaf in manifest.leaves
+        if not isinstance(leaf, ValueEntry | BytesEntry) and leaf.pieces is None
+    ]
+    if others:
+        alone = msgspec.structs.replace(manifest, leaves=(others[0],), containers={})
+        key = f"{zarr_path(others[0].name)}/zarr.json"
+        assert dict(documents(alone))[key] == dict(made)[key]
+
+
+def test_values_have_no_place_in_zarr():
+    keys = [key for key, _ in documents(example())]
+    assert not any(key.startswith("opt/0") for key in keys) and "opt/1/zarr.json" in keys
+
+
+def test_leaves_of_one_folder_need_not_stand_together():
+    """zarr-python loses children that stand apart in consolidated metadata."""
+    names = ("a/x", "b/y", "a/z/w", "c", "a/y", "b/x")
+    leaves = tuple(TensorEntry(name, "int8", (2,), chunk=(2,)) for name in names)
+    consolidated, plain = opened(Manifest(leaves, ""))
+    for group in (consolidated, plain):
+        found = {
+            path for path, node in group.members(max_depth=None) if isinstance(node, zarr.Array)
+        }
+        assert found == set(names)

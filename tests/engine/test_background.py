@@ -1,0 +1,381 @@
+"""Saves in the background: what is committed, what becomes of failures, and how a process ends.
+
+The storage is real; several ranks are threads here (`tests.support.thread_group`), processes in
+`tests/torch/test_staging.py` and `tests/jax/test_staging.py`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from benchmarks.probe import memory_of
+from tests.support.thread_group import ThreadGroup, results
+from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.errors import CheckpointExistsError, NotACheckpointError, RanksFailedError
+from xckpt.staging import AsyncStager, BlockingAsyncStager
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 30
+MEBIBYTE = 1 << 20
+
+
+class FailingStager(AsyncStager):
+    def stage(self, state_dict: Any) -> Any:
+        raise OSError("no memory to stage in")
+
+
+class LateStager(AsyncStager):
+    """Copies when it is told to, and says so by a future."""
+
+    def __init__(self, synchronise: bool) -> None:
+        self._synchronize_after_execute = synchronise
+        self.go_on = threading.Event()
+        self.staged: Future[Any] = Future()
+        self.calls: list[str] = []
+
+    def stage(self, state_dict: Any) -> Future[Any]:
+        def copy() -> None:
+            self.go_on.wait(SECONDS)
+            if not self.staged.done():
+                self.staged.set_result(copied)
+
+        copied = {name: np.array(leaf) for name, leaf in state_dict.items()}
+        threading.Thread(target=copy, daemon=True).start()
+        return self.staged
+
+    def synchronize_staging(self) -> None:
+        self.calls.append("synchronize")
+        self.go_on.set()
+        self.staged.result(SECONDS)
+
+
+class SlowPlanner(DefaultSavePlanner):
+    """Does not write before it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def resolve_data(self, write_item: Any) -> object:
+        assert self.go_on.wait(SECONDS)
+        return super().resolve_data(write_item)
+
+
+def state(number: int) -> dict[str, Any]:
+    return {"w": np.full((64, 64), number), "b": np.full(3, number, np.int8), "step": number}
+
+
+def number_of(path: Path | str) -> int:
+    """The number of a saved state; all of it has the same."""
+    loaded = xckpt.load(path)
+    numbers = {int(n) for leaf in loaded.values() for n in np.unique(np.asarray(leaf))}
+    assert len(numbers) == 1, f"a mixture: {numbers}"
+    return numbers.pop()
+
+
+def finished(saved: object) -> None:
+    """Wait for a save of either kind."""
+    if isinstance(saved, xckpt.SaveFuture):
+        saved.result(SECONDS)
+
+
+def change(state: dict[str, Any]) -> None:
+    """What the next step of a training does."""
+    state["step"] += 1
+    for leaf in (state["w"], state["b"]):
+        leaf += 1
+
+
+@pytest.mark.parametrize("stager", [None, BlockingAsyncStager(), BlockingAsyncStager(True)])
+def test_every_step_is_saved_as_it_was(tmp_path: Path, stager: AsyncStager | None) -> None:
+    training, savings = state(0), []
+    for step in range(20):
+        savings.append(xckpt.save_async(tmp_path / str(step), training, stager=stager))
+        change(training)
+    for step, saving in enumerate(savings):
+        assert saving.result(SECONDS).state_dict_metadata.keys() == {"w", "b", "step"}
+        assert number_of(tmp_path / str(step)) == step
+    assert [saving.exception() for saving in savings] == [None] * 20
+
+
+def test_saves_to_one_path_follow_each_other(tmp_path: Path) -> None:
+    path, training = tmp_path / "latest", state(0)
+    for step in range(15):
+        saving = xckpt.save_async(path, training, overwrite=True, metadata={"at": step})
+        change(training)
+        if step % 3 == 0:
+            assert saving.result(SECONDS).user == {"at": step}
+            assert number_of(path) == step
+    xckpt.save(tmp_path / "other", training)
+    assert number_of(path) == 14
+    taken = xckpt.save_async(path, training)
+    with pytest.raises(CheckpointExistsError):
+        taken.result(SECONDS)
+    assert number_of(path) == 14
+
+
+def test_what_is_given_may_change_at_once(tmp_path: Path) -> None:
+    planner, training = SlowPlanner(), state(3)
+    notes: dict[str, Any] = {"tags": ["a"]}
+    saving = xckpt.save_async(tmp_path / "a", training, metadata=notes, planner=planner)
+    assert saving.staged() is None
+    change(training)
+    training.clear()
+    notes["tags"].append("b")
+    assert not saving.done() and "in flight" in repr(saving)
+    with pytest.raises(TimeoutError):
+        saving.result(0.01)
+    with pytest.raises(TimeoutError):
+        saving.exception(0.01)
+    planner.go_on.set()
+    assert saving.result(SECONDS).user == {"tags": ["a"]}
+    assert saving.done() and "committed" in repr(saving)
+    assert number_of(tmp_path / "a") == 3
+
+
+@pytest.mark.parametrize("again", ["save", "save_async", "save_state_dict"])
+def test_the_next_save_waits(tmp_path: Path, again: str) -> None:
+    planner = SlowPlanner()
+    first = xckpt.save_async(tmp_path / "a", state(1), planner=planner)
+    threading.Timer(0.1, planner.go_on.set).start()
+    if again == "save_state_dict":
+        from xckpt.storage import ZarrStorageWriter
+
+        xckpt.save_state_dict(state(2), ZarrStorageWriter(tmp_path / "b"))
+        second = None
+    else:
+        second = getattr(xckpt, again)(tmp_path / "b", state(2))
+    assert first.done()
+    finished(second)
+    assert (number_of(tmp_path / "a"), number_of(tmp_path / "b")) == (1, 2)
+
+
+def test_a_stager_that_fails_fails_the_save(tmp_path: Path) -> None:
+    saving = xckpt.save_async(tmp_path / "a", state(1), stager=FailingStager())
+    with pytest.raises(OSError, match="no memory to stage in"):
+        saving.staged(SECONDS)
+    with pytest.raises(OSError, match="no memory to stage in"):
+        saving.result(SECONDS)
+    assert isinstance(saving.exception(), OSError) and "failed" in repr(saving)
+    assert list(tmp_path.iterdir()) == []
+    xckpt.save(tmp_path / "a", state(2))
+
+
+def test_leaves_that_cannot_be_saved_fail_the_save(tmp_path: Path) -> None:
+    saving = xckpt.save_async(tmp_path / "a", {"w": np.array(["x"]), "o": {1, 2}})
+    with pytest.raises(xckpt.UnsupportedLeafError, match="w: NumPy dtype"):
+        saving.result(SECONDS)
+    saving = xckpt.save_async(tmp_path / "a", {"w": np.ones(2), "o": {1, 2}})
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"o: a builtins\.set"):
+        saving.result(SECONDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def nobody_asks(path: Path) -> xckpt.SaveFuture:
+    """A save that fails while nobody looks."""
+    path.write_text("a file is in the way")
+    saving = xckpt.save_async(path, state(1))
+    while not saving.done():
+        time.sleep(0.001)
+    return saving
+
+
+@pytest.mark.parametrize("again", [xckpt.save, xckpt.save_async])
+def test_a_failure_nobody_asked_for_fails_the_next_save(
+    tmp_path: Path, again: Callable[..., Any]
+) -> None:
+    saving = nobody_asks(tmp_path / "a")
+    with pytest.raises(CheckpointExistsError) as caught:
+        again(tmp_path / "b", state(2))
+    assert caught.value is saving.exception()
+    [note] = caught.value.__notes__
+    assert str(tmp_path / "a") in note and "not begun" in note
+    assert not (tmp_path / "b").exists()
+    finished(again(tmp_path / "b", state(2)))
+    assert number_of(tmp_path / "b") == 2
+
+
+def test_a_failure_that_was_asked_for_does_not_come_again(tmp_path: Path) -> None:
+    assert isinstance(nobody_asks(tmp_path / "a").exception(), CheckpointExistsError)
+    xckpt.save(tmp_path / "b", state(2))
+
+
+def test_a_stager_that_goes_on_copying(tmp_path: Path) -> None:
+    stager = LateStager(synchronise=False)
+    saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager)
+    with pytest.raises(TimeoutError):
+        saving.staged(0.01)
+    assert not saving.done() and stager.calls == []
+    stager.go_on.set()
+    saving.staged(SECONDS)
+    saving.result(SECONDS)
+    assert number_of(tmp_path / "a") == 1
+
+
+def test_a_stager_that_is_waited_for(tmp_path: Path) -> None:
+    stager = LateStager(synchronise=True)
+    saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager)
+    assert stager.calls == ["synchronize"] and stager.staged.done()
+    assert saving.staged(SECONDS) is None
+    saving.result(SECONDS)
+    assert number_of(tmp_path / "a") == 1
+
+
+@pytest.mark.parametrize("synchronise", [False, True])
+def test_a_stager_whose_copying_fails_later(tmp_path: Path, synchronise: bool) -> None:
+    stager = LateStager(synchronise)
+    stager.staged.set_exception(OSError("the device is gone"))
+    saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager)
+    with pytest.raises(OSError, match="the device is gone"):
+        saving.staged(SECONDS)
+    with pytest.raises(OSError, match="the device is gone"):
+        saving.result(SECONDS)
+    cancelled = LateStager(synchronise)
+    cancelled.staged.cancel()
+    assert xckpt.save_async(tmp_path / "a", state(1), stager=cancelled).exception(SECONDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stager_that_fails_to_synchronise(tmp_path: Path) -> None:
+    class Broken(AsyncStager):
+        def stage(self, state_dict: Any) -> Any:
+            return state_dict
+
+        def synchronize_staging(self) -> None:
+            raise OSError("half of it was copied")
+
+    saving = xckpt.save_async(tmp_path / "a", state(1), stager=Broken())
+    with pytest.raises(OSError, match="half of it was copied"):
+        saving.result(SECONDS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_whose_stager_fails_fails_all(tmp_path: Path) -> None:
+    def run(group: ThreadGroup) -> str:
+        stager = FailingStager() if group.rank == 1 else None
+        saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager, group=group)
+        with pytest.raises(RanksFailedError) as caught:
+            saving.result(SECONDS)
+        done = xckpt.save_async(tmp_path / "b", state(2), group=group)
+        done.result(SECONDS)
+        return str(caught.value)
+
+    for text in results(3, run):
+        assert "rank 1: OSError: no memory to stage in" in text
+    assert not (tmp_path / "a").exists() and number_of(tmp_path / "b") == 2
+
+
+@pytest.mark.parametrize("again", [xckpt.save, xckpt.save_async])
+def test_a_failure_that_one_rank_asked_for_still_fails_the_next_save_of_all(
+    tmp_path: Path, again: Callable[..., Any]
+) -> None:
+    """Nobody is left waiting for ranks that raise."""
+    (tmp_path / "a").write_text("a file is in the way")
+
+    def run(group: ThreadGroup) -> str:
+        saving = xckpt.save_async(tmp_path / "a", state(1), group=group)
+        if group.rank == 1:
+            assert isinstance(saving.exception(SECONDS), RanksFailedError)
+        with pytest.raises(RanksFailedError) as caught:
+            finished(again(tmp_path / "b", state(2), group=group))
+        return str(caught.value)
+
+    assert all("CheckpointExistsError" in text for text in results(2, run))
+    assert not (tmp_path / "b").exists()
+
+
+def test_memory_does_not_grow_over_many_saves(tmp_path: Path) -> None:
+    size = 48 * MEBIBYTE
+    array, path = np.ones(size, np.uint8), tmp_path / "a"
+    for stager in (BlockingAsyncStager(cache_staged_state_dict=True), None):
+        before, after = memory_of()["RssAnon"], []
+        for number in range(20):
+            array[:: 1 << 12] = number
+            xckpt.save_async(path, {"w": array}, stager=stager, overwrite=True).result()
+            after.append(memory_of()["RssAnon"])
+        assert max(after) - before < 1.5 * size
+        assert max(after[5:]) - max(after[:5]) < size // 4
+
+
+def end_of(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS)
+
+
+SLOW = """
+import sys, threading, time
+import numpy as np
+import xckpt
+from xckpt.planner import DefaultSavePlanner
+
+class Slow(DefaultSavePlanner):
+    def create_local_plan(self):
+        time.sleep(0.5)
+        return super().create_local_plan()
+
+state = {f"w{n}": np.full(100_000, n) for n in range(8)}
+saving = xckpt.save_async(sys.argv[1], state, planner=Slow())
+"""
+
+
+@pytest.mark.parametrize("ending, code", [("", 0), ("sys.exit(3)", 3), ("1 / 0", 1)])
+def test_the_interpreter_waits_for_a_save(tmp_path: Path, ending: str, code: int) -> None:
+    ended = end_of(SLOW + ending, tmp_path / "a")
+    assert ended.returncode == code
+    assert ended.stdout == ""
+    assert ended.stderr == "" or (ending == "1 / 0" and "ZeroDivisionError" in ended.stderr)
+    assert ended.stderr.count("Traceback") == (ending == "1 / 0")
+    loaded = xckpt.load(tmp_path / "a")
+    assert all((loaded[f"w{n}"] == n).all() for n in range(8))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_failure_that_nobody_saw_is_told_at_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file is in the way")
+    ended = end_of(SLOW, tmp_path / "a")
+    assert (ended.returncode, ended.stdout) == (0, "")
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"the asynchronous save to {tmp_path / 'a'} failed")
+    assert "CheckpointExistsError" in line
+
+
+def test_a_failure_that_was_seen_is_not_told_again(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file is in the way")
+    ended = end_of(SLOW + "assert saving.exception()", tmp_path / "a")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_save(tmp_path: Path) -> None:
+    ending = """
+import multiprocessing, os
+child = multiprocessing.get_context("fork").Process(target=int)
+child.start()
+child.join(10)
+assert child.exitcode == 0, child.exitcode
+assert not saving.done()
+"""
+    slow = SLOW.replace("sleep(0.5)", "sleep(2)")
+    ended = end_of(slow + ending, tmp_path / "a")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert xckpt.load(tmp_path / "a")["w7"][0] == 7
+
+
+def test_a_killed_process_leaves_nothing_that_loads(tmp_path: Path) -> None:
+    ended = end_of(SLOW + "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", tmp_path / "a")
+    assert ended.returncode == -9
+    with pytest.raises(NotACheckpointError):
+        xckpt.load(tmp_path / "a")
+    xckpt.save(tmp_path / "a", state(1))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

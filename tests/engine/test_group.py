@@ -1,0 +1,170 @@
+"""The steps over a group: everybody gets an answer, or everybody gets the same error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.support.thread_group import ThreadGroup, results, run_ranks
+from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast, reduce_scatter
+from xckpt.errors import PlanError, RankFailure, RanksFailedError
+
+KINDS = ("reduce_scatter", "all_reduce", "broadcast")
+
+
+class OddError(Exception):
+    """An exception that the library doesn't know."""
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> tuple[int, int, str, frozenset[int], bool]:
+    """Size, coordinator, kind of step, the ranks that fail in it, whether the decision fails."""
+    size = draw(st.integers(2, 4))
+    ranks = st.integers(0, size - 1)
+    return (
+        size,
+        draw(ranks),
+        draw(st.sampled_from(KINDS)),
+        frozenset(draw(st.lists(ranks, max_size=size))),
+        draw(st.booleans()),
+    )
+
+
+def take_step(
+    group: Group,
+    kind: str,
+    local: Callable[[], bytes],
+    decide: Callable[[list[bytes]], list[bytes]],
+) -> bytes:
+    """One step of any kind, whose decision is a list with one answer a rank."""
+    if kind == "reduce_scatter":
+        return reduce_scatter(group, "step", local, decide)
+    if kind == "all_reduce":
+        return all_reduce(group, "step", local, lambda data: b"+".join(decide(data)))
+    return broadcast(group, "step", lambda: b"+".join(decide([local()])))
+
+
+def parts(
+    group: ThreadGroup, failing: frozenset[int], decision_fails: bool
+) -> tuple[Callable[[], bytes], Callable[[list[bytes]], list[bytes]]]:
+    def local() -> bytes:
+        if group.rank in failing:
+            raise OddError(f"rank {group.rank} is unwell \ud800")
+        return b"%d" % group.rank
+
+    def decide(data: list[bytes]) -> list[bytes]:
+        assert group.rank == group.coordinator
+        if decision_fails:
+            raise PlanError.listing("no", ["a: bad", "b: bad"])
+        return [b"<%s>" % item for item in data]
+
+    return local, decide
+
+
+def expected_failures(
+    size: int, coordinator: int, kind: str, failing: frozenset[int], decision_fails: bool
+) -> list[RankFailure]:
+    unwell = sorted(failing & {coordinator}) if kind == "broadcast" else sorted(failing)
+    if unwell:
+        return [RankFailure(r, "OddError", f"rank {r} is unwell \\ud800") for r in unwell]
+    if decision_fails:
+        return [RankFailure(coordinator, "PlanError", "no\n  - a: bad\n  - b: bad")]
+    return []
+
+
+def expected_answers(size: int, coordinator: int, kind: str) -> list[bytes]:
+    each = [b"<%d>" % rank for rank in range(size)]
+    if kind == "reduce_scatter":
+        return each
+    return [b"+".join(each)] * size if kind == "all_reduce" else [b"<%d>" % coordinator] * size
+
+
+@given(steps())
+@settings(max_examples=60)
+@example((3, 1, "reduce_scatter", frozenset({0, 2}), False))
+@example((3, 1, "all_reduce", frozenset({1}), True))
+@example((2, 1, "broadcast", frozenset({0}), False))
+@example((2, 0, "broadcast", frozenset({0}), False))
+@example((4, 3, "reduce_scatter", frozenset(), True))
+def test_all_ranks_get_their_answer_or_the_same_error(step):
+    size, coordinator, kind, failing, decision_fails = step
+
+    def run(group: ThreadGroup) -> tuple[bytes | RanksFailedError, bytes]:
+        local, decide = parts(group, failing, decision_fails)
+        first: bytes | RanksFailedError
+        try:
+            first = take_step(group, kind, local, decide)
+        except RanksFailedError as error:
+            first = error
+        # Nobody was left behind: the next step works.
+        return first, take_step(group, kind, *parts(group, frozenset(), False))
+
+    outcomes = results(size, run, coordinator=coordinator)
+    answers = expected_answers(size, coordinator, kind)
+    assert [second for _, second in outcomes] == answers
+    failures = expected_failures(*step)
+    if not failures:
+        assert [first for first, _ in outcomes] == answers
+        return
+    for rank, (first, _) in enumerate(outcomes):
+        assert isinstance(first, RanksFailedError)
+        assert list(first.failures) == failures
+        assert str(first).startswith(f"{len(failures)} rank")
+        assert all(f"rank {failure.rank}: {failure.kind}" in str(first) for failure in failures)
+        # On the rank itself the exception is there whole, with its traceback.
+        own = [failure for failure in failures if failure.rank == rank]
+        assert type(first.__cause__).__name__ == own[0].kind if own else first.__cause__ is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_decision_for_another_number_of_ranks_leaves_nobody_waiting(count):
+    def run(group: ThreadGroup) -> bytes:
+        return reduce_scatter(group, "step", lambda: b"", lambda data: [b"x"] * count)
+
+    for outcome in run_ranks(2, run):
+        assert isinstance(outcome.error, RanksFailedError)
+        (failure,) = outcome.error.failures
+        assert failure.rank == 0 and f"{count} answers for 2 ranks" in failure.message
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_of_one_raises_the_exception_itself(kind):
+    def fail(data: Sequence[bytes] = ()) -> list[bytes]:
+        raise OddError("alone")
+
+    assert take_step(LocalGroup(), kind, lambda: b"a", lambda data: data) == b"a"
+    with pytest.raises(OddError, match="alone"):
+        take_step(LocalGroup(), kind, lambda: b"", fail)
+    with pytest.raises(OddError, match="alone"):
+        take_step(LocalGroup(), kind, lambda: fail()[0], lambda data: data)
+
+
+def test_a_group_of_one_is_a_group():
+    group = LocalGroup()
+    assert isinstance(group, Group)
+    assert (group.rank, group.size, group.coordinator) == (0, 1, 0)
+    assert group.gather(b"a") == [b"a"]
+    assert group.scatter([b"a"]) == b"a" == group.broadcast(b"a")
+    group.barrier()
+
+
+def test_a_thread_is_a_rank_of_a_group():
+    def run(group: ThreadGroup) -> tuple[list[bytes] | None, bytes, bytes]:
+        assert isinstance(group, Group)
+        first = group.rank == group.coordinator
+        gathered = group.gather(b"%d" % group.rank)
+        group.barrier()
+        return (
+            gathered,
+            group.scatter([b"a", b"b", b"c"] if first else None),
+            group.broadcast(b"all" if first else None),
+        )
+
+    assert results(3, run, coordinator=2) == [
+        (None, b"a", b"all"),
+        (None, b"b", b"all"),
+        ([b"0", b"1", b"2"], b"c", b"all"),
+    ]

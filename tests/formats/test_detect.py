@@ -1,0 +1,109 @@
+"""What lies at a path, and what is said where nothing known does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import xckpt
+from tests.formats import orbax_writers
+from tests.torch.dcp.folders import save_alone
+from xckpt.formats.detect import LOOKED_FOR, SOURCES, detect, open_sink, open_source
+from xckpt.formats.source import TensorSource
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> dict[str, Path]:
+    """A checkpoint of each format, in several shapes."""
+    array = {"w": np.arange(3)}
+    xckpt.save(tmp_path / "ours", array)
+    safetensors.numpy.save_file(array, tmp_path / "one.safetensors")
+    (tmp_path / "one").write_bytes((tmp_path / "one.safetensors").read_bytes())
+    (tmp_path / "folder").mkdir()
+    safetensors.numpy.save_file(array, tmp_path / "folder" / "model.safetensors")
+    (tmp_path / "folder" / "config.json").write_text("{}")
+    torch.save({"w": torch.arange(3)}, tmp_path / "weights.pt")
+    (tmp_path / "hub").mkdir()
+    torch.save({"w": torch.arange(3)}, tmp_path / "hub" / "pytorch_model.bin")
+    return {
+        "weights.pt": tmp_path / "weights.pt",
+        "hub": tmp_path / "hub",
+        "orbax": orbax_writers.save(tmp_path / "orbax", {"w": np.arange(3)}),
+        "steps": orbax_writers.save_steps(tmp_path / "steps", 3, default={"w": np.arange(3)}),
+        "dcp": save_alone({"w": torch.arange(3)}, tmp_path / "dcp"),
+        "ours": tmp_path / "ours",
+        "one.safetensors": tmp_path / "one.safetensors",
+        "one": tmp_path / "one",
+        "folder": tmp_path / "folder",
+    }
+
+
+FORMATS = {
+    "ours": "xckpt",
+    "one.safetensors": "safetensors",
+    "one": "safetensors",
+    "folder": "safetensors",
+    "weights.pt": "torch",
+    "hub": "torch",
+    "dcp": "dcp",
+    "orbax": "orbax",
+    "steps": "orbax",
+}
+
+
+@pytest.mark.parametrize("place", FORMATS)
+def test_the_format_is_found_out(places: dict[str, Path], place: str) -> None:
+    path = places[place]
+    assert detect(path) == FORMATS[place]
+    for given in (None, FORMATS[place]):
+        source = open_source(path, given)
+        assert isinstance(source, TensorSource)
+        assert source.specs["w"].shape == (3,)
+        into = np.zeros(3, np.int64)
+        source.read("w", xckpt.ChunkStorageMetadata((0,), (3,)), into)
+        assert into.tolist() == [0, 1, 2]
+        assert source.chunks("w") in ((1,), (3,))
+        source.close()
+
+
+def test_a_url_is_ours() -> None:
+    xckpt.save("memory://detected", {"w": np.arange(3)})
+    assert detect("memory://detected") == "xckpt"
+
+
+def test_what_is_unknown(tmp_path: Path) -> None:
+    """Told: what was looked for, and what is there."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").mkdir()
+    for number in range(10):
+        (tmp_path / "folder" / f"note-{number}.txt").write_text("mine")
+    (tmp_path / "file").write_text("hello world")
+    found = {
+        "folder": "note-0.txt, note-1.txt.* and 2 more",
+        "empty": "an empty folder",
+        "file": "a file of 11 bytes that begins with b'hello wo'",
+    }
+    for name, told in found.items():
+        with pytest.raises(xckpt.NotACheckpointError, match=f"Found: {told}") as caught:
+            open_source(tmp_path / name)
+        assert all(what in str(caught.value) for what in LOOKED_FOR.values())
+    with pytest.raises(xckpt.NotACheckpointError, match="nothing is there"):
+        open_source(tmp_path / "nowhere")
+    with pytest.raises(xckpt.NotACheckpointError, match="'pickle' cannot be read; known are xckpt"):
+        open_source(tmp_path / "file", "pickle")
+    assert set(LOOKED_FOR) == set(SOURCES)
+
+
+def test_where_an_output_goes(tmp_path: Path) -> None:
+    assert open_sink(tmp_path / "out") is None
+    assert open_sink("s3://bucket/out", "xckpt") is None
+    assert type(open_sink(tmp_path / "w.safetensors")).__name__ == "SafetensorsSink"
+    assert type(open_sink(tmp_path / "out", "safetensors")).__name__ == "SafetensorsSink"
+    with pytest.raises(
+        xckpt.NotACheckpointError, match="'torch' cannot be written; known are xckpt"
+    ):
+        open_sink(tmp_path / "out", "torch")

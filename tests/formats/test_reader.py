@@ -1,0 +1,135 @@
+"""Loading through a source: planners, targets of any framework, several ranks."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from tests.formats.arrays import boxes
+from tests.support.thread_group import ThreadGroup, results
+from tests.support.tilings import Box, paint
+from xckpt.core.plan.load import DefaultLoadPlanner
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.save import load_state_dict
+from xckpt.formats import reader as source_reader
+from xckpt.formats.detect import open_source
+from xckpt.formats.reader import SourceReader, parts
+
+ARRAYS = {
+    "a.weight": np.arange(600, dtype=np.float32).reshape(20, 30),
+    "step": np.array(7),
+    "none": np.zeros((0, 4), np.int8),
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    safetensors.numpy.save_file(ARRAYS, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def load(path: Path, like: Any, group: Group | None = None, **options: Any) -> Any:
+    planner = DefaultLoadPlanner(cast=True)
+    reader = SourceReader(
+        lambda: open_source(path), str(path), options=xckpt.LoadOptions(**options)
+    )
+    load_state_dict(like, reader, group=group or LocalGroup(), planner=planner)
+    return planner.result()
+
+
+def test_everything_as_numpy(path: Path) -> None:
+    loaded = load(path, None)
+    assert set(loaded) == set(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array)
+
+
+@pytest.mark.parametrize("part_bytes", [1, 100, 1 << 24])
+@pytest.mark.parametrize("threads", [1, 4])
+def test_into_sharded_arrays_of_another_dtype(
+    path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int, threads: int
+) -> None:
+    """A jax.Array sharded over eight devices, torch in another type, NumPy as it is."""
+    monkeypatch.setattr(source_reader, "PART_BYTES", part_bytes)
+    mesh = jax.make_mesh((2, 4), ("x", "y"))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))
+    seen: list[xckpt.Progress] = []
+    loaded = load(
+        path,
+        {
+            "a.weight": jax.ShapeDtypeStruct((20, 30), np.float32, sharding=sharding),
+            "step": torch.zeros((), dtype=torch.float16),
+            "none": np.ones((0, 4), np.int8),
+        },
+        threads=threads,
+        progress=seen.append,
+    )
+    assert loaded["a.weight"].sharding == sharding
+    assert np.array_equal(loaded["a.weight"], ARRAYS["a.weight"])
+    assert loaded["step"].item() == 7 and loaded["step"].dtype == torch.float16
+    assert loaded["none"].shape == (0, 4)
+    assert seen[-1].done == seen[-1].total
+
+
+def test_what_does_not_fit_is_listed(path: Path) -> None:
+    with pytest.raises(xckpt.TreeMismatchError) as caught:
+        load(path, {"a.weight": np.zeros((30, 20)), "b": np.zeros(2), "step": 1})
+    assert len(caught.value.problems) == 4
+
+
+def test_ranks_load_together(path: Path) -> None:
+    def on_rank(group: ThreadGroup) -> bool:
+        loaded = load(path, {name: np.zeros_like(array) for name, array in ARRAYS.items()}, group)
+        return all(np.array_equal(loaded[name], array) for name, array in ARRAYS.items())
+
+    assert all(results(3, on_rank))
+
+
+def test_a_rank_that_sees_another_file(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    safetensors.numpy.save_file({**ARRAYS, "step": np.array(8)}, other)
+
+    def on_rank(group: ThreadGroup) -> str:
+        try:
+            load((path, other)[group.rank], None, group)
+        except xckpt.RanksFailedError as error:
+            return str(error)
+        return ""
+
+    for told in results(2, on_rank):
+        assert "rank 1: StorageError" in told and "other contents than the coordinator" in told
+
+
+def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:
+    source = open_source(path)
+    path.write_bytes(path.read_bytes()[:-100])
+    reader = SourceReader(lambda: source)
+    with pytest.raises(xckpt.CorruptCheckpointError, match="truncated"):
+        load_state_dict(None, reader, group=LocalGroup(), planner=DefaultLoadPlanner())
+
+
+@given(boxes(), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(1, 200))
+def test_parts_make_up_the_box(
+    case: tuple[tuple[int, ...], Box], chunk: list[int], most: int
+) -> None:
+    """Exactly; cut at multiples of the chunk; and small where the chunk allows it."""
+    shape, (offsets, sizes) = case
+    found = list(parts(offsets, sizes, chunk[: len(shape)], most))
+    counts = paint(shape, [(box.offsets, box.sizes) for box in found])
+    expected = paint(shape, [(offsets, sizes)])
+    assert np.array_equal(counts, expected)
+    for box in found:
+        assert prod(box.sizes) <= max(most, prod(chunk[: len(shape)]))
+        for d, (at, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
+            assert at == offsets[d] or at % chunk[d] == 0
+            assert at + size == offsets[d] + sizes[d] or (at + size) % chunk[d] == 0

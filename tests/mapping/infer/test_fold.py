@@ -1,0 +1,76 @@
+"""Folding: whatever the numbers do, the rules make of each link's leaves what the link says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xckpt.convert import Mapping, TensorSpec
+from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.fold import Link, fold
+
+Number = Callable[[int], int]
+"""What a number of a name is in the n-th link."""
+
+NUMBERS: tuple[Number, ...] = (
+    lambda n: n,
+    lambda n: 2 * n,
+    lambda n: n + 1,
+    lambda n: n // 2,
+    lambda n: n % 2,
+    lambda n: 7,
+)
+
+
+def name(word: str, numbers: Sequence[Number], n: int) -> str:
+    """A name of the n-th link."""
+    return "/".join([word, *(f"{'xyz'[place]}_{of(n)}" for place, of in enumerate(numbers))])
+
+
+sides = st.lists(st.lists(st.sampled_from(NUMBERS), max_size=2), min_size=1, max_size=3)
+
+
+@given(sides, sides, st.integers(1, 7), st.integers(0, 2))
+def test_the_rules_make_what_the_links_say(
+    sources: list[list[Number]], targets: list[list[Number]], count: int, others: int
+) -> None:
+    rows: list[tuple[list[str], list[str]]] = []
+    seen: set[str] = set()
+    for n in range(count + others):
+        taken = [name(f"s{place}", numbers, n) for place, numbers in enumerate(sources)]
+        made = [name(f"t{place}", numbers, n) for place, numbers in enumerate(targets)]
+        if seen.isdisjoint((*taken, *made)):
+            rows.append((taken, made))
+            seen.update(taken, made)
+    one: list[Operation] = [{"untie": len(sources)}] if len(sources) > 1 else []
+    several: list[Operation] = [{"tie": len(targets)}] if len(targets) > 1 else []
+    # The last rows belong to nothing: no rule may match them.
+    links = [Link(tuple(a), tuple(b), (*one, *several)) for a, b in rows[:count]]
+    rules = fold(links, [n for row, _ in rows for n in row], [n for _, row in rows for n in row])
+    specs = {
+        each: TensorSpec((place,), "int8") for place, row in enumerate(rows) for each in row[0]
+    }
+    resolved = Mapping.from_document({"rule": rules}).resolve(specs)
+    assert {each: spec.shape for each, spec in resolved.targets.items()} == {
+        each: (place,) for place, link in enumerate(links) for each in link.targets
+    }
+
+
+def test_two_numbers_of_a_name_that_go_different_ways_are_no_one_index() -> None:
+    """a_0/b_0, a_2/b_1, a_4/b_2: an index for the one number is none for the other."""
+    names = {f"h.{2 * n}.w.weight": f"a_{2 * n}/b_{n}/w/kernel" for n in range(3)}
+    links = [Link((one,), (other,), ()) for one, other in names.items()]
+    assert fold(links, list(names), list(names.values())) == [
+        {"source": one, "target": other} for one, other in names.items()
+    ]
+
+
+def test_all_names_of_a_side_have_the_index() -> None:
+    numbers = range(3)
+    links = [Link((f"h.{n}.q", f"h.{n}.k"), (f"g_{2 * n}/q",), ()) for n in numbers]
+    sources = [f"h.{n}.{part}" for n in numbers for part in "qk"]
+    assert fold(links, sources, [f"g_{2 * n}/q" for n in numbers]) == [
+        {"source": ["h.{layer}.q", "h.{layer}.k"], "target": "g_{2*layer}/q"}
+    ]

@@ -1,0 +1,215 @@
+"""Operations: arguments that cannot be, inputs that do not fit, and which casts are exact."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from xckpt.core.dtypes import DTYPES, numpy_dtype
+from xckpt.errors import MappingError
+from xckpt.mapping import operations
+from xckpt.mapping.arithmetic import Arithmetic
+from xckpt.mapping.bundle import Slot, Trace
+from xckpt.mapping.operations import (
+    Add,
+    Cast,
+    Concatenate,
+    Constant,
+    Deinterleave,
+    Drop,
+    Each,
+    GroupedDeinterleave,
+    GroupedInterleave,
+    Interleave,
+    Operation,
+    Pad,
+    Rearrange,
+    Reshape,
+    Rope,
+    Scale,
+    Split,
+    Stack,
+    Strip,
+    Tie,
+    Transpose,
+    Unstack,
+    Untie,
+    operation_from_document,
+    run,
+)
+from xckpt.mapping.operations.base import TensorOperation
+from xckpt.mapping.operations.lossy import is_exact_cast
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.traced import leaf
+
+ONE_OF_EACH = [
+    Add(1.0),
+    Cast(("float32", "bfloat16")),
+    Concatenate((1, 2), 1),
+    Constant(0, (2,), "int8"),
+    Deinterleave(2),
+    Drop("unchecked"),
+    Each(((Transpose((1, 0)),), (Split((1, 2)),))),
+    GroupedDeinterleave((2, 1), 3),
+    GroupedInterleave((2, 1), 3),
+    Interleave(2),
+    Pad(3),
+    Rearrange("(a b) c -> c (b a)", {"a": 2, "b": 3}),
+    Reshape(((6, -1), (2, 3, -1))),
+    Rope("halves", 4),
+    Scale(2.0),
+    Split((1, 2), 1),
+    Stack("layer"),
+    Strip(3),
+    Tie(2),
+    Transpose((1, 2, 0)),
+    Unstack("layer"),
+    Untie(2),
+]
+
+
+def test_every_operation_is_tried() -> None:
+    kinds = {kind for kind in vars(operations).values() if isinstance(kind, type)}
+    named = {kind for kind in kinds if issubclass(kind, Operation) and kind is not Operation}
+    assert {type(each) for each in ONE_OF_EACH} == named
+
+
+@pytest.mark.parametrize("operation", ONE_OF_EACH, ids=lambda each: each.name)
+def test_every_operation_is_its_inverses_inverse_and_its_own_document(operation: Operation) -> None:
+    assert operation.inverse() != operation
+    assert operation.inverse().inverse() == operation
+    assert operation_from_document(operation.to_document()) == operation
+    assert hash(operation) == hash(operation.inverse().inverse())
+    assert operation.exactness == operation.inverse().exactness or isinstance(operation, Cast)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: Transpose((0, 2)), "no order of 2 axes"),
+        (lambda: Reshape(((-1, -1), (4,))), "at most one size left open"),
+        (lambda: Reshape(((2, -2), (4,))), "at most one size left open"),
+        (lambda: Reshape(((2, 3), (4,))), "not as many elements"),
+        (lambda: Rearrange("a a -> a"), "a stands twice on one side"),
+        (lambda: Rearrange("a -> a b"), "b stands on one side only"),
+        (lambda: Rearrange("a -> a", {"b": 1}), "a size is stated for b"),
+        (lambda: Rearrange("a -> a", {"a": 0}), "sizes are at least 1"),
+        (lambda: Rearrange("a b"), "before -> after"),
+        (lambda: Rearrange("a -> a -> a"), "before -> after"),
+        (lambda: Rearrange("(a -> a"), "is no list of names"),
+        (lambda: Rearrange("a, b -> b a"), "is no list of names"),
+        (lambda: Rope("pairs", 0), "0 heads"),
+        (lambda: Rope("pairs", 1, rotary=3), "no pairs"),
+        (lambda: Split(()), "no sizes of parts"),
+        (lambda: Split((3, -1)), "no sizes of parts"),
+        (lambda: GroupedInterleave((-1,), 2), "no sizes of parts"),
+        (lambda: GroupedInterleave((1,), 0), "no 0 groups"),
+        (lambda: GroupedDeinterleave((1,), 0), "no 0 groups"),
+        (lambda: Interleave(0), "no 0 parts"),
+        (lambda: Deinterleave(-1), "no -1 parts"),
+        (lambda: Tie(0), "no tensor has 0 names"),
+        (lambda: Untie(0), "no tensor has 0 names"),
+        (lambda: Pad(-1), "a pad has no size -1"),
+        (lambda: Strip(-1), "a pad has no size -1"),
+        (lambda: Cast(("float32", "float33")), "no dtype is called 'float33'"),
+        (lambda: Scale(0.0), "nothing comes back"),
+        (lambda: Scale(float("nan")), "nothing comes back"),
+        (lambda: Add(float("inf")), "nothing comes back"),
+        (lambda: Each(((Split((1, 1)), Untie(3)),)), "untie 3 takes 3 tensors, but has 2"),
+        (lambda: operation_from_document({"transpose": [0], "axes": [0]}), "stands under"),
+    ],
+)
+def test_arguments_that_can_never_be_right_are_refused(make: object, words: str) -> None:
+    assert callable(make)
+    with pytest.raises(MappingError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    "operation, shapes, words",
+    [
+        (Transpose((1, 0)), [(2,)], "it has 1 dimensions, not 2"),
+        (Reshape(((2, 3), (6,))), [(3, 2)], r"its shape is \[3, 2\], not \[2, 3\]"),
+        (Reshape(((-1,), (4, -1))), [(6,)], r"6 elements do not make \[4, -1\]"),
+        (Rearrange("a b -> b a"), [(2,)], "it has 1 dimensions, not 2"),
+        (Rearrange("(a b) -> a b", {"a": 4}), [(6,)], r"6 is not \(a b\) with a = 4"),
+        (Rope("pairs", 4), [(6,)], "6 channels are not 4 heads"),
+        (Rope("pairs", 2), [(6,)], "with 3 rotated channels"),
+        (Rope("pairs", 2, axis=1), [(6,)], "there is no axis 1 of 1"),
+        (Deinterleave(4), [(6,)], "axis 0 of 6 is not 4 equal parts"),
+        (Interleave(2), [(6,), (4,)], r"part 1 has shape \[4, 1\], not \[6, 1\]"),
+        (GroupedInterleave((2, 1), 3), [(6,), (4,)], r"shape \[4\], not 3 groups of 1"),
+        (GroupedDeinterleave((2, 1), 3), [(6,)], "has 6, not 3 groups of 3"),
+        (Concatenate((1, 2), 4), [(1,), (2,)], "there is no axis 4 of 1"),
+        (Split((1, 2), -2), [(3,)], "there is no axis -2 of 1"),
+        (Strip(4), [(3,)], "axis 0 of 3 has no pad of 4"),
+        (Stack("i"), [(3,)], "no tensors for each 'i'"),
+        (Untie(2), [(3,)], "takes 2 tensors, and has 1"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    operation: Operation, shapes: list[tuple[int, ...]], words: str
+) -> None:
+    bundle = tuple(Slot.of(leaf(str(i), TensorSpec(s, "int8"))) for i, s in enumerate(shapes))
+    with pytest.raises(MappingError, match=words):
+        run([operation], bundle, Trace())
+
+
+def test_parts_of_different_types_are_not_joined() -> None:
+    types = enumerate(("int8", "uint8"))
+    bundle = tuple(Slot.of(leaf(str(i), TensorSpec((2,), dtype))) for i, dtype in types)
+    with pytest.raises(MappingError, match="part 1 is uint8, the first is int8"):
+        run([Concatenate((2, 2))], bundle, Trace())
+
+
+def test_an_operation_that_forgets_what_it_must_say_is_refused_where_its_class_is_made() -> None:
+    with pytest.raises(TypeError, match="'forgetful' does not say: inverse, on"):
+
+        class Forgetful(TensorOperation, frozen=True):
+            name = "forgetful"
+
+    with pytest.raises(MappingError, match="no operation"):
+        operation_from_document({"forgetful": []})
+
+
+def all_values(dtype: str) -> np.ndarray:
+    """Every value of a type of at most 16 bits, NaN apart."""
+    kind = numpy_dtype(dtype)
+    few = {"bool": 2, "int2": 4, "int4": 16, "float4_e2m1fn": 16}.get(dtype)
+    bits = np.arange(few or 1 << (8 * kind.itemsize), dtype=f"u{kind.itemsize}")
+    values = bits.view(kind)
+    return values[~np.isnan(values.astype(np.float32))]
+
+
+SMALL = [dtype for dtype, kind in DTYPES.items() if kind.itemsize <= 2]
+
+
+@pytest.mark.parametrize("before", SMALL)
+def test_a_cast_is_exact_where_every_value_survives_it(before: str) -> None:
+    values = all_values(before)
+    for after in DTYPES:
+        there = Arithmetic("cast", before, after)
+        made = there(values)
+        survives = there.inverse()(made).tobytes() == values.tobytes()
+        # A negative number may come back from an unsigned one, but is no value of it.
+        equal = (made.astype(np.complex128) == values.astype(np.complex128)).all()
+        assert is_exact_cast(before, after) == (survives and equal), after
+
+
+def test_wide_casts_are_exact_where_digits_and_range_suffice() -> None:
+    exact = {
+        (before, after)
+        for before in ("int32", "int64", "uint32", "float32", "float64", "complex64", "complex128")
+        for after in DTYPES
+        if is_exact_cast(before, after)
+    }
+    assert exact == {
+        *((same, same) for same in ("int32", "int64", "uint32", "float32", "float64")),
+        *((same, same) for same in ("complex64", "complex128")),
+        *((before, after) for before in ("int32", "uint32") for after in ("int64", "float64")),
+        *((before, "complex128") for before in ("int32", "uint32", "float64", "complex64")),
+        ("uint32", "uint64"),
+        ("float32", "float64"),
+        ("float32", "complex64"),
+        ("float32", "complex128"),
+    }

@@ -1,0 +1,74 @@
+"""zarr arrays for, and from, other libraries: NumPy and zarr-python are the oracles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import xckpt
+from tests.support.tilings import region, shapes
+from xckpt.storage.foreign.zarr_arrays import ZarrFolder
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_boxes_of_chunks_in_and_any_boxes_out(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    shape = data.draw(shapes(max_rank=3))
+    chunk = tuple(data.draw(st.integers(1, max(1, n))) for n in shape)
+    array = np.arange(int(np.prod(shape)), dtype=np.int32).reshape(shape)
+    root = tmp_path_factory.mktemp("zarr")
+    folder = ZarrFolder(root)
+    stored = folder.create("a/w", "int32", shape, chunk)
+    assert stored.chunk == chunk
+    for index in np.ndindex(*(-(-n // c) for n, c in zip(shape, chunk, strict=True))):
+        low = tuple(i * c for i, c in zip(index, chunk, strict=True))
+        part = array[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))]
+        stored.write(low, np.asarray(part))
+    low = tuple(data.draw(st.integers(0, n)) for n in shape)
+    box = (low, tuple(data.draw(st.integers(0, n - a)) for n, a in zip(shape, low, strict=True)))
+    into = np.full(box[1], -1, np.int32)
+    folder.open("a/w", version=3).read(low, into)
+    assert np.array_equal(into, array[region(box)].reshape(box[1]))
+    assert np.array_equal(np.asarray(zarr.open_array(root / "a" / "w", mode="r")[...]), array)
+
+
+def test_what_is_there_is_opened_or_refused(tmp_path: Path) -> None:
+    folder = ZarrFolder(tmp_path)
+    folder.create("w", "int32", (4,), (2,)).write((0,), np.arange(4, dtype=np.int32))
+    again = folder.create("w", "int32", (4,), (2,))
+    into = np.zeros(4, np.int32)
+    again.read((0,), into)
+    assert into.tolist() == [0, 1, 2, 3]
+    for dtype, shape, chunk in [("int8", (4,), (2,)), ("int32", (5,), (2,)), ("int32", (4,), (4,))]:
+        with pytest.raises(xckpt.StorageError, match="w: "):
+            folder.create("w", dtype, shape, chunk)
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"there is no zarr\.json"):
+        folder.open("v", version=3)
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"there is no \.zarray"):
+        folder.open("w", version=2)
+
+
+def test_a_missing_chunk_is_an_error_unless_it_stands_for_zeros(tmp_path: Path) -> None:
+    ZarrFolder(tmp_path).create("w", "int32", (4,), (2,)).write((0,), np.ones(2, np.int32))
+    into = np.full(4, -1, np.int32)
+    with pytest.raises(xckpt.CorruptCheckpointError, match=r"w: \[0, 4\)"):
+        ZarrFolder(tmp_path).open("w", version=3).read((0,), into)
+    ZarrFolder(tmp_path, fill_missing=True).open("w", version=3).read((0,), into)
+    assert into.tolist() == [1, 1, 0, 0]
+
+
+def test_a_name_never_leads_out(tmp_path: Path) -> None:
+    ZarrFolder(tmp_path / "out").create("w", "int32", (1,), (1,))
+    folder = ZarrFolder(tmp_path / "in")
+    for name in ("../out/w", "/etc", "a/../../out/w"):
+        with pytest.raises(xckpt.XckptError):
+            folder.open(name, version=3)
+        with pytest.raises(xckpt.XckptError):
+            folder.create(name, "int32", (1,), (1,))

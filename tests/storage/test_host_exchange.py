@@ -1,0 +1,120 @@
+"""Ranks of one host hand each other chunks; a rank that is lost never leaves another waiting."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.errors import StorageError
+from xckpt.storage import host_exchange as module
+from xckpt.storage.host_exchange import Exchange, host_identity
+
+SIZE = 1000
+PATIENCE = 20.0
+
+
+def content(chunk: int) -> NDArray[np.uint8]:
+    return np.random.default_rng(chunk).integers(0, 256, SIZE, np.uint8)
+
+
+class Rank:
+    """One participant: publishes what it is told to and keeps what it takes."""
+
+    def __init__(self, chunks: range) -> None:
+        self.exchange = Exchange()
+        self.chunks = chunks
+        self.taken: dict[int, NDArray[np.uint8]] = {}
+        self.failures: list[BaseException] = []
+
+    def announcement(self) -> Announcement:
+        wanted = np.array(self.chunks, np.int64).tobytes()
+        return Announcement(host_identity(), self.exchange.address, wanted)
+
+    def take(self, chunk: int, data: NDArray[np.uint8]) -> None:
+        self.taken[chunk] = data[:SIZE].copy()
+
+    def run(self, share: SharedReads, slots: int, dies_after: int | None = None) -> None:
+        try:
+            self.exchange.start(
+                share,
+                slot_bytes=SIZE,
+                budget=slots * SIZE,
+                take=self.take,
+                on_failure=self.failures.append,
+            )
+            for done, publication in enumerate(share.publish):
+                if done == dies_after:
+                    return
+                slot, memory = self.exchange.slot(SIZE)
+                memory[:] = content(publication.chunk)
+                self.exchange.publish(publication.chunk, slot, publication.takers)
+                self.exchange.let_go(slot)
+            self.exchange.finish()
+        except (StorageError, OSError, EOFError) as error:
+            self.failures.append(error)
+        finally:
+            self.exchange.close()
+
+
+def together(calls: Sequence[Callable[[], object]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert not any(thread.is_alive() for thread in threads), "a rank was left hanging"
+
+
+@pytest.mark.parametrize("slots", [1, 3, 64])
+def test_every_rank_gets_every_chunk(slots: int) -> None:
+    ranks = [Rank(range(20)) for _ in range(4)]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    together([lambda r=r, s=s: r.run(s, slots) for r, s in zip(ranks, shares, strict=True)])
+    for rank, share in zip(ranks, shares, strict=True):
+        assert not rank.failures
+        assert sorted(rank.taken) == sorted(share.taken)
+        for chunk, data in rank.taken.items():
+            assert (data == content(chunk)).all()
+
+
+def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
+    ranks = [Rank(range(20)) for _ in range(3)]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    deaths = [None, 2, None]
+    together(
+        [
+            lambda r=r, s=s, d=d: r.run(s, 2, d)
+            for r, s, d in zip(ranks, shares, deaths, strict=True)
+        ]
+    )
+    assert ranks[0].failures
+    assert ranks[2].failures
+
+
+def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    ranks = [Rank(range(20)) for _ in range(3)]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    ranks[1].exchange.close()
+    together([lambda n=n: ranks[n].run(shares[n], 2) for n in (0, 2)])
+    assert ranks[0].failures
+    assert ranks[2].failures
+
+
+def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    ranks = [Rank(range(6)) for _ in range(2)]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    late = threading.Event()
+    threading.Timer(0.4, late.set).start()
+    together(
+        [lambda: ranks[0].run(shares[0], 2), lambda: (late.wait(), ranks[1].run(shares[1], 2))]
+    )
+    assert not ranks[0].failures
+    assert not ranks[1].failures
+    assert len(ranks[0].taken) + len(ranks[1].taken) == 6

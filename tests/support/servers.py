@@ -1,0 +1,49 @@
+"""Buckets to test with, as fixtures: S3 is moto's server, GCS one of ours."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import boto3
+import pytest
+from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+
+from tests.support.gcs_server import GCSServer
+
+__all__ = ["environment", "gcs", "s3"]
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def s3(environment: pytest.MonkeyPatch) -> Iterator[str]:
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    environment.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    environment.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    environment.setenv("AWS_REGION", "us-east-1")
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="bucket")
+    yield "s3://bucket"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
+    server = GCSServer("bucket")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.address)
+    environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
+    yield "gs://bucket"
+    server.shutdown()
+    thread.join()
+    server.server_close()

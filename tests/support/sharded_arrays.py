@@ -1,0 +1,160 @@
+"""An adapter for the tests: arrays of which each rank holds some boxes, in NumPy memory.
+
+It is the smallest framework with sharded arrays: `Sharded` is saved, `Wanted` is loaded, and both
+say their boxes outright. A target also checks that planner and storage keep to the protocol.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.support.tilings import Box, Shape, region
+from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.frameworks import as_described, register_adapter
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable
+
+Array = NDArray[np.generic]
+
+register_adapter("tests.support.sharded_arrays", "tests.support.sharded_arrays")
+
+
+@dataclass(eq=False, slots=True)
+class Sharded:
+    """A sharded array as one rank sees it; itself a `SourceLeaf`."""
+
+    shape: Shape
+    dtype: str
+    boxes: Boxes
+    parts: list[Array]
+    sharding: Sharding | None = None
+    annotation: str = ""
+    sharded: bool = True
+
+    def data(self, index: int) -> Array:
+        return self.parts[index]
+
+
+@dataclass(eq=False, slots=True)
+class Wanted:
+    """What a rank wants of a stored array."""
+
+    shape: Shape
+    dtype: str
+    boxes: Boxes
+    annotation: str = ""
+
+
+def cut(array: Array, boxes: Sequence[Box]) -> Sharded:
+    """What a rank holds that has these boxes of an array: views of it."""
+    name = dtype_name(array.dtype)
+    assert name is not None
+    held = list(dict.fromkeys(boxes))
+    parts = [array[region(box)] if array.ndim else array for box in held]
+    return Sharded(array.shape, name, Boxes.of(held, rank=array.ndim), parts)
+
+
+def wish(array: Array, boxes: Sequence[Box]) -> Wanted:
+    """A target for these boxes of an array."""
+    source = cut(array, boxes)
+    return Wanted(source.shape, source.dtype, source.boxes)
+
+
+@dataclass(eq=False, slots=True)
+class Target:
+    """Boxes to be loaded, each in memory of its own."""
+
+    shape: Shape
+    dtype: str
+    boxes: Boxes
+    parts: dict[int, Array] = field(default_factory=dict)
+    into: Sharded | None = None
+    annotation: str = ""
+    committed: list[int] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def buffer(self, index: int) -> Array:
+        with self.lock:
+            assert index not in self.committed, "a buffer is asked for after its commit"
+            if index not in self.parts:
+                self.parts[index] = np.empty(self.boxes[index].sizes, numpy_dtype(self.dtype))
+            return self.parts[index]
+
+    def commit(self, index: int) -> None:
+        with self.lock:
+            assert index not in self.committed, "a box is committed twice"
+            self.committed.append(index)
+            if index not in self.parts:
+                assert 0 in self.boxes[index].sizes, "a box is committed that nobody filled"
+                self.parts[index] = np.empty(self.boxes[index].sizes, numpy_dtype(self.dtype))
+
+    def result(self) -> Sharded:
+        assert sorted(self.committed) == list(range(len(self.boxes))), "a box was not committed"
+        parts = [self.parts[index] for index in range(len(self.boxes))]
+        return self.into or Sharded(self.shape, self.dtype, self.boxes, parts)
+
+
+def describe(leaf: object, name: str) -> Sharded | None:
+    return leaf if isinstance(leaf, Sharded) else None
+
+
+def aim(like: object, name: str, *, in_place: bool) -> Target | None:
+    if not isinstance(like, Sharded | Wanted):
+        return None
+    if in_place and isinstance(like, Sharded):
+        return Target(like.shape, like.dtype, like.boxes, dict(enumerate(like.parts)), like)
+    return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
+
+
+def copyable(leaf: object, name: str) -> Copyable | None:
+    return as_described(leaf) if isinstance(leaf, Sharded) else None
+
+
+def pinned_memory(size: int) -> None:
+    return None
+
+
+def to_numpy(data: object) -> None:
+    """The parts are NumPy's."""
+
+
+def to_writable_numpy(buffer: object) -> None:
+    """The buffers are NumPy's."""
+
+
+def copy_into(buffer: object, data: Array) -> bool:
+    return False
+
+
+def open_object(node: object, name: str) -> None:
+    """No objects that keep a state."""
+
+
+def children(node: object) -> None:
+    """No containers."""
+
+
+def rebuild(node: object, children: list[object]) -> None:
+    """No containers."""
+
+
+def same_bits(one: Array, other: Array) -> bool:
+    """Equal in shape, dtype and every bit (NaN payloads and signs of zero too)."""
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and np.ascontiguousarray(one).tobytes() == np.ascontiguousarray(other).tobytes()
+
+
+def holds(loaded: object, array: Array) -> bool:
+    """Whether every part of a loaded leaf is what the whole array has there."""
+    assert isinstance(loaded, Sharded)
+    whole = np.asarray(array)
+    return loaded.shape == whole.shape and all(
+        same_bits(part, np.asarray(whole[region((box.offsets, box.sizes))]))
+        for part, box in zip(loaded.parts, loaded.boxes, strict=True)
+    )

@@ -1,0 +1,180 @@
+"""A conversion as a value that can be sent to any process, and what a process makes of it.
+
+1. `Conversion` names source, mapping and dtype; it pickles.
+2. `Conversion.open` opens the source and resolves the mapping, or the identity where there is none,
+   on its shapes. Lossy steps that the caller has not allowed, and leaves that no rule takes, are
+   errors.
+3. `dtype` adds a cast to each floating-point tensor, after everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping as Map
+from dataclasses import dataclass, replace
+
+import ml_dtypes
+import numpy as np
+
+from xckpt.core.dtypes import DTYPES, numpy_dtype
+from xckpt.errors import MappingError
+from xckpt.formats.detect import open_source
+from xckpt.formats.source import TensorSource
+from xckpt.mapping.arithmetic import Arithmetic
+from xckpt.mapping.mapping import Mapping
+from xckpt.mapping.prove import problems_with
+from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.traced import leaf
+
+__all__ = [
+    "Conversion",
+    "Opened",
+    "cast_floats",
+    "cast_target",
+    "identity",
+    "is_float",
+    "require_lossless",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A source that is open, and the mapping resolved on it."""
+
+    source: TensorSource
+    resolved: ResolvedMapping
+
+    def identity(self, *more: object) -> bytes:
+        """A digest of the source's contents, of what is made of them, and of ``more``."""
+        digest = hashlib.blake2b(self.source.identity(), digest_size=16)
+        for name in sorted(self.resolved.targets):
+            made = (name, self.resolved.targets[name], self.resolved.copies[name])
+            digest.update(repr(made).encode("utf-8", "surrogatepass"))
+        digest.update(repr(more).encode("utf-8", "surrogatepass"))
+        return digest.digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What is converted how.
+
+    Example:
+        >>> import xckpt
+        >>> state = {"w": np.ones(3, np.float32), "n": np.ones(2, int)}
+        >>> _ = xckpt.save("memory://resolving", state)
+        >>> opened = Conversion("memory://resolving", dtype="bfloat16").open()
+        >>> {name: str(spec) for name, spec in opened.resolved.targets.items()}
+        {'w': 'bfloat16[3]', 'n': 'int64[2]'}
+    """
+
+    path: str
+    """Where the source is."""
+    format: str | None = None
+    """What the source is; None to find out."""
+    mapping: Mapping | None = None
+    """None to leave names and layouts as they are."""
+    dtype: str | None = None
+    """Element type of all floating-point tensors; None to leave them as they are."""
+    allow_lossy: bool = False
+    """Whether steps that do not bring every value back are allowed."""
+    wanted: tuple[tuple[str, TensorSpec], ...] | None = None
+    """(name, spec) of each tensor of the target, where it is known."""
+
+    def open(self) -> Opened:
+        """Open the source and resolve the mapping on it.
+
+        Raises:
+            NotACheckpointError: nothing that is known lies at the path.
+            MappingError: the mapping does not fit the source, leaves some of it out, or is lossy
+                without leave; all problems are listed.
+        """
+        if self.dtype is not None and not is_float(self.dtype):
+            raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
+        source = open_source(self.path, self.format)
+        try:
+            return Opened(source, self._resolved(source))
+        except BaseException:
+            source.close()
+            raise
+
+    def _resolved(self, source: TensorSource) -> ResolvedMapping:
+        if self.mapping is None:
+            resolved = identity(source.specs)
+            return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
+        wanted = None if self.wanted is None else dict(self.wanted)
+        resolved = self.mapping.resolve(source.specs, wanted)
+        if not self.allow_lossy:
+            require_lossless(resolved)
+        if self.dtype is not None:
+            resolved = cast_floats(resolved, self.dtype)
+        problems = problems_with(resolved, resolved.targets if wanted is None else wanted)
+        if problems:
+            raise MappingError.listing("the mapping does not fit", problems)
+        return resolved
+
+
+def require_lossless(resolved: ResolvedMapping) -> None:
+    """Refuse a mapping with lossy steps.
+
+    Raises:
+        MappingError: lists them with their bounds.
+    """
+    if resolved.lossy:
+        raise MappingError.listing(
+            "the mapping does not bring every value back; allow_lossy=True allows it",
+            [f"{each.rule}: {each.operation}: {each.bound}" for each in resolved.lossy],
+        )
+
+
+def identity(specs: Map[str, TensorSpec]) -> ResolvedMapping:
+    """Every tensor as it is, under its own name."""
+    copies = {
+        name: tuple(replace(copy, target=name) for copy in leaf(name, spec).copies)
+        for name, spec in specs.items()
+    }
+    return ResolvedMapping(sources=dict(specs), targets=dict(specs), copies=copies)
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a format's name is that of a real floating-point type.
+
+    Example:
+        >>> is_float("bfloat16"), is_float("int8"), is_float("complex64"), is_float("half")
+        (True, False, False, False)
+    """
+    found = DTYPES.get(dtype)
+    if found is None or np.issubdtype(found, np.complexfloating):
+        return False
+    try:
+        ml_dtypes.finfo(found)
+    except ValueError:
+        return False
+    return True
+
+
+def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
+    """The same with every floating-point target of one dtype."""
+    changed = {
+        name
+        for name, spec in resolved.targets.items()
+        if is_float(spec.dtype) and numpy_dtype(spec.dtype) != numpy_dtype(dtype)
+    }
+    targets = {
+        name: replace(spec, dtype=dtype) if name in changed else spec
+        for name, spec in resolved.targets.items()
+    }
+    copies = {
+        name: tuple(cast_target(copy, resolved.targets[name].dtype, dtype) for copy in found)
+        if name in changed
+        else found
+        for name, found in resolved.copies.items()
+    }
+    return replace(resolved, targets=targets, copies=copies)
+
+
+def cast_target(copy: StridedCopy, before: str, after: str) -> StridedCopy:
+    """A copy whose elements, of type ``before`` at their place, are cast to ``after`` at last."""
+    steps = (*copy.arithmetic, Arithmetic("cast", before, after))
+    return replace(copy, arithmetic=steps)

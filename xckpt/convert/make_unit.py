@@ -1,0 +1,143 @@
+"""Making a unit: read its sources once each, and copy them to where they belong.
+
+1. What a unit reads of a source tensor, `readings`, is one box if its copies lie close together.
+2. Where one copy takes all of such a box as it lies, or with its axes in another order, the box is
+   read straight into the target's memory: the chunk that is just verified is still in the cache
+   when it is transposed.
+3. Otherwise it is read into memory of its own, and each copy takes its part. Arithmetic goes piece
+   by piece, since it computes in wider elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.convert.reads import readings
+from xckpt.convert.units import Part, Resolved
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.formats.source import TensorSource
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import StridedCopy, copy_elements, view
+from xckpt.storage.chunk import allocate
+
+__all__ = ["make", "make_box", "pieces", "straight"]
+
+Array = NDArray[np.generic]
+
+PIECE = 1 << 18
+"""Elements that arithmetic takes at a time."""
+
+
+def make(resolved: Resolved, source: TensorSource, parts: Sequence[Part]) -> list[Array]:
+    """The elements of some parts, read and copied; each array is of its part's sizes.
+
+    Raises:
+        CorruptCheckpointError: the source is not what was saved.
+        StorageError: the source cannot be read.
+    """
+    made = [
+        allocate(part.box.sizes, numpy_dtype(resolved.targets[part.name].dtype), part.name)
+        for part in parts
+    ]
+    copies = [
+        (number, copy)
+        for number, part in enumerate(parts)
+        for copy in resolved.copies_into(part.name, part.box)
+    ]
+    _carry_out(source, copies, made, [part.box for part in parts])
+    return made
+
+
+def make_box(
+    source: TensorSource,
+    spec: TensorSpec,
+    copies: Sequence[StridedCopy],
+    box: ChunkStorageMetadata,
+) -> Array:
+    """A box of a tensor that copies make up.
+
+    Args:
+        source: where they read.
+        spec: the whole tensor's shape and dtype.
+        copies: those into the box, offsets relative to the whole tensor.
+        box: which elements.
+    """
+    made = allocate(box.sizes, numpy_dtype(spec.dtype), copies[0].target if copies else "")
+    _carry_out(source, [(0, copy) for copy in copies], [made], [box])
+    return made
+
+
+def _carry_out(
+    source: TensorSource,
+    copies: Sequence[tuple[int, StridedCopy]],
+    made: Sequence[Array],
+    boxes: Sequence[ChunkStorageMetadata],
+) -> None:
+    for number, copy in copies:
+        if not copy.source:
+            copy_elements(copy, None, made[number], target_origin=boxes[number].offsets)
+    for reading in readings(copies):
+        number, copy = reading.copies[0]
+        place = None
+        if len(reading.copies) == 1:
+            place = straight(copy, reading.box, made[number], boxes[number].offsets)
+        if place is not None:
+            source.read(reading.name, reading.box, place)
+            continue
+        dtype = numpy_dtype(source.specs[reading.name].dtype)
+        held = allocate(reading.box.sizes, dtype, reading.name)
+        source.read(reading.name, reading.box, held)
+        for number, copy in reading.copies:
+            for piece in pieces(copy):
+                copy_elements(
+                    piece,
+                    held,
+                    made[number],
+                    source_origin=reading.box.offsets,
+                    target_origin=boxes[number].offsets,
+                )
+
+
+def straight(
+    copy: StridedCopy, box: ChunkStorageMetadata, made: Array, origin: tuple[int, ...]
+) -> Array | None:
+    """The target's memory in the order of the box that is read, if each element has its place.
+
+    Args:
+        copy: the only one that takes elements from the box.
+        box: what is read.
+        made: memory for a box of the target.
+        origin: that box's first element in the target.
+    """
+    sizes = box.sizes
+    if copy.arithmetic or copy.elements != prod(sizes):
+        return None
+    steps: list[tuple[int, ...]] = [(0,) * made.ndim] * len(sizes)
+    taken: set[int] = set()
+    for size, out, into in zip(copy.sizes, copy.source_strides, copy.target_strides, strict=True):
+        if size == 1:
+            continue
+        along = [axis for axis, step in enumerate(out) if step]
+        if len(along) != 1 or out[along[0]] != 1 or along[0] in taken:
+            return None
+        taken.add(along[0])
+        steps[along[0]] = into
+    offsets = tuple(a - b for a, b in zip(copy.target_offsets, origin, strict=True))
+    return view(made, offsets, tuple(steps), sizes)
+
+
+def pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
+    """A copy with arithmetic in pieces of bounded size."""
+    if not copy.arithmetic or copy.elements <= PIECE:
+        yield copy
+        return
+    axis = max(range(len(copy.sizes)), key=lambda axis: copy.sizes[axis])
+    size = copy.sizes[axis]
+    step = max(1, size * PIECE // copy.elements)
+    for start in range(0, size, step):
+        yield from pieces(copy.cut(axis, start, min(size, start + step)))

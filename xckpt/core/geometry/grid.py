@@ -1,0 +1,266 @@
+"""Boxes to zarr chunks: which zarr arrays hold a tensor, and how each is chunked.
+
+For a tensor of shape S and disjoint boxes that cover it (`choose_grid`):
+
+1. Per dimension, g_d is the greatest common divisor of the interior boundaries (offsets and ends
+   other than 0 and S_d), or S_d if there are none. A chunk shape that divides g lies, wherever its
+   grid puts it, inside one box: every chunk has one writer.
+2. **Regular**: from g, the slowest dimension is split first until a chunk is within the byte
+   target, so that chunks stay contiguous in the source. A c_d that also divides S_d is preferred:
+   edge chunks are stored padded.
+3. **Pieces**: where that shatters the boxes (far more chunks than their bytes ask for), each box
+   becomes an array of its own, chunked freely.
+4. **Sharded**: with ``shard_bytes``, step 2 finds the zarr shard (one object, one writer) and the
+   chunk divides the shard.
+
+A chunk of an array is named by its number in C order; `cells` enumerates those that a box meets.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, isqrt, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.boxes import Boxes
+
+__all__ = ["Grid", "GridOptions", "cells", "choose_grid", "count_cells"]
+
+Int64s = NDArray[np.int64]
+Shape = tuple[int, ...]
+
+SHATTERED = 4
+"""Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""
+
+FEW_CELLS = 256
+"""Up to this many chunks are remembered for arrays of the same shape."""
+
+OVERSIZE = 8
+"""A chunk may exceed the byte target this many times where nothing near the target divides g."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridOptions:
+    """How large chunks shall be."""
+
+    chunk_bytes: int = 8 << 20
+    """Target for a chunk, in bytes: what a reader reads and verifies at once."""
+    shard_bytes: int = 0
+    """Target for a zarr shard (one object of several chunks), in bytes; 0 for no sharding."""
+
+    def __post_init__(self) -> None:
+        if self.chunk_bytes < 1 or self.shard_bytes < 0:
+            raise ValueError(
+                f"chunk_bytes must be at least 1 and shard_bytes at least 0, "
+                f"got {self.chunk_bytes} and {self.shard_bytes}"
+            )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The zarr arrays that hold a tensor.
+
+    Example:
+        >>> grid = choose_grid((6, 4), 4, Boxes.of([((0, 0), (3, 4)), ((3, 0), (3, 4))]))
+        >>> grid.is_regular((6, 4)), grid.chunks.tolist()
+        (True, [[3, 4]])
+    """
+
+    arrays: Boxes
+    """Which box each array holds: one, the whole, if the leaf is regular; else its pieces."""
+    chunks: Int64s
+    """Chunk shape of each array, (n, rank), at least 1 in each dimension."""
+    shards: Int64s | None = None
+    """Zarr shard shape of each array, a multiple of its chunk shape; None where unsharded."""
+
+    @property
+    def units(self) -> Int64s:
+        """Shape of what must have a single writer: the shard, or the chunk where there is none."""
+        return self.chunks if self.shards is None else self.shards
+
+    def is_regular(self, shape: Sequence[int]) -> bool:
+        """Whether one array is all of the tensor."""
+        return len(self.arrays) == 1 and self.arrays[0].sizes == tuple(shape)
+
+    def cell_counts(self) -> list[int]:
+        """Number of chunks of each array."""
+        return [
+            count_cells(sizes, chunk)
+            for sizes, chunk in zip(self.arrays.sizes.tolist(), self.chunks.tolist(), strict=True)
+        ]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Grid):
+            return NotImplemented
+        return (
+            self.arrays == other.arrays
+            and np.array_equal(self.chunks, other.chunks)
+            and np.array_equal(self.units, other.units)
+        )
+
+
+def count_cells(sizes: Sequence[int], chunk: Sequence[int]) -> int:
+    """Number of chunks that an array of ``sizes`` has; 1 for a scalar, 0 if it has no elements.
+
+    Example:
+        >>> count_cells((10, 4), (3, 4)), count_cells((), ()), count_cells((0, 4), (1, 4))
+        (4, 1, 0)
+    """
+    return prod(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
+
+
+def cells(
+    low: Sequence[int], high: Sequence[int], sizes: Sequence[int], chunk: Sequence[int]
+) -> tuple[Int64s, Boxes]:
+    """The chunks that the non-empty box ``[low, high)`` of an array meets.
+
+    Returns:
+        Their numbers in C order, and their boxes clipped to the array (not to the box asked for).
+
+    Example:
+        >>> numbers, boxes = cells((2, 0), (4, 4), (10, 4), (3, 4))
+        >>> numbers.tolist(), boxes
+        ([0, 1], Boxes([0, 3) x [0, 4), [3, 6) x [0, 4)))
+    """
+    if all(size <= step for size, step in zip(sizes, chunk, strict=True)):
+        return np.zeros(1, np.int64), Boxes.whole(sizes)
+    first = tuple(lo // step for lo, step in zip(low, chunk, strict=True))
+    last = tuple(-(-hi // step) for hi, step in zip(high, chunk, strict=True))
+    if prod(b - a for a, b in zip(first, last, strict=True)) > FEW_CELLS:
+        return _cells(first, last, tuple(sizes), tuple(chunk))
+    return _few_cells(first, last, tuple(sizes), tuple(chunk))
+
+
+def _cells(first: Shape, last: Shape, sizes: Shape, chunk: Shape) -> tuple[Int64s, Boxes]:
+    """The chunks whose numbers per dimension are in ``[first, last)``, as `cells` gives them."""
+    counts = [-(-size // step) for size, step in zip(sizes, chunk, strict=True)]
+    axes = [np.arange(a, b, dtype=np.int64) for a, b in zip(first, last, strict=True)]
+    position = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")], axis=1)
+    weights = np.array([prod(counts[d + 1 :]) for d in range(len(counts))], np.int64)
+    step = np.array(chunk, np.int64)
+    offsets = position * step
+    return position @ weights, Boxes(offsets, np.minimum(step, np.array(sizes) - offsets))
+
+
+@functools.lru_cache(maxsize=1024)
+def _few_cells(first: Shape, last: Shape, sizes: Shape, chunk: Shape) -> tuple[Int64s, Boxes]:
+    """`_cells`, found once for all arrays that are alike."""
+    numbers, boxes = _cells(first, last, sizes, chunk)
+    for column in (numbers, boxes.offsets, boxes.sizes):
+        column.flags.writeable = False
+    return numbers, boxes
+
+
+def choose_grid(
+    shape: Sequence[int], item_bytes: int, boxes: Boxes, options: GridOptions | None = None
+) -> Grid:
+    """The grid for a tensor whose disjoint non-empty ``boxes`` cover ``shape``.
+
+    Args:
+        shape: global shape, elements.
+        item_bytes: bytes an element.
+        boxes: the distinct shards; each is held by one writer or by replicas of one.
+        options: sizes to aim at.
+
+    Example:
+        >>> even = Boxes.of([((0,), (4,)), ((4,), (4,)), ((8,), (2,))])
+        >>> choose_grid((10,), 4, even).chunks.tolist()
+        [[4]]
+        >>> odd = Boxes.of([((0,), (7,)), ((7,), (13,)), ((20,), (81,))])
+        >>> choose_grid((101,), 4, odd).arrays
+        Boxes([0, 7), [7, 20), [20, 101))
+    """
+    options = options or GridOptions()
+    shape = tuple(int(size) for size in shape)
+    if len(shape) == 0 or 0 in shape:
+        return Grid(Boxes.whole(shape), np.array([[max(size, 1) for size in shape]], np.int64))
+    steps = _common_steps(shape, boxes)
+    chunk, shard = _fit(shape, steps, item_bytes, options)
+    asked = np.sum(-(-boxes.elements * item_bytes // options.chunk_bytes))
+    if len(boxes) > 1 and count_cells(shape, chunk) > SHATTERED * int(asked):
+        return _pieces(boxes, item_bytes, options)
+    return _grid(Boxes.whole(shape), [chunk], [shard])
+
+
+def _common_steps(shape: Shape, boxes: Boxes) -> list[int | None]:
+    """g_d for each dimension that has interior boundaries, else None."""
+    steps: list[int | None] = []
+    for d, size in enumerate(shape):
+        bounds = np.unique(np.concatenate([boxes.offsets[:, d], boxes.ends[:, d]]))
+        interior = bounds[(bounds != 0) & (bounds != size)]
+        steps.append(gcd(*interior.tolist()) if len(interior) else None)
+    return steps
+
+
+def _fit(
+    shape: Shape, steps: Sequence[int | None], item_bytes: int, options: GridOptions
+) -> tuple[Shape, Shape]:
+    """(chunk, shard) for one array; equal where it is unsharded."""
+    if options.shard_bytes <= options.chunk_bytes:
+        chunk = _shrink(shape, steps, item_bytes, options.chunk_bytes)
+        return chunk, chunk
+    shard = _shrink(shape, steps, item_bytes, options.shard_bytes)
+    return _shrink(shard, shard, item_bytes, options.chunk_bytes), shard
+
+
+def _shrink(shape: Shape, steps: Sequence[int | None], item_bytes: int, target_bytes: int) -> Shape:
+    """The largest chunk shape within the target that ``steps`` allow, slowest dimension first."""
+    chunk = [size if step is None else step for size, step in zip(shape, steps, strict=True)]
+    for d in range(len(chunk)):
+        row_bytes = prod(chunk) // chunk[d] * item_bytes
+        most = max(1, target_bytes // row_bytes)
+        if chunk[d] > most:
+            step = steps[d]
+            chunk[d] = (
+                _free_step(shape[d], most) if step is None else _dividing_step(step, shape[d], most)
+            )
+    return tuple(chunk)
+
+
+def _free_step(size: int, most: int) -> int:
+    """A step of at most ``most`` where no boundary binds it: one that divides, or pads least."""
+    exact = _largest_divisor(size, most)
+    return exact if 2 * exact > most else -(-size // -(-size // most))
+
+
+def _dividing_step(step: int, size: int, most: int) -> int:
+    """A divisor of ``step`` near ``most``: below it if that is not tiny, else somewhat above."""
+    both = _largest_divisor(gcd(step, size), most)
+    below = both if 2 * both > most else _largest_divisor(step, most)
+    if OVERSIZE * below >= most:
+        return below
+    above = step // _largest_divisor(step, step // most)
+    return above if above <= OVERSIZE * most else below
+
+
+def _largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of ``number`` that is at most ``most`` (at least 1)."""
+    best = 1
+    for small in range(1, isqrt(number) + 1):
+        if number % small == 0:
+            if small <= most:
+                best = max(best, small)
+            if number // small <= most:
+                return max(best, number // small)
+    return best
+
+
+def _pieces(boxes: Boxes, item_bytes: int, options: GridOptions) -> Grid:
+    """An array for each box; boxes of one size share the search."""
+    fits: dict[Shape, tuple[Shape, Shape]] = {}
+    fitted: list[tuple[Shape, Shape]] = []
+    for box in boxes:
+        if box.sizes not in fits:
+            fits[box.sizes] = _fit(box.sizes, [None] * boxes.rank, item_bytes, options)
+        fitted.append(fits[box.sizes])
+    return _grid(boxes, [chunk for chunk, _ in fitted], [shard for _, shard in fitted])
+
+
+def _grid(arrays: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape]) -> Grid:
+    inner = np.array(chunks, np.int64)
+    outer = np.array(shards, np.int64)
+    return Grid(arrays, inner, None if np.array_equal(inner, outer) else outer)

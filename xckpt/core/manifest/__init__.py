@@ -1,0 +1,1 @@
+"""The manifest: what it holds, how it is spelled, and what makes one invalid."""

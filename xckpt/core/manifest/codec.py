@@ -1,0 +1,260 @@
+"""The manifest: the one document that makes a folder a checkpoint.
+
+On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, spelled just
+so, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
+
+1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
+2. Refuse it if what is around the inner bytes is spelled otherwise, or their digest differs: it was
+   altered.
+3. Decode it against the types in `xckpt.core.manifest.entries`; an unknown field is an error, and
+   so is a name that an object has twice.
+4. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+import msgspec
+import numpy as np
+
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.grid import Grid
+from xckpt.core.json_values import check_json, repeated_name
+from xckpt.core.manifest.entries import (
+    BytesEntry,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    ValueEntry,
+    ZarrArray,
+    arrays,
+)
+from xckpt.core.manifest.rules import problems
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.struct_types import look_at_types
+from xckpt.errors import ManifestError, VersionError
+
+__all__ = [
+    "BytesEntry",
+    "Manifest",
+    "PieceEntry",
+    "TensorEntry",
+    "ValueEntry",
+    "ZarrArray",
+    "arrays",
+    "build",
+    "encode",
+    "parse",
+    "to_metadata",
+]
+
+FORMAT: Final = "xckpt"
+VERSION: Final = 1
+
+MAX_BYTES: Final = 1 << 30
+"""Longest manifest, bytes."""
+
+Shape = tuple[int, ...]
+Digest = Callable[[bytes], bytes]
+Document = TypeVar("Document")
+
+
+class _Head(msgspec.Struct):
+    """What the document of every version begins with."""
+
+    format: str
+    version: int
+
+
+class _Envelope(_Head):
+    """The document of this version."""
+
+    digest: str
+    checkpoint: msgspec.Raw
+
+
+look_at_types(_Head, _Envelope, Manifest)
+
+
+def build(
+    metadata: Metadata,
+    values: Mapping[str, ValueEntry | BytesEntry],
+    *,
+    root: str = "",
+    codecs: tuple[str, ...] = (),
+    digests: str = "",
+) -> Manifest:
+    """The manifest of a planned checkpoint whose values are known.
+
+    Raises:
+        ManifestError: a value is missing, or metadata is no JSON.
+    """
+    check_json(metadata.user, "metadata")
+    check_json(metadata.planner_data, "planner_data")
+    leaves: list[TensorEntry | ValueEntry | BytesEntry] = []
+    grids: dict[int, _GridFields] = {}
+    for name, described in metadata.state_dict_metadata.items():
+        if isinstance(described, BytesStorageMetadata):
+            if name not in values:
+                raise ManifestError(f"{name}: no rank has written this value")
+            leaves.append(values[name])
+        else:
+            leaves.append(_tensor_entry(name, described, grids))
+    return Manifest(
+        tuple(leaves),
+        digests,
+        root,
+        codecs,
+        dict(metadata.containers),
+        metadata.user,
+        metadata.planner_data,
+    )
+
+
+_GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]
+"""``chunk``, ``shard`` and ``pieces`` of an entry."""
+
+
+def _tensor_entry(
+    name: str, tensor: TensorStorageMetadata, grids: dict[int, _GridFields]
+) -> TensorEntry:
+    """A tensor's entry; ``grids`` keeps what follows from a grid, which many tensors share."""
+    grid = tensor.grid
+    assert grid is not None
+    if id(grid) not in grids:
+        grids[id(grid)] = _grid_fields(grid, tensor.size)
+    dtype = tensor.properties.dtype
+    return TensorEntry(
+        name, dtype, tensor.size, *grids[id(grid)], tensor.sharding, tensor.annotation
+    )
+
+
+def _grid_fields(grid: Grid, shape: Shape) -> _GridFields:
+    shards = None if grid.shards is None else [tuple(shape) for shape in grid.shards.tolist()]
+    chunks = [tuple(shape) for shape in grid.chunks.tolist()]
+    if grid.is_regular(shape):
+        return chunks[0], shards[0] if shards else None, None
+    pieces = tuple(
+        PieceEntry(box.offsets, box.sizes, chunk, shards[number] if shards else None)
+        for number, (box, chunk) in enumerate(zip(grid.arrays, chunks, strict=True))
+    )
+    return None, None, pieces
+
+
+def to_metadata(manifest: Manifest) -> Metadata:
+    """What a manifest says in the planners' words: a tensor's chunks are its zarr arrays."""
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for leaf in manifest.leaves:
+        if not isinstance(leaf, TensorEntry):
+            described[leaf.name] = BytesStorageMetadata(leaf.type)
+            continue
+        pieces = leaf.pieces
+        if pieces is None:
+            assert leaf.chunk is not None
+            grid = _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
+        else:
+            rank = len(leaf.shape)
+            boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
+            grid = _grid(
+                boxes, [piece.chunk for piece in pieces], [piece.shard for piece in pieces]
+            )
+        described[leaf.name] = TensorStorageMetadata(
+            TensorProperties(leaf.dtype),
+            leaf.shape,
+            grid.arrays,
+            grid,
+            leaf.sharding,
+            leaf.annotation,
+        )
+    return Metadata(described, manifest.containers, manifest.user, planner_data=manifest.planner)
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular_grid(shape: Shape, chunk: Shape, shard: Shape | None) -> Grid:
+    """The grid of a regular leaf, made once for all that are alike."""
+    return _grid(Boxes.whole(shape), [chunk], [shard])
+
+
+def _grid(boxes: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape | None]) -> Grid:
+    inner = np.array(chunks, np.int64).reshape(len(boxes), boxes.rank)
+    if not any(shards):
+        return Grid(boxes, inner)
+    outer = [shard or chunk for shard, chunk in zip(shards, chunks, strict=True)]
+    return Grid(boxes, inner, np.array(outer, np.int64).reshape(inner.shape))
+
+
+def encode(manifest: Manifest, digest: Digest) -> bytes:
+    """The manifest as it is stored.
+
+    Raises:
+        ManifestError: it breaks a rule of the format, so no reader would take it.
+    """
+    _refuse(problems(manifest))
+    body = msgspec.json.encode(manifest)
+    envelope = _Envelope(FORMAT, VERSION, digest(body).hex(), msgspec.Raw(body))
+    return msgspec.json.encode(envelope)
+
+
+def parse(data: bytes, digest: Digest) -> Manifest:
+    """The manifest that stored bytes hold.
+
+    Raises:
+        VersionError: a newer version wrote it.
+        ManifestError: it is truncated, altered, or breaks a rule of the format.
+    """
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"the manifest is {len(data):,} bytes long; at most {MAX_BYTES:,}")
+    head = _decode(data, _Head, "the manifest is truncated or no manifest at all")
+    if head.format != FORMAT:
+        raise ManifestError(f"the manifest's format is {head.format[:40]!r}, not {FORMAT!r}")
+    if head.version > VERSION:
+        raise VersionError(
+            f"the checkpoint has version {head.version} of the format, and this xckpt reads "
+            f"version {VERSION}; upgrade xckpt to read it"
+        )
+    if head.version != VERSION:
+        raise ManifestError(f"the format never had a version {head.version}")
+    envelope = _decode(data, _Envelope, "the manifest is truncated or altered")
+    body = memoryview(envelope.checkpoint)  # it may be a gigabyte
+    if msgspec.json.encode(envelope) != data:
+        # Nothing digests what is around the content, so it has one spelling and no other field.
+        raise ManifestError("the manifest was altered: something is added around its content")
+    if digest(bytes(body)).hex() != envelope.digest:
+        raise ManifestError("the manifest was altered: its digest does not fit its content")
+    manifest = _decode(body, Manifest, "the manifest breaks the format")
+    _refuse_repeated_names(manifest, body)
+    _refuse(problems(manifest))
+    return manifest
+
+
+def _refuse_repeated_names(manifest: Manifest, body: memoryview) -> None:
+    if msgspec.json.encode(manifest) == body:
+        return  # as this library spells it, which is soon seen, no name comes twice
+    try:
+        name = repeated_name(bytes(body))
+    except RecursionError as error:
+        raise ManifestError("the manifest breaks the format: it is nested too deep") from error
+    if name is not None:
+        raise ManifestError(
+            f"the manifest breaks the format: an object in it has two members named {name[:80]!r}"
+        )
+
+
+def _decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> Document:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{complaint}: {error}") from error
+
+
+def _refuse(found: list[str]) -> None:
+    if found:
+        raise ManifestError.listing("the manifest breaks the format", found)

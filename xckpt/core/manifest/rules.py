@@ -1,0 +1,184 @@
+"""What no honest writer puts in a manifest: limits and contradictions, found before allocating.
+
+1. The root and the codecs are those of the format.
+2. Names are leaf names as `xckpt.core.names` makes them, each is there once, and together with the
+   containers they are one tree, so that no path of one leaf lies in another's.
+3. Shapes, chunks and their numbers are within the limits.
+4. Pieces lie in their tensor and cover it exactly once.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from math import prod
+from typing import Final
+
+from xckpt.core.dtypes import DTYPES, item_size
+from xckpt.core.geometry.boxes import Boxes, cover_fault, interval
+from xckpt.core.geometry.grid import count_cells
+from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.names import join_keys, split_name
+from xckpt.core.tree import DEEPEST, unflatten
+from xckpt.core.values import KINDS, decode_value
+from xckpt.errors import ManifestError
+
+__all__ = ["problems"]
+
+MAX_RANK: Final = 32
+"""Most dimensions of a tensor; TensorStore's limit."""
+MAX_TENSOR_BYTES: Final = 1 << 56
+"""Largest tensor, bytes."""
+MAX_CHUNK_BYTES: Final = 1 << 32
+"""Largest chunk, bytes: what a reader may have to hold at once."""
+MAX_CHUNKS: Final = 1 << 32
+"""Most chunks of a checkpoint: each has a digest."""
+
+_ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
+
+Shape = tuple[int, ...]
+
+
+def problems(manifest: Manifest) -> list[str]:
+    """A line for everything in a manifest that breaks a rule; empty if nothing does."""
+    found = [*_head_problems(manifest), *_name_problems(manifest)]
+    for leaf in manifest.leaves:
+        found.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf))
+    if not found:
+        chunks = sum(_count_chunks(leaf) for leaf in manifest.leaves)
+        if chunks > MAX_CHUNKS:
+            found.append(f"{chunks:,} chunks; at most {MAX_CHUNKS:,}")
+    return found
+
+
+def _head_problems(manifest: Manifest) -> Iterator[str]:
+    if manifest.codecs not in ((), ("crc32c",)):
+        yield f"codecs {manifest.codecs} are not those of the format"
+    root = manifest.root
+    if root and (not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/"))):
+        yield f"the root {root[:80]!r} is no folder of the checkpoint"
+
+
+def _name_problems(manifest: Manifest) -> list[str]:
+    found: list[str] = []
+    names: set[str] = set()
+    for leaf in manifest.leaves:
+        if leaf.name in names:
+            found.append(f"{leaf.name[:80]}: two leaves have this name")
+        names.add(leaf.name)
+    for name in (*names, *manifest.containers):
+        fault = _name_fault(name)
+        if fault:
+            found.append(fault)
+    if not found:
+        try:
+            unflatten(dict.fromkeys(names), manifest.containers)
+        except ManifestError as error:
+            found.append(str(error))
+    return found
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _name_fault(name: str) -> str:
+    keys = split_name(name)
+    if join_keys(keys) != name:
+        return f"{name[:80]!r} is no name as the format writes them"
+    return f"{name[:80]}: more than {DEEPEST} containers deep" if len(keys) > DEEPEST else ""
+
+
+def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]:
+    if isinstance(leaf, TensorEntry):
+        if leaf.pieces is None:
+            yield from _regular_problems(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard)
+        else:
+            yield from _tensor_problems(leaf)
+    elif isinstance(leaf, BytesEntry):
+        if not (0 <= leaf.size <= MAX_TENSOR_BYTES and 1 <= leaf.chunk <= MAX_CHUNK_BYTES):
+            yield f"{leaf.size} bytes in chunks of {leaf.chunk}"
+        if leaf.type != "opaque" and leaf.type not in KINDS:
+            yield f"the type {leaf.type[:40]!r} is none of the format's"
+    else:
+        try:
+            decode_value(leaf.type, leaf.value)
+        except ManifestError as error:
+            yield str(error)
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular_problems(
+    dtype: str, shape: Shape, chunk: Shape | None, shard: Shape | None
+) -> tuple[str, ...]:
+    """`_tensor_problems` of a leaf that is one array, found once for all that are alike."""
+    return tuple(_tensor_problems(TensorEntry("", dtype, shape, chunk, shard)))
+
+
+def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
+    if leaf.dtype not in DTYPES:
+        yield f"dtype {leaf.dtype[:40]!r} is not one of the format's"
+        return
+    item = item_size(leaf.dtype)
+    fault = _shape_fault(leaf.shape, item)
+    if fault:
+        yield fault
+    elif (leaf.chunk is None) == (leaf.pieces is None):
+        yield "exactly one of chunk and pieces must be given"
+    elif leaf.pieces is not None and leaf.shard is not None:
+        yield "a tensor in pieces has a shard shape in each of them, not one of its own"
+    elif leaf.chunk is not None:
+        yield from _grid_problems(leaf.shape, leaf.chunk, leaf.shard, item)
+    else:
+        yield from _pieces_problems(leaf.shape, leaf.pieces or (), item)
+
+
+def _pieces_problems(shape: Shape, pieces: tuple[PieceEntry, ...], item: int) -> Iterator[str]:
+    for number, piece in enumerate(pieces):
+        if len(piece.offset) != len(shape) or len(piece.shape) != len(shape):
+            yield f"piece {number} has another number of dimensions than the tensor"
+            return
+        if any(
+            o < 0 or n < 0 or o + n > size
+            for o, n, size in zip(piece.offset, piece.shape, shape, strict=True)
+        ):
+            where = interval(piece.offset, piece.shape)
+            yield f"piece {number}, {where}, lies outside the shape {shape}"
+            return
+        yield from _grid_problems(piece.shape, piece.chunk, piece.shard, item)
+    boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=len(shape))
+    cover = cover_fault(shape, boxes)
+    if cover is not None:
+        where = interval(cover.box.offsets, cover.box.sizes)
+        yield f"{cover.kind} among the pieces at {where}"
+
+
+def _shape_fault(shape: Shape, item_bytes: int) -> str:
+    if len(shape) > MAX_RANK:
+        return f"{len(shape)} dimensions; at most {MAX_RANK}"
+    if any(size < 0 or size > MAX_TENSOR_BYTES for size in shape):
+        return f"impossible shape {shape}"
+    if prod(max(size, 1) for size in shape) * item_bytes > MAX_TENSOR_BYTES:
+        return f"shape {shape} is more than {MAX_TENSOR_BYTES:,} bytes"
+    return ""
+
+
+def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -> Iterator[str]:
+    for what, cell in (("chunk", chunk), ("shard", shard)):
+        if cell is None:
+            continue
+        fits = len(cell) == len(shape) and all(1 <= size <= MAX_TENSOR_BYTES for size in cell)
+        if not fits or prod(cell) * item > MAX_CHUNK_BYTES:
+            most = f"{MAX_CHUNK_BYTES:,} bytes"
+            yield f"{what} shape {cell} does not suit shape {shape}, or is over {most}"
+            return
+    if shard is not None and any(outer % inner for outer, inner in zip(shard, chunk, strict=True)):
+        yield f"shard shape {shard} is no multiple of chunk shape {chunk}"
+
+
+def _count_chunks(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+    if isinstance(leaf, ValueEntry):
+        return 0
+    if isinstance(leaf, BytesEntry):
+        return count_cells((leaf.size,), (leaf.chunk,))
+    if leaf.chunk is not None:
+        return count_cells(leaf.shape, leaf.chunk)
+    return sum(count_cells(piece.shape, piece.chunk) for piece in leaf.pieces or ())

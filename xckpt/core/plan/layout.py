@@ -1,0 +1,244 @@
+"""The global step of a save, as pure functions over columns: who writes which boxes of what grid.
+
+For each leaf, from the boxes that all ranks reported (`LeafShards`):
+
+1. **Deduplicate** (`lay_out`): equal boxes are replicas of one; its holders are the ranks that
+   reported it.
+2. **Check the cover**: every element is in exactly one distinct box, or a message tells where not.
+3. **Choose the grid** so that each chunk lies inside one box (`xckpt.core.geometry.grid`). Where
+   every box has R holders, chunks are small enough for R writers to share it.
+4. **Cut** each box into at most R parts along chunk boundaries.
+5. **Share** (`share`): the parts go to the holders with the fewest bytes so far, larger parts to
+   those with fewer; largest leaves first. With R equal parts, each holder writes one.
+
+Steps 1 to 4 depend only on shape, item size, boxes and holders, and models repeat those, so a
+`Layout` is computed once for all leaves that are alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.boxes import Boxes, cover_fault, interval, unique
+from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
+
+__all__ = ["Layout", "LeafShards", "Parts", "lay_out", "share"]
+
+Int64s = NDArray[np.int64]
+
+SMALLEST_SHARE = 1 << 20
+"""Chunks are not made smaller than this (bytes) for the sake of sharing replicas."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LeafShards:
+    """What all ranks said of one leaf: rank ``ranks[i]`` holds ``boxes[i]``."""
+
+    shape: tuple[int, ...]
+    item_bytes: int
+    boxes: Boxes
+    ranks: Int64s
+
+    def key(self) -> tuple[object, ...]:
+        """Equal for leaves that get equal layouts."""
+        columns = (self.boxes.offsets, self.boxes.sizes, self.ranks)
+        return (self.shape, self.item_bytes, *(column.tobytes() for column in columns))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Boxes of one size that R ranks each hold, cut alike into p parts each (m boxes)."""
+
+    holders: Int64s
+    """The ranks that hold each box, (m, R)."""
+    offsets: Int64s
+    """Offset of each part, (m, p, rank)."""
+    sizes: Int64s
+    """Size of each part, (m, p, rank)."""
+    bytes: Int64s
+    """Bytes of each part, (m, p)."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """What `lay_out` decided for leaves that are alike."""
+
+    boxes: Boxes
+    """The distinct non-empty boxes."""
+    grid: Grid
+    parts: tuple[Parts, ...]
+    """All boxes' parts, grouped by size and number of holders."""
+
+    contested: bool
+    """Whether somebody has to be chosen: more holders than parts, or parts of unequal size."""
+
+
+def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
+    """Deduplicate, check, choose the grid and cut; or say what is wrong with the cover.
+
+    Example:
+        >>> shards = LeafShards((4, 8), 4, Boxes.of([((0, 0), (4, 8))] * 2), np.array([0, 1]))
+        >>> layout = lay_out(shards, GridOptions())
+        >>> layout.parts[0].holders.tolist(), layout.grid.chunks.tolist()
+        ([[0, 1]], [[4, 8]])
+        >>> half = LeafShards((4, 8), 4, Boxes.of([((0, 0), (3, 8))]), np.array([0]))
+        >>> lay_out(half, GridOptions())
+        '[3, 4) x [0, 8) is held by no rank'
+    """
+    held = np.flatnonzero(shards.boxes.elements > 0)
+    boxes, inverse = unique(shards.boxes.take(held))
+    ranks = shards.ranks[held]
+    fault = cover_fault(shards.shape, boxes)
+    if fault is not None:
+        holders = [_some_ranks(ranks[inverse == holder]) for holder in fault.holders]
+        where = interval(fault.box.offsets, fault.box.sizes)
+        if fault.kind == "gap":
+            return f"{where} is held by no rank"
+        if fault.kind == "outside":
+            return f"{where} on {holders[0]} lies outside the shape {shards.shape}"
+        return f"{where} is held twice: by different boxes on {holders[0]} and on {holders[1]}"
+    if len(boxes) == 0:
+        grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
+        return Layout(boxes, grid, (), contested=False)
+    groups = _by_holder_count(inverse, ranks, len(boxes))
+    grid = choose_grid(
+        shards.shape, shards.item_bytes, boxes, _shared_options(shards, boxes, groups, options)
+    )
+    parts = tuple(
+        part
+        for chosen, holders in groups
+        for part in _cut(boxes, grid, chosen, holders, shards.item_bytes)
+    )
+    return Layout(boxes, grid, parts, not all(_is_settled(part) for part in parts))
+
+
+def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:
+    """Give each part to one of its holders and add its bytes to ``loads`` (in place, per rank).
+
+    Returns:
+        The rank of each part, (n,), and the parts' boxes.
+    """
+    ranks: list[Int64s] = []
+    offsets: list[Int64s] = []
+    sizes: list[Int64s] = []
+    for part in layout.parts:
+        chosen = _choose(part, loads)
+        ranks.append(chosen.ravel())
+        offsets.append(part.offsets.reshape(part.bytes.size, layout.boxes.rank))
+        sizes.append(part.sizes.reshape(part.bytes.size, layout.boxes.rank))
+    if not ranks:
+        empty = np.zeros((0, layout.boxes.rank), np.int64)
+        return np.zeros(0, np.int64), Boxes(empty, empty)
+    return np.concatenate(ranks), Boxes(np.concatenate(offsets), np.concatenate(sizes))
+
+
+def _choose(part: Parts, loads: Int64s) -> Int64s:
+    """A rank for each part, (m, p); all of one box's parts go to different holders."""
+    if _is_settled(part):
+        np.add.at(loads, part.holders, part.bytes)
+        return part.holders
+    # The boxes are of one size and cut alike.
+    heaviest_first = np.argsort(-part.bytes[0], kind="stable")
+    count = len(heaviest_first)
+    chosen = np.empty(part.bytes.shape, np.int64)
+    if len(np.unique(part.holders)) == part.holders.size:
+        # Nobody holds two of the boxes, so no choice influences another.
+        order = np.argsort(loads[part.holders], axis=1, kind="stable")[:, :count]
+        chosen[:, heaviest_first] = np.take_along_axis(part.holders, order, axis=1)
+        np.add.at(loads, chosen, part.bytes)
+        return chosen
+    for row, holders in enumerate(part.holders):
+        order = np.argsort(loads[holders], kind="stable")[:count]
+        chosen[row, heaviest_first] = holders[order]
+        loads[chosen[row]] += part.bytes[row]
+    return chosen
+
+
+def _is_settled(part: Parts) -> bool:
+    """Whether each holder of a box writes one part and all parts are equal."""
+    return part.holders.shape == part.bytes.shape and bool((part.bytes == part.bytes[:, :1]).all())
+
+
+def _by_holder_count(inverse: Int64s, ranks: Int64s, count: int) -> list[tuple[Int64s, Int64s]]:
+    """For each number R of holders: the boxes that have R (m,), and their holders (m, R)."""
+    order = np.lexsort((ranks, inverse))
+    box, rank = inverse[order], ranks[order]
+    # A rank may report one box from several local devices.
+    fresh = np.ones(len(box), bool)
+    fresh[1:] = (box[1:] != box[:-1]) | (rank[1:] != rank[:-1])
+    box, rank = box[fresh], rank[fresh]
+    holders = np.bincount(box, minlength=count)
+    starts = np.cumsum(holders) - holders
+    return [
+        (chosen, rank[starts[chosen][:, None] + np.arange(number)])
+        for number in np.unique(holders).tolist()
+        for chosen in [np.flatnonzero(holders == number)]
+    ]
+
+
+def _shared_options(
+    shards: LeafShards,
+    boxes: Boxes,
+    groups: Sequence[tuple[Int64s, Int64s]],
+    options: GridOptions,
+) -> GridOptions:
+    """Chunks small enough that the holders of the largest boxes can share them."""
+    fewest = min(holders.shape[1] for _, holders in groups)
+    largest = int(boxes.elements.max()) * shards.item_bytes
+    wanted = max(SMALLEST_SHARE, -(-largest // fewest))
+    if fewest == 1 or wanted >= max(options.chunk_bytes, options.shard_bytes):
+        return options
+    return GridOptions(min(options.chunk_bytes, wanted), min(options.shard_bytes, wanted))
+
+
+def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: int) -> list[Parts]:
+    """Cut each chosen box along unit boundaries into at most as many parts as it has holders."""
+    units = grid.units[chosen] if len(grid.arrays) == len(boxes) > 1 else grid.units[:1]
+    shapes = np.concatenate(
+        [boxes.sizes[chosen], np.broadcast_to(units, (len(chosen), boxes.rank))], axis=1
+    )
+    kinds, inverse = _kinds(shapes)
+    cut: list[Parts] = []
+    for number, kind in enumerate(kinds):
+        members = np.flatnonzero(inverse == number)
+        low, high = _bounds(kind[: boxes.rank], kind[boxes.rank :], holders.shape[1])
+        offsets = boxes.offsets[chosen[members]][:, None, :] + low[None]
+        sizes = np.broadcast_to((high - low)[None], offsets.shape)
+        part_bytes = np.prod(sizes, axis=2, dtype=np.int64) * item_bytes
+        cut.append(Parts(holders[members], offsets, sizes, part_bytes))
+    return cut
+
+
+def _kinds(rows: Int64s) -> tuple[Int64s, Int64s]:
+    """The distinct rows, and for each row which it is; quick where all are alike, as most are."""
+    if (rows == rows[0]).all():
+        return rows[:1], np.zeros(len(rows), np.int64)
+    kinds, inverse = np.unique(rows, axis=0, return_inverse=True)
+    return kinds, inverse.reshape(-1)
+
+
+def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:
+    """Starts and ends, (p, rank), of at most ``most`` nearly equal parts of a box, whole units."""
+    rank = len(sizes)
+    if rank == 0 or most == 1:
+        return np.zeros((1, rank), np.int64), sizes[None]
+    units = -(-sizes // unit)
+    enough = np.flatnonzero(units >= most)
+    axis = int(enough[0]) if len(enough) else int(np.argmax(units))
+    count = min(most, int(units[axis]))
+    edges = np.minimum(np.arange(count + 1) * units[axis] // count * unit[axis], sizes[axis])
+    low, high = np.zeros((count, rank), np.int64), np.tile(sizes, (count, 1))
+    low[:, axis], high[:, axis] = edges[:-1], edges[1:]
+    return low, high
+
+
+def _some_ranks(ranks: Int64s) -> str:
+    """Ranks as people read them, at most eight."""
+    distinct = np.unique(ranks).tolist()
+    shown = ", ".join(str(rank) for rank in distinct[:8])
+    more = f" and {len(distinct) - 8} more" if len(distinct) > 8 else ""
+    return f"rank {shown}" if len(distinct) == 1 else f"ranks {shown}{more}"

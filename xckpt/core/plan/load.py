@@ -1,0 +1,394 @@
+"""Planning a load: the protocol, the default planner, and the pure functions beneath.
+
+1. ``set_up_planner``: flatten the target tree and aim at each leaf (`TargetLeaf`).
+2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
+   with the arrays stored.
+3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
+4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
+5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
+   box is published when its last element has landed.
+"""
+
+from __future__ import annotations
+
+import abc
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core import frameworks
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.boxes import intersect, interval
+from xckpt.core.leaf import TargetLeaf
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.load_checks import stored_boxes, target_problems
+from xckpt.core.plan.mismatch import compare, unexpected
+from xckpt.core.plan.stateful import LoadedObjects
+from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
+from xckpt.core.values import decode_content, value_kind
+from xckpt.errors import (
+    LeafTooLargeError,
+    PlanError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+    XckptError,
+)
+
+__all__ = ["DefaultLoadPlanner", "LoadPlanner", "local_reads"]
+
+
+class LoadPlanner(abc.ABC):
+    """How a load is planned; subclass `DefaultLoadPlanner` to change one step.
+
+    Called in this order: `set_up_planner` and `create_local_plan` on every rank,
+    `create_global_plan` on the coordinator, `finish_plan` on every rank, then `load_bytes`, or
+    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
+    """
+
+    in_place: bool = False
+    """Fill the targets themselves instead of new ones like them. `xckpt.load_into` and
+    `xckpt.load_state_dict` set it for their load."""
+
+    @abc.abstractmethod
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object] | None,
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Take the target tree and what the checkpoint says about itself."""
+
+    @abc.abstractmethod
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank wants to read."""
+
+    @abc.abstractmethod
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """All ranks' plans, perhaps adjusted."""
+
+    @abc.abstractmethod
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Accept the coordinator's plan for this rank."""
+
+    def check_plan(self, plan: LoadPlan) -> None:  # noqa: B027  # no duty of a planner
+        """Refuse a finished plan that leaves something unfilled; called before anything is read.
+
+        Raises:
+            PlanError: lists what would be filled never or twice.
+        """
+
+    @abc.abstractmethod
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Take the bytes of a value."""
+
+    @abc.abstractmethod
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        """Where an item's elements go: a tensor of exactly ``lengths``, of any framework."""
+
+    @abc.abstractmethod
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        """All elements are in what `resolve_tensor` returned; called once an item."""
+
+    def result(self) -> object:
+        """What `xckpt.load` returns, once everything is committed; None for a planner in place."""
+        return None
+
+
+@dataclass(slots=True)
+class _Progress:
+    """A wanted box, and how many of its elements are still to come."""
+
+    sizes: tuple[int, ...]
+    missing: int
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A leaf of the target tree, and what has come of it."""
+
+    target: TargetLeaf | None
+    """None for a value."""
+    boxes: dict[int, _Progress] = field(default_factory=dict)
+
+
+class DefaultLoadPlanner(LoadPlanner):
+    """Loads a checkpoint into targets like the ones given.
+
+    Args:
+        strict: refuse missing and unexpected leaves; otherwise load what is shared.
+        cast: allow another dtype than the stored one.
+        in_place: fill the targets themselves instead of new ones like them.
+    """
+
+    def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
+        self.strict = strict
+        self.cast = cast
+        self.in_place = in_place
+        self.metadata = Metadata({})
+        self._state: object = None
+        self._whole = False
+        self._objects = LoadedObjects(FlatTree(), self.metadata)
+        self._likes: Mapping[str, object] = {}
+        self._wanted: dict[str, _Wanted] = {}
+        self._values: dict[str, object] = {}
+        self._kept: frozenset[str] = frozenset()
+        self._lock = threading.Lock()
+
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object] | None,
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Flatten the target tree and aim at each leaf; None stands for NumPy arrays of all.
+
+        Raises:
+            UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
+        """
+        assert metadata is not None
+        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        self._set_up(state_dict, flat, metadata)
+
+    def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self._whole = state_dict is None
+        self._state = state_dict
+        self._objects = LoadedObjects(flat, metadata)
+        self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
+        self._wanted = {}
+        self._values = {}
+        problems: list[str] = []
+        for name, like in self._likes.items():
+            try:
+                self._wanted[name] = _Wanted(self._aim(like, name))
+            except UnsupportedLeafError as error:
+                problems.append(str(error))
+        if problems:
+            raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
+
+    def _aim(self, like: object, name: str) -> TargetLeaf | None:
+        if value_kind(like) is not None:
+            return None
+        in_place = self.in_place and name not in self._objects.fresh
+        target = frameworks.aim(like, name, in_place=in_place)
+        if target is None:
+            raise UnsupportedLeafError(
+                f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
+                f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
+            )
+        return target
+
+    def create_local_plan(self) -> LoadPlan:
+        """Read items for each wanted box and value that fits; the rest are the plan's problems."""
+        # A kept leaf is nothing that the checkpoint should have: it stays as the caller has it.
+        wanted_names = [name for name in self._wanted if name not in self._kept]
+        targets = {name: self._wanted[name].target for name in wanted_names}
+        problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
+        items: list[ReadItem] = []
+        for name, wanted in self._wanted.items():
+            stored = self.metadata.state_dict_metadata.get(name)
+            if stored is None or name in problems:
+                continue
+            if wanted.target is None:
+                index = MetadataIndex(name)
+                items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
+                continue
+            assert isinstance(stored, TensorStorageMetadata)
+            items.extend(local_reads(name, wanted.target, stored))
+            wanted.boxes = {
+                number: _Progress(box.sizes, prod(box.sizes))
+                for number, box in enumerate(wanted.target.boxes)
+            }
+        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+
+    def _commit_empty(self) -> None:
+        """Boxes without elements get no read item, so they are published here."""
+        for wanted in self._wanted.values():
+            for number, progress in wanted.boxes.items():
+                if progress.missing == 0 and wanted.target is not None:
+                    wanted.target.commit(number)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
+
+        Raises:
+            TreeMismatchError: lists every difference of every rank.
+        """
+        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
+        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        if self.strict:
+            wanted = {name for plan in global_plan for name in plan.names}
+            problems += unexpected(self.metadata, wanted)
+        if problems:
+            raise TreeMismatchError.listing(
+                "the target does not fit the checkpoint (strict=False loads what both have)",
+                problems,
+            )
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """The coordinator's plan as it is."""
+        self._commit_empty()
+        return central_plan
+
+    def check_plan(self, plan: LoadPlan) -> None:
+        """Refuse a plan that does not fill each target and value exactly once.
+
+        To skip a leaf, leave it out of the state dict in `set_up_planner`.
+
+        Raises:
+            PlanError: lists every range that would be filled never or twice.
+        """
+        stored = self.metadata.state_dict_metadata
+        wanted = {
+            name: None if leaf.target is None else leaf.target.boxes
+            for name, leaf in self._wanted.items()
+            if name in stored
+        }
+        problems = target_problems(plan.items, wanted)
+        if problems:
+            raise PlanError.listing(
+                "the plan of this rank does not fill every target exactly once", problems
+            )
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Decode a Python value, or keep opaque bytes as they are."""
+        name = read_item.dest_index.fqn
+        stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
+        assert isinstance(stored, BytesStorageMetadata)
+        self._values[name] = decode_content(name, stored.kind, value.getvalue())
+
+    def resolve_tensor(self, read_item: ReadItem) -> object:
+        """The part of the wanted box's buffer that the item fills.
+
+        Raises:
+            LeafTooLargeError: there is no memory for the buffer.
+        """
+        wanted = self._wanted[read_item.dest_index.fqn]
+        assert wanted.target is not None and read_item.dest_index.index is not None
+        try:
+            with self._lock:
+                buffer = wanted.target.buffer(read_item.dest_index.index)
+        except MemoryError as error:
+            raise LeafTooLargeError(
+                f"{read_item.dest_index.fqn or 'the root'}: no memory for it; load it sharded, or "
+                f"a part of it with xckpt.open ({error})"
+            ) from error
+        if wanted.boxes[read_item.dest_index.index].sizes == read_item.lengths:
+            return buffer
+        # Every framework's buffer slices like NumPy's.
+        region = tuple(
+            slice(a, a + n) for a, n in zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        )
+        sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
+        return sliceable[region]
+
+    def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
+        """Count the item's elements; publish the box with the last of them.
+
+        Raises:
+            PlanError: the box had all its elements before.
+        """
+        wanted = self._wanted[read_item.dest_index.fqn]
+        number = read_item.dest_index.index
+        assert wanted.target is not None and number is not None
+        with self._lock:
+            progress = wanted.boxes[number]
+            progress.missing -= prod(read_item.lengths)
+            missing = progress.missing
+        if missing == 0:
+            wanted.target.commit(number)
+        elif missing < 0:
+            where = interval(read_item.dest_offsets, read_item.lengths)
+            raise PlanError(
+                f"{read_item.dest_index.fqn}: {where} of box {number} was committed, but the box "
+                f"has got {-missing} elements too many; each read item must be committed once"
+            )
+
+    def result(self) -> object:
+        """The loaded tree.
+
+        In place, the values are put into the caller's containers, and each object that keeps its
+        own state is given the loaded one. Otherwise that state, plain containers, is in its place.
+        """
+        loaded: dict[str, object] = {}
+        for name, like in self._likes.items():
+            target = self._wanted[name].target
+            if name not in self.metadata.state_dict_metadata:
+                loaded[name] = like
+            elif target is None:
+                loaded[name] = self._values[name]
+            else:
+                loaded[name] = target.result()
+        if self._whole:
+            return unflatten(loaded, self.metadata.containers)
+        if self.in_place:
+            whole = assign(self._state, loaded, keep=self._objects.flat.objects)
+            self._objects.hand_over(loaded)
+            return whole
+        states = self._objects.states(loaded)
+        return rebuild(self._state, lambda name, like: loaded[name], finished=states)
+
+
+def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
+    """For each stored leaf something of its shape and dtype that takes no memory."""
+    likes: dict[str, object] = {}
+    for name, stored in metadata.state_dict_metadata.items():
+        likes[name] = None
+        if isinstance(stored, TensorStorageMetadata):
+            zero = np.zeros((), numpy_dtype(stored.properties.dtype))
+            likes[name] = np.broadcast_to(zero, stored.size)
+    return likes
+
+
+def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) -> list[ReadItem]:
+    """Read items for the boxes that a target wants of a stored tensor, one an intersection.
+
+    Raises:
+        XckptError: a wanted box is not wholly stored (a damaged manifest).
+    """
+    boxes = stored_boxes(stored)
+    wanted_boxes = target.boxes
+    if len(wanted_boxes) == len(boxes) == 1 and wanted_boxes == boxes:
+        # Most leaves of most loads: the whole of what is one array.
+        box = boxes[0]
+        if 0 in box.sizes:
+            return []
+        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
+        return [ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)]
+    wanted, array, shared = intersect(wanted_boxes, boxes)
+    items: list[ReadItem] = []
+    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
+        wanted_box, stored_box = wanted_boxes[i], boxes[j]
+        items.append(
+            ReadItem(
+                LoadItemType.TENSOR,
+                MetadataIndex(name, wanted_box.offsets, i),
+                _minus(box.offsets, wanted_box.offsets),
+                MetadataIndex(name, stored_box.offsets, j),
+                _minus(box.offsets, stored_box.offsets),
+                box.sizes,
+            )
+        )
+    landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
+    for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
+        box = wanted_boxes[i]
+        raise XckptError(
+            f"{name}: {interval(box.offsets, box.sizes)} is wanted, but not stored exactly once"
+        )
+    return items
+
+
+def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
+    return tuple(x - y for x, y in zip(a, b, strict=True))

@@ -1,0 +1,293 @@
+"""The global step of a save: all ranks' plans in, each rank's share and the metadata out.
+
+1. `merge_tables`, `merge_containers`: one table of all leaves, one tree of all containers; ranks
+   that contradict each other are an error.
+2. `_collect`: all ranks' boxes, leaf by leaf.
+3. `_lay_out_all`: a `Layout` for each leaf, computed once for leaves that are alike.
+4. `_share_all`: who writes what, as blocks of columns for each rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
+from xckpt.core.tree import unflatten
+from xckpt.errors import ManifestError, PlanError
+
+__all__ = ["global_plan", "merge_containers", "merge_tables"]
+
+
+def global_plan(
+    plans: Sequence[SavePlan], options: GridOptions | None = None
+) -> tuple[list[SavePlan], Metadata]:
+    """Each rank's share of a save, and the metadata of the whole.
+
+    Args:
+        plans: one plan a rank, in rank order.
+        options: target sizes of chunks.
+
+    Raises:
+        PlanError: ranks disagree on a leaf or a container, boxes overlap, or elements are missing;
+            all listed.
+    """
+    columns = [WriteItems.of(plan.items) for plan in plans]
+    table, numbers = merge_tables([items.table for items in columns])
+    shards = _collect(table, columns, numbers)
+    layouts, problems = _lay_out_all(table, shards, options or GridOptions())
+    if problems:
+        raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
+    containers = merge_containers(plans, table.names)
+    blocks = _share_all(table, shards, layouts, len(plans))
+    shares = [
+        SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
+        for rank, plan in enumerate(plans)
+    ]
+    return shares, Metadata(_metadata_of(table, layouts), containers)
+
+
+def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[np.int32] | None]]:
+    """One table of all ranks' leaves, and for each rank its leaf numbers in it (None: the same).
+
+    A rank without a part of a tensor may not know its dtype; then another one must.
+
+    Raises:
+        PlanError: two ranks disagree on what a leaf is, or none knows it; all such leaves are
+            listed.
+    """
+    first = tables[0]
+    if all(table == first for table in tables):
+        _check_known(first)
+        return first, [None] * len(tables)
+    rows: dict[str, tuple[object, ...]] = {}
+    ranks: dict[str, int] = {}
+    problems: dict[str, str] = {}
+    numbers: dict[str, int] = {}
+    mapped: list[NDArray[np.int32] | None] = []
+    known: dict[int, NDArray[np.int32]] = {}
+    for rank, table in enumerate(tables):
+        if id(table) not in known:
+            for row in _rows(table):
+                name = str(row[0])
+                before = rows.setdefault(name, row)
+                if _knows_more(row, before):
+                    rows[name], ranks[name] = row, rank
+                numbers.setdefault(name, len(numbers))
+                difference = _difference(before, row)
+                if difference:
+                    problems[name] = f"{name}: {difference.format(ranks[name], rank)}"
+                ranks.setdefault(name, rank)
+            known[id(table)] = np.array([numbers[name] for name in table.names], np.int32)
+        mapped.append(known[id(table)])
+    if problems:
+        raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
+    merged = LeafTable(*zip(*rows.values(), strict=True))
+    _check_known(merged)
+    return merged, mapped
+
+
+def _knows_more(row: tuple[object, ...], before: tuple[object, ...]) -> bool:
+    """Whether a row has a dtype where another of the same leaf has none."""
+    dtype = LeafTable.__struct_fields__.index("dtypes")
+    return bool(row[dtype]) and not before[dtype] and not _difference(before, row)
+
+
+def _check_known(table: LeafTable) -> None:
+    problems = [
+        f"{name}: no rank has a part of this tensor of shape {shape}, so none knows its dtype"
+        for name, kind, dtype, shape in zip(
+            table.names, table.kinds, table.dtypes, table.shapes, strict=True
+        )
+        if not kind and not dtype
+    ]
+    if problems:
+        raise PlanError.listing("tensors of an unknown dtype", problems)
+
+
+def _rows(table: LeafTable) -> list[tuple[object, ...]]:
+    columns = [getattr(table, name) for name in table.__struct_fields__]
+    return list(zip(*columns, strict=True))
+
+
+def _difference(a: tuple[object, ...], b: tuple[object, ...]) -> str:
+    """How two rows of one leaf contradict each other, with slots for the ranks; empty if not."""
+    _, kind_a, dtype_a, shape_a, _, _, annotation_a, content_a = a
+    _, kind_b, dtype_b, shape_b, _, _, annotation_b, content_b = b
+    told: list[tuple[str, object, object]] = [
+        ("type", kind_a or "tensor", kind_b or "tensor"),
+        ("dtype", dtype_a, dtype_b),
+        ("shape", shape_a, shape_b),
+        ("annotation", annotation_a, annotation_b),
+    ]
+    for what, of_a, of_b in told:
+        unknown = what == "dtype" and not (of_a and of_b)
+        if of_a != of_b and not unknown:
+            return f"{what} {of_a} on rank {{}} but {of_b} on rank {{}}"
+    if content_a != content_b:
+        return "rank {} and rank {} hold different contents under one name"
+    return ""
+
+
+def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:
+    """The containers of all ranks' trees, which together have the leaves ``names``.
+
+    Raises:
+        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
+            container, so no tree has all of them.
+    """
+    merged = dict(plans[0].containers)
+    ranks = dict.fromkeys(merged, 0)
+    problems: dict[str, str] = {}
+    for rank, plan in enumerate(plans):
+        if plan.containers == merged:
+            continue
+        for name, kind in plan.containers.items():
+            before = merged.setdefault(name, kind)
+            other = ranks.setdefault(name, rank)
+            if kind != before:
+                where = name or "the root"
+                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
+    try:
+        unflatten(dict.fromkeys(names), merged)
+    except ManifestError as error:
+        problems.setdefault("", str(error))
+    if problems:
+        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
+    return merged
+
+
+def _collect(
+    table: LeafTable,
+    columns: Sequence[WriteItems],
+    numbers: Sequence[NDArray[np.int32] | None],
+) -> list[LeafShards]:
+    """All ranks' boxes, leaf by leaf."""
+    gathered: dict[int, list[tuple[NDArray[np.int32], Boxes, int]]] = {}
+    for rank, (items, mapped) in enumerate(zip(columns, numbers, strict=True)):
+        for block in items.blocks:
+            leaf = block.leaf if mapped is None else mapped[block.leaf]
+            gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
+    shards: dict[int, LeafShards] = {}
+    for parts in gathered.values():
+        leaf = np.concatenate([part[0] for part in parts])
+        order = np.argsort(leaf, kind="stable")
+        leaf = leaf[order]
+        offsets = np.concatenate([part[1].offsets for part in parts])[order]
+        sizes = np.concatenate([part[1].sizes for part in parts])[order]
+        ranks = np.repeat(
+            np.array([part[2] for part in parts], np.int64), [len(part[0]) for part in parts]
+        )[order]
+        present = np.flatnonzero(np.bincount(leaf, minlength=len(table.names)))
+        starts = np.searchsorted(leaf, present)
+        stops = np.searchsorted(leaf, present, side="right")
+        for number, a, b in zip(present.tolist(), starts.tolist(), stops.tolist(), strict=True):
+            shards[number] = LeafShards(
+                table.shapes[number],
+                _bytes_of(table, number),
+                Boxes(offsets[a:b], sizes[a:b]),
+                ranks[a:b],
+            )
+    nobody = np.zeros(0, np.int64)
+    return [
+        shards.get(number)
+        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), nobody)
+        for number, shape in enumerate(table.shapes)
+    ]
+
+
+def _bytes_of(table: LeafTable, number: int) -> int:
+    return item_size(table.dtypes[number]) if table.is_tensor(number) else 0
+
+
+def _lay_out_all(
+    table: LeafTable, shards: Sequence[LeafShards], options: GridOptions
+) -> tuple[list[Layout], list[str]]:
+    known: dict[tuple[object, ...], Layout | str] = {}
+    layouts: list[Layout] = []
+    problems: list[str] = []
+    for name, leaf in zip(table.names, shards, strict=True):
+        key = leaf.key()
+        if key not in known:
+            known[key] = lay_out(leaf, options)
+        layout = known[key]
+        if isinstance(layout, str):
+            problems.append(f"{name}: {layout}")
+        else:
+            layouts.append(layout)
+    return layouts, problems
+
+
+def _share_all(
+    table: LeafTable, shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
+) -> list[list[Block]]:
+    """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
+    loads = np.zeros(size, np.int64)
+    weight = [
+        1 + prod(leaf.shape) * leaf.item_bytes if layout.contested else 0
+        for leaf, layout in zip(shards, layouts, strict=True)
+    ]
+    order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
+    shared: dict[int, list[tuple[int, NDArray[np.int64], Boxes]]] = {}
+    settled: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
+    for number in order:
+        layout = layouts[number]
+        if layout.contested:
+            ranks, boxes = share(layout, loads)
+        else:
+            # Nobody is chosen, so leaves of one layout are shared alike.
+            if id(layout) not in settled:
+                added = np.zeros(size, np.int64)
+                settled[id(layout)] = (*share(layout, added), added)
+            ranks, boxes, added = settled[id(layout)]
+            loads += added
+        shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
+    blocks: list[list[Block]] = [[] for _ in range(size)]
+    for _, parts in sorted(shared.items()):
+        parts.sort(key=lambda part: part[0])
+        leaf = np.repeat(
+            np.array([part[0] for part in parts], np.int32), [len(part[1]) for part in parts]
+        )
+        rank = np.concatenate([part[1] for part in parts])
+        order_by_rank = np.argsort(rank, kind="stable")
+        leaf = leaf[order_by_rank]
+        offsets = np.concatenate([part[2].offsets for part in parts])[order_by_rank]
+        sizes = np.concatenate([part[2].sizes for part in parts])[order_by_rank]
+        bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=size))]).tolist()
+        for number in range(size):
+            a, b = bounds[number], bounds[number + 1]
+            if a < b:
+                blocks[number].append(Block(leaf[a:b], Boxes(offsets[a:b], sizes[a:b])))
+    return blocks
+
+
+def _metadata_of(
+    table: LeafTable, layouts: Sequence[Layout]
+) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    for number, (name, layout) in enumerate(zip(table.names, layouts, strict=True)):
+        if not table.is_tensor(number):
+            described[name] = BytesStorageMetadata(table.kinds[number])
+            continue
+        described[name] = TensorStorageMetadata(
+            TensorProperties(table.dtypes[number]),
+            table.shapes[number],
+            layout.boxes,
+            layout.grid,
+            table.shardings[number],
+            table.annotations[number],
+        )
+    return described

@@ -1,0 +1,296 @@
+"""Planning a save: the protocol with its five hooks, the default planner, and what it does.
+
+The default planner is thin. Each hook calls a pure function over plans:
+
+1. ``set_up_planner``: flatten the state and describe each leaf (`xckpt.core.tree`, `.leaves`).
+2. ``create_local_plan``: `local_plan` turns descriptions into columns.
+3. ``create_global_plan``: `global_plan` merges all ranks' columns, lays out each
+   leaf (`xckpt.core.plan.layout`), shares the work and gives each rank its columns back.
+4. ``finish_plan``: nothing by default.
+5. ``resolve_data``: the local shard's view that an item asks for.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core import frameworks
+from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.leaf import SourceLeaf, TransferringLeaf
+from xckpt.core.metadata import ChunkStorageMetadata, Metadata
+from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.merge import global_plan
+from xckpt.core.tree import flatten
+from xckpt.core.values import encode_value, value_kind
+from xckpt.errors import PlanError, UnsupportedLeafError
+
+__all__ = ["DefaultSavePlanner", "SavePlanner", "local_plan"]
+
+
+class SavePlanner(abc.ABC):
+    """How a save is planned; subclass `DefaultSavePlanner` to change one step.
+
+    One planner serves one save at a time. The hooks are called in this order: `set_up_planner` and
+    `create_local_plan` on every rank, `create_global_plan` on the coordinator, `finish_plan` on
+    every rank, then `resolve_data` for each item, from several threads.
+    """
+
+    @abc.abstractmethod
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object],
+        storage_meta: object = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Take the state that is to be saved; it is not passed again.
+
+        ``storage_meta`` is what the storage tells planners (`StorageWriter.storage_meta`).
+        """
+
+    @abc.abstractmethod
+    def create_local_plan(self) -> SavePlan:
+        """What this rank could write: an item for each box that it holds."""
+
+    @abc.abstractmethod
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Each rank's share of the writing, and what the checkpoint will say about itself.
+
+        Raises:
+            PlanError: the ranks' boxes do not make up whole tensors, or the ranks disagree.
+        """
+
+    @abc.abstractmethod
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """Accept the coordinator's plan for this rank, perhaps adjusted."""
+
+    @abc.abstractmethod
+    def resolve_data(self, write_item: WriteItem) -> object:
+        """The data of an item: a tensor of exactly its box (any framework), or an `io.BytesIO`.
+
+        Must be lazy, idempotent and thread-safe.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainValue:
+    """A leaf that is a Python value."""
+
+    kind: str
+    value: object
+
+
+class DefaultSavePlanner(SavePlanner):
+    """Writes every element exactly once, spreading replicated boxes over their holders.
+
+    Args:
+        grid: target sizes of chunks and zarr shards; None for those that the storage asks for.
+        compare_replicas: also compare the contents of plain tensors and values that several ranks
+            hold under one name; costs a pass over them.
+        serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
+
+    Example:
+        >>> planner = DefaultSavePlanner()
+        >>> import xckpt
+        >>> planner.set_up_planner({"w": np.arange(6.0).reshape(2, 3), "step": 7})
+        >>> plans, metadata = planner.create_global_plan([planner.create_local_plan()])
+        >>> [item.index.fqn for item in plans[0].items]
+        ['w', 'step']
+        >>> metadata.state_dict_metadata["w"].size
+        (2, 3)
+    """
+
+    def __init__(
+        self,
+        *,
+        grid: GridOptions | None = None,
+        compare_replicas: bool = False,
+        serialise: Callable[[object], bytes] | None = None,
+    ) -> None:
+        self.grid = grid
+        self.compare_replicas = compare_replicas
+        self.serialise = serialise
+        self._leaves: dict[str, SourceLeaf | _PlainValue] = {}
+        self._containers: Mapping[str, str] = {}
+        self._storage_grid: GridOptions | None = None
+
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object],
+        storage_meta: object = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """Flatten the state and describe each leaf.
+
+        Raises:
+            UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
+        """
+        self._storage_grid = storage_meta if isinstance(storage_meta, GridOptions) else None
+        flat = flatten(state_dict)
+        self._containers = flat.containers
+        self._leaves = {}
+        problems: list[str] = []
+        for name, leaf in flat.leaves.items():
+            try:
+                self._leaves[name] = self._describe(leaf, name)
+            except UnsupportedLeafError as error:
+                problems.append(str(error))
+        if problems:
+            raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
+
+    def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
+        kind = value_kind(leaf)
+        if kind is not None:
+            return _PlainValue(kind, leaf)
+        source = frameworks.describe(leaf, name)
+        if source is not None:
+            return source
+        if self.serialise is not None:
+            return _PlainValue("opaque", leaf)
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
+            f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"
+        )
+
+    def create_local_plan(self) -> SavePlan:
+        """An item for each local shard and value."""
+        contents = self._contents() if self.compare_replicas else {}
+        return local_plan(self._leaves, self._containers, contents)
+
+    def _contents(self) -> dict[str, bytes]:
+        digests: dict[str, bytes] = {}
+        for name, leaf in self._leaves.items():
+            if isinstance(leaf, _PlainValue):
+                digests[name] = hashlib.blake2b(self._bytes(leaf), digest_size=16).digest()
+            elif not leaf.sharded:
+                array = np.ascontiguousarray(frameworks.to_numpy(leaf.data(0)))
+                digests[name] = hashlib.blake2b(
+                    array.reshape(-1).view(np.uint8).data, digest_size=16
+                ).digest()
+        return digests
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Deduplicate, check the cover, choose grids and share the work."""
+        return global_plan(all_plans, self.grid or self._storage_grid)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """The coordinator's plan as it is; leaves that transfer their data learn of it."""
+        transferring = {
+            name: leaf for name, leaf in self._leaves.items() if hasattr(leaf, "expect")
+        }
+        if transferring:
+            _announce(transferring, new_plan)
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> object:
+        """The view of the local shard that holds the item's box, or the value's bytes.
+
+        Raises:
+            PlanError: this rank has no such leaf, or no local shard holds the box.
+        """
+        name = write_item.index.fqn
+        leaf = self._leaves.get(name)
+        if leaf is None:
+            raise PlanError(
+                f"{name}: to be written by this rank, which has no leaf of this name; a planner "
+                f"that renames or moves items must resolve them too"
+            )
+        if isinstance(leaf, _PlainValue) != (write_item.tensor_data is None):
+            what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
+            raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
+        if isinstance(leaf, _PlainValue):
+            return io.BytesIO(self._bytes(leaf))
+        return _view(leaf, write_item)
+
+    def _bytes(self, leaf: _PlainValue) -> bytes:
+        if leaf.kind == "opaque":
+            assert self.serialise is not None
+            return self.serialise(leaf.value)
+        return encode_value(leaf.value).encode("utf-8", "surrogatepass")
+
+
+def _announce(leaves: Mapping[str, object], plan: SavePlan) -> None:
+    """Tell leaves how often each of their boxes will be asked for."""
+    uses: dict[str, list[int]] = {}
+    for item in plan.items:
+        leaf = leaves.get(item.index.fqn)
+        if isinstance(leaf, TransferringLeaf) and item.tensor_data is not None:
+            held = _holder(leaf, item.tensor_data.chunk)
+            counts = uses.setdefault(item.index.fqn, [0] * len(leaf.boxes))
+            if held is not None:
+                counts[held[0]] += 1
+    for name, leaf in leaves.items():
+        assert isinstance(leaf, TransferringLeaf)
+        leaf.expect(uses.get(name, [0] * len(leaf.boxes)))
+
+
+def _holder(
+    leaf: SourceLeaf, chunk: ChunkStorageMetadata
+) -> tuple[int, tuple[slice, ...] | None] | None:
+    """The number of the box that holds a chunk, and where in it; None for where is all of it."""
+    for index, box in enumerate(leaf.boxes):
+        if box == chunk:
+            return index, None
+        start = tuple(a - b for a, b in zip(chunk.offsets, box.offsets, strict=True))
+        stop = tuple(a + n for a, n in zip(start, chunk.sizes, strict=True))
+        if all(a >= 0 for a in start) and all(b <= n for b, n in zip(stop, box.sizes, strict=True)):
+            return index, tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
+    return None
+
+
+def _view(leaf: SourceLeaf, item: WriteItem) -> object:
+    assert item.tensor_data is not None
+    chunk = item.tensor_data.chunk
+    held = _holder(leaf, chunk)
+    if held is None:
+        where = interval(chunk.offsets, chunk.sizes)
+        raise PlanError(
+            f"{item.index.fqn}: {where} is to be written by this rank, but not held by it"
+        )
+    index, region = held
+    # Every framework's shard slices like NumPy's.
+    shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
+    return shard if region is None else shard[region]
+
+
+def local_plan(
+    leaves: Mapping[str, SourceLeaf | _PlainValue],
+    containers: Mapping[str, str],
+    contents: Mapping[str, bytes] | None = None,
+) -> SavePlan:
+    """The plan of a rank that holds these leaves: a row for each leaf, an item for each box."""
+    contents = contents or {}
+    boxes: dict[int, list[tuple[int, Boxes]]] = {}
+    rows = list(leaves.items())
+    for number, (_, leaf) in enumerate(rows):
+        held = Boxes.whole(()) if isinstance(leaf, _PlainValue) else leaf.boxes
+        boxes.setdefault(held.rank, []).append((number, held))
+    sources = [None if isinstance(leaf, _PlainValue) else leaf for _, leaf in rows]
+    table = LeafTable(
+        names=tuple(leaves),
+        kinds=tuple(leaf.kind if isinstance(leaf, _PlainValue) else "" for _, leaf in rows),
+        dtypes=tuple(source.dtype if source else "" for source in sources),
+        shapes=tuple(tuple(source.shape) if source else () for source in sources),
+        sharded=tuple(bool(source and source.sharded) for source in sources),
+        shardings=tuple(source.sharding if source else None for source in sources),
+        annotations=tuple(source.annotation if source else "" for source in sources),
+        contents=tuple(contents.get(name, b"") for name in leaves),
+    )
+    blocks = [_block(numbered) for _, numbered in sorted(boxes.items())]
+    return SavePlan(WriteItems(table, blocks), containers=containers)
+
+
+def _block(numbered: Sequence[tuple[int, Boxes]]) -> Block:
+    leaf = np.repeat(
+        np.array([number for number, _ in numbered], np.int32),
+        [len(boxes) for _, boxes in numbered],
+    )
+    offsets = np.concatenate([boxes.offsets for _, boxes in numbered])
+    return Block(leaf, Boxes(offsets, np.concatenate([boxes.sizes for _, boxes in numbered])))

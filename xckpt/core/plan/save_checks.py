@@ -1,0 +1,106 @@
+"""What a planner may not do: plans that contradict the metadata, or each other.
+
+The default planner's plans are right by construction, but every hook of it can be overridden, and a
+checkpoint whose parts contradict each other must not be committed. So after a planner has spoken:
+
+1. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
+2. `check_finished`, on every rank: `finish_plan` made no other leaves of those in the share.
+
+Both compare leaf tables, which all ranks usually share, not items. That every chunk and value is
+written exactly once is found out where it is free: in the reports of what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.errors import PlanError
+
+__all__ = ["check_finished", "check_shares"]
+
+Leaf = tuple[str, str, tuple[int, ...]]
+"""(a value's kind or "", dtype, shape) of a leaf."""
+
+
+def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
+    """Refuse shares of a global plan that do not agree with its metadata.
+
+    Raises:
+        PlanError: lists every leaf that is not in the metadata or is something else there, and the
+            first rank that is told so.
+
+    Example:
+        >>> from xckpt.core.metadata import MetadataIndex
+        >>> from xckpt.core.plan.items import WriteItem, WriteItemType
+        >>> item = WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO, kind="int")
+        >>> check_shares([SavePlan([item])], Metadata({}))
+        Traceback (most recent call last):
+        ...
+        xckpt.errors.PlanError: create_global_plan returned plans and metadata that disagree
+          - step: rank 0 is to write it, but it is not in the metadata
+    """
+    known = {name: _described(leaf) for name, leaf in metadata.state_dict_metadata.items()}
+    problems: dict[str, str] = {}
+    # Comparing a table takes long, and most ranks have the same one.
+    compared: dict[int, tuple[LeafTable, dict[str, str]]] = {}
+    for rank, share in enumerate(shares):
+        items = WriteItems.of(share.items)
+        table = items.table
+        if id(table) not in compared:
+            compared[id(table)] = table, dict(_differences(table, known, "the metadata"))
+        differences = compared[id(table)][1]
+        if differences:
+            for name in {item.index.fqn: None for item in items}:
+                if name in differences:
+                    text = f"{name}: rank {rank} is to write it, but {differences[name]}"
+                    problems.setdefault(name, text)
+    if problems:
+        raise PlanError.listing(
+            "create_global_plan returned plans and metadata that disagree", problems.values()
+        )
+
+
+def check_finished(share: SavePlan, finished: SavePlan) -> None:
+    """Refuse what `finish_plan` made of a share if a leaf is not in it, or is something else.
+
+    Raises:
+        PlanError: lists every such leaf.
+    """
+    if finished.items is share.items:
+        return
+    table = WriteItems.of(share.items).table
+    known = dict(_leaves(table))
+    differences = _differences(WriteItems.of(finished.items).table, known, "the share")
+    problems = [f"{name}: {problem}" for name, problem in differences]
+    if problems:
+        raise PlanError.listing("finish_plan changed what the leaves of a share are", problems)
+
+
+def _differences(
+    table: LeafTable, known: Mapping[str, Leaf], where: str
+) -> Iterator[tuple[str, str]]:
+    """(name, how it differs) for each leaf of a table that is not as it is known ``where``."""
+    for name, leaf in _leaves(table):
+        other = known.get(name)
+        if other is None:
+            yield name, f"it is not in {where}"
+        elif other != leaf:
+            yield name, f"it is {_spelled(leaf)}, in {where} {_spelled(other)}"
+
+
+def _leaves(table: LeafTable) -> Iterator[tuple[str, Leaf]]:
+    columns = zip(table.names, table.kinds, table.dtypes, table.shapes, strict=True)
+    return ((name, (kind, dtype, tuple(shape))) for name, kind, dtype, shape in columns)
+
+
+def _described(leaf: TensorStorageMetadata | BytesStorageMetadata) -> Leaf:
+    if isinstance(leaf, BytesStorageMetadata):
+        return leaf.kind or "opaque", "", ()
+    return "", leaf.properties.dtype, tuple(leaf.size)
+
+
+def _spelled(leaf: Leaf) -> str:
+    kind, dtype, shape = leaf
+    return f"a Python {kind}" if kind else f"{dtype} of shape {shape}"

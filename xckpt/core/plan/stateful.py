@@ -1,0 +1,156 @@
+"""Loading into objects that keep their own state: models, optimizers, schedulers, data loaders.
+
+Such an object gives its state as a dict (`ObjectState.tree`), and takes one. What it holds need not
+have the shape of what it held when it was saved: a new optimizer has no moments yet, a history is
+shorter. So the checkpoint decides wherever the object shows that it has nothing to load into:
+
+1. `places` finds those: a None, an empty dict, and a list or tuple without tensors in it, if the
+   checkpoint has anything there.
+2. At such a place the leaves and containers are the checkpoint's. The object says what a tensor
+   there shall be like (`ObjectState.like`); it is always a new one.
+3. Everywhere else the object's leaves are targets as in any tree.
+4. Once all is read, the state is built from both, and handed to the object.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from xckpt.core.leaf import ObjectState
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.names import split_name
+from xckpt.core.tree import FlatTree, rebuild, unflatten
+from xckpt.core.values import value_kind
+
+__all__ = ["LoadedObjects", "Names", "places"]
+
+
+class Names:
+    """Leaf or container names, of which one asks for those at and below another.
+
+    Example:
+        >>> Names(["a/b/c", "a", "a-b", "a/b"]).below("a/b")
+        ['a/b/c', 'a/b']
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        self._sorted = sorted(self._places)
+
+    def below(self, name: str) -> list[str]:
+        """The name itself, if it is one of these, and those beneath it, in the order given."""
+        if not name:
+            return list(self._places)
+        itself = [name] if name in self._places else []
+        # "0" is what follows "/".
+        first, last = (bisect_left(self._sorted, name + end) for end in "/0")
+        return sorted(itself + self._sorted[first:last], key=self._places.__getitem__)
+
+
+def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
+    """Where an object has nothing to load into, but a checkpoint has something.
+
+    Args:
+        flat: the leaves and containers of the tree that the object is in.
+        name: the object's.
+        stored: names of the checkpoint's leaves and containers.
+
+    Example:
+        >>> flat = FlatTree({"opt/lr": 0.1, "opt/best": None}, {"opt/state": "dict"})
+        >>> stored = Names(["opt/best", "opt/lr", "opt/state", "opt/state/0/mu"])
+        >>> places(flat, "opt", stored)
+        ['opt/best', 'opt/state']
+    """
+    leaves = Names(flat.leaves)
+    found: dict[str, None] = {}
+    open_to_all = {leaf for leaf, value in flat.leaves.items() if value is None}
+    open_to_all |= {at for at, kind in flat.containers.items() if kind in ("dict", "list", "tuple")}
+    # An outer place comes before the places inside it.
+    for place in sorted(Names(open_to_all).below(name)):
+        if any(outer in found for outer in _outer(place)):
+            continue
+        has_tensors = any(value_kind(flat.leaves[leaf]) is None for leaf in leaves.below(place))
+        # What is stored at the object's own name, and not below it, is no state.
+        if not has_tensors and set(stored.below(place)) - {name}:
+            found[place] = None
+    return list(found)
+
+
+@dataclass(slots=True)
+class LoadedObjects:
+    """The objects of a target tree, and what of the checkpoint goes to each."""
+
+    flat: FlatTree
+    metadata: Metadata
+    likes: dict[str, object] = field(init=False)
+    """Leaf name -> target, for the whole tree."""
+    fresh: set[str] = field(default_factory=set, init=False)
+    """The targets that stand for new leaves, even in a load in place."""
+    _places: dict[str, list[str]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.likes = dict(self.flat.leaves)
+        if not self.flat.objects:
+            return
+        stored, own = self._stored(), Names(self.flat.leaves)
+        known = Names([*self.metadata.state_dict_metadata, *self.metadata.containers])
+        for name, state in self.flat.objects.items():
+            self._places[name] = places(self.flat, name, known)
+            for place in self._places[name]:
+                for leaf in own.below(place):
+                    del self.likes[leaf]
+                for leaf in stored.below(place):
+                    self.likes[leaf] = self._like(state, leaf, name)
+                    self.fresh.add(leaf)
+
+    def states(self, loaded: Mapping[str, object]) -> dict[str, object]:
+        """Object name -> its loaded state.
+
+        Args:
+            loaded: leaf name -> what was loaded.
+        """
+        if not self.flat.objects:
+            return {}
+        stored, kinds = self._stored(), Names(self.metadata.containers)
+        states: dict[str, object] = {}
+        for name, state in self.flat.objects.items():
+            finished: dict[str, object] = {}
+            for place in self._places[name]:
+                leaves = {_from(leaf, place): loaded[leaf] for leaf in stored.below(place)}
+                containers = {
+                    _from(at, place): self.metadata.containers[at] for at in kinds.below(place)
+                }
+                finished[place] = unflatten(leaves, containers)
+            states[name] = rebuild(
+                state.tree, lambda leaf, _: loaded[leaf], at=split_name(name), finished=finished
+            )
+        return states
+
+    def hand_over(self, loaded: Mapping[str, object]) -> None:
+        """Give each object its loaded state."""
+        for name, tree in self.states(loaded).items():
+            self.flat.objects[name].load(tree)
+
+    def _stored(self) -> Names:
+        return Names(self.metadata.state_dict_metadata)
+
+    def _like(self, state: ObjectState, leaf: str, name: str) -> object:
+        stored = self.metadata.state_dict_metadata[leaf]
+        if not isinstance(stored, TensorStorageMetadata):
+            return None
+        keys = split_name(_from(leaf, name))
+        return state.like(keys, tuple(stored.size), stored.properties.dtype)
+
+
+def _outer(name: str) -> Iterator[str]:
+    """The names of the containers around a place."""
+    while name:
+        name = name.rpartition("/")[0]
+        yield name
+
+
+def _from(name: str, place: str) -> str:
+    """A name as it is seen from a place above it."""
+    return name[len(place) + 1 :] if place else name

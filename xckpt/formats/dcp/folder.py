@@ -1,0 +1,322 @@
+"""What a folder of torch.distributed.checkpoint holds, as a tree whose tensors are read on demand.
+
+1. `read_metadata` and `parse_metadata` describe ``.metadata`` without unpickling it.
+2. `read_tree` finds the elements of each chunk in the ``.distcp`` files (`archives`) and checks
+   them against the metadata. Every fault of every entry is found before any is reported.
+3. A tensor becomes a `LazySource` over `MappedParts`: nothing of it is read before somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.leaf import LazySource
+from xckpt.core.names import KeyPath, join_keys
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    UnsafePickleError,
+    UnsupportedLeafError,
+    XckptError,
+)
+from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
+from xckpt.formats.torch_save.archive import Archive, MappedTensor
+from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.foreign.waiting import soon
+
+__all__ = [
+    "MappedParts",
+    "parse_metadata",
+    "raw_bytes",
+    "read_metadata",
+    "read_tree",
+]
+
+
+def read_metadata(folder: FilePath) -> bytes:
+    """The bytes of ``.metadata``.
+
+    Raises:
+        NotACheckpointError: there is none.
+        ManifestError: it is absurdly long.
+        StorageError: it cannot be read.
+    """
+    path = folder / ".metadata"
+    if not path.is_file():
+        own = [part.name for part in named(folder, ".metadata") if part.name.startswith("__")]
+        hint = (
+            f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
+            f"False); such folders are not read"
+            if own
+            else "check the path, or whether the save finished"
+        )
+        raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
+    with storage_errors(str(path)), closing(open_file(path)) as file:
+        data = file.whole(MAX_BYTES)
+    if data is None:
+        raise ManifestError(f"{path}: it is over {MAX_BYTES:,} bytes long")
+    return data
+
+
+def parse_metadata(folder: FilePath, data: bytes) -> DCPMetadata:
+    """What the bytes of ``.metadata`` say; see `xckpt.formats.dcp.metadata.parse`."""
+    try:
+        return parse(data)
+    except XckptError as error:
+        raise type(error)(f"{folder / '.metadata'}: {error}", error.problems) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _RawBytes:
+    """An entry that is kept as it is."""
+
+    folder: FilePath
+    where: Where
+
+
+def raw_bytes(leaf: object) -> bytes:
+    """The bytes of an entry that `read_tree` has kept as it is."""
+    assert isinstance(leaf, _RawBytes)
+    start, length = leaf.where.offset, leaf.where.length
+    with closing(open_file(leaf.folder / leaf.where.file)) as file:
+        return file.fetch([(start, start + length)])[0]
+
+
+def read_tree(
+    folder: FilePath, described: DCPMetadata, opaque: bool, rank: int = 0, size: int = 1
+) -> object:
+    """The tree that was saved, as rank ``rank`` of ``size`` is to save it.
+
+    Raises:
+        XckptError: entries are damaged, foreign or not representable; all of the worst kind are
+            listed.
+    """
+    shares = _share(list(described.tensors.values()), rank, size)
+    archive = _opener(folder, described, shares)
+    faults = _Faults()
+    leaves: dict[str, object] = {}
+    for name in described.order:
+        with faults.of(name):
+            tensor = described.tensors.get(name)
+            if tensor is not None:
+                leaves[name] = _tensor(archive, tensor, shares[name])
+            else:
+                where = described.objects[name]
+                leaves[name] = _object(archive, _RawBytes(folder, where), opaque)
+    faults.report(folder)
+    return _unflatten({name: (described.paths[name], leaf) for name, leaf in leaves.items()})
+
+
+Opener = Callable[[Where], Archive]
+
+
+def _opener(
+    folder: FilePath, described: DCPMetadata, shares: Mapping[str, Sequence[int]]
+) -> Opener:
+    """What opens this rank's archives. Those in a bucket are opened at once, before they are asked
+    for one by one.
+    """
+    if isinstance(folder, Path):
+        return lambda where: Archive.open(folder, where)
+    wanted = [described.tensors[name].places[n] for name in shares for n in shares[name]]
+    wanted += described.objects.values()
+
+    def tried(where: Where) -> Archive | XckptError:
+        try:
+            return Archive.open(folder, where)
+        except XckptError as error:
+            return error
+
+    found = dict(zip(wanted, soon(folder, tried, wanted), strict=True))
+
+    def opened(where: Where) -> Archive:
+        archive = found[where]
+        if isinstance(archive, XckptError):
+            raise archive
+        return archive
+
+    return opened
+
+
+class _Faults:
+    """Gathers what is wrong with entries, by kind of error."""
+
+    KINDS = (UnsafePickleError, CorruptCheckpointError, ManifestError, UnsupportedLeafError)
+
+    def __init__(self) -> None:
+        self._found: dict[type[XckptError], list[str]] = {}
+        self._name = ""
+
+    def of(self, name: str) -> _Faults:
+        self._name = name
+        return self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        for fault in self.KINDS:
+            if isinstance(error, fault):
+                told = error.problems or (f"{self._name}: {error}",)
+                self._found.setdefault(fault, []).extend(told)
+                return True
+        return False
+
+    def report(self, folder: FilePath) -> None:
+        """Raise the worst kind of error, with all of its kind."""
+        for kind in self.KINDS:
+            problems = self._found.get(kind)
+            if problems:
+                raise kind.listing(f"{folder}: {len(problems)} entries cannot be read", problems)
+
+
+def _share(tensors: Sequence[StoredTensor], rank: int, size: int) -> dict[str, list[int]]:
+    """The chunks of each tensor that a rank offers; every rank computes the same division."""
+    weights = [
+        (int(elements) * item_size(tensor.dtype), tensor.name, number)
+        for tensor in tensors
+        for number, elements in enumerate(tensor.boxes.elements.tolist())
+    ]
+    fair = sum(weight for weight, _, _ in weights) / size
+    loads = [0] * size
+    mine: dict[str, list[int]] = {tensor.name: [] for tensor in tensors}
+    for weight, name, number in sorted(weights, key=lambda entry: -entry[0]):
+        if weight > fair:
+            mine[name].append(number)
+            continue
+        taker = loads.index(min(loads))
+        loads[taker] += weight
+        if taker == rank:
+            mine[name].append(number)
+    return {name: sorted(numbers) for name, numbers in mine.items()}
+
+
+def _tensor(archive: Opener, tensor: StoredTensor, numbers: Sequence[int]) -> LazySource:
+    """A tensor with the chunks that this rank is to read, each found and checked.
+
+    Raises:
+        XckptError: chunks that cannot be read; ``problems`` lists all.
+    """
+    boxes = tensor.boxes.take(np.array(numbers, np.int64))
+    parts: list[MappedTensor] = []
+    for number, box in zip(numbers, boxes, strict=True):
+        where = f"{tensor.name}: chunk {interval(box.offsets, box.sizes)}"
+        try:
+            part = archive(tensor.places[number]).value()
+        except XckptError as error:
+            raise type(error)(f"{where}: {error}", (f"{where}: {error}",)) from error
+        told = _told(part)
+        if told != (tensor.dtype, box.sizes):
+            problem = (
+                f"{where}: the metadata say {tensor.dtype} of shape {box.sizes}, but "
+                f"{tensor.places[number].file} holds {' of shape '.join(map(str, told))}"
+            )
+            raise CorruptCheckpointError(problem, (problem,))
+        assert isinstance(part, MappedTensor)
+        parts.append(part)
+    return _lazy(tensor.shape, tensor.dtype, boxes, parts)
+
+
+def _told(part: object) -> tuple[object, ...]:
+    if isinstance(part, MappedTensor):
+        return part.dtype, part.shape
+    return (f"a {type(part).__name__}",)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedParts:
+    """The parts of a tensor, one a box: what a `LazySource` reads."""
+
+    parts: tuple[MappedTensor, ...]
+
+    def __call__(self, index: int) -> NDArray[np.generic]:
+        """Part ``index`` as an array that maps its file."""
+        return self.parts[index].array()
+
+
+def _lazy(
+    shape: tuple[int, ...], dtype: str, boxes: Boxes, parts: Sequence[MappedTensor]
+) -> LazySource:
+    return LazySource(shape, dtype, boxes, MappedParts(tuple(parts)))
+
+
+def _object(archive: Opener, raw: _RawBytes, opaque: bool) -> object:
+    """The value of an entry of bytes, with a `LazySource` for each tensor in it.
+
+    Raises:
+        UnsupportedLeafError: it is no plain value.
+        CorruptCheckpointError: the file is missing, truncated or damaged.
+    """
+    try:
+        return _leaves(archive(raw.where).value())
+    except (UnsafePickleError, UnsupportedLeafError) as error:
+        if opaque:
+            return raw
+        raise UnsupportedLeafError(
+            f"no plain value: {error}; opaque=True keeps its bytes as they are"
+        ) from error
+
+
+def _leaves(value: object) -> object:
+    if isinstance(value, MappedTensor):
+        whole = Boxes.whole(value.shape)
+        return _lazy(value.shape, value.dtype, whole, [value])
+    if isinstance(value, dict):
+        for key in value:
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                raise UnsupportedLeafError(f"a dict with a {type(key).__name__} as a key")
+        return {key: _leaves(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_leaves(part) for part in value]
+    if isinstance(value, tuple):
+        return tuple(_leaves(part) for part in value)
+    return value
+
+
+def _unflatten(placed: Mapping[str, tuple[KeyPath, object]]) -> object:
+    """The tree of key paths: an int is a position in a list, a string a key of a dict.
+
+    Raises:
+        ManifestError: two entries have one path, or one lies inside another; all are listed.
+    """
+    root: dict[str | int, object] = {}
+    nodes: dict[KeyPath, dict[str | int, object]] = {(): root}
+    leaves: dict[KeyPath, str] = {}
+    problems: list[str] = []
+    for name, (path, leaf) in placed.items():
+        above = [path[:depth] for depth in range(1, len(path))]
+        taken = next((leaves[keys] for keys in (*above, path) if keys in leaves), None)
+        if taken is not None or path in nodes:
+            other = taken or "another entry"
+            problems.append(f"{name}: its place {join_keys(path)} is that of {other} or inside it")
+            continue
+        for keys in above:
+            if keys not in nodes:
+                nodes[keys] = nodes[keys[:-1]][keys[-1]] = {}
+        nodes[path[:-1]][path[-1]] = leaf
+        leaves[path] = name
+    if problems:
+        raise ManifestError.listing("the entries make up no tree", problems)
+    return _closed(root, nodes_of={id(node) for node in nodes.values()})
+
+
+def _closed(node: object, nodes_of: set[int]) -> object:
+    """The tree with lists where all keys are ints; torch too puts None where an entry is absent."""
+    if id(node) not in nodes_of:
+        return node
+    assert isinstance(node, dict)
+    children = {key: _closed(child, nodes_of) for key, child in node.items()}
+    if not children or not all(type(key) is int for key in children):
+        return children
+    return [children.get(number) for number in range(max(children) + 1)]

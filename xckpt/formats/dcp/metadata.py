@@ -1,0 +1,335 @@
+"""torch's ``.metadata``: what a DCP folder says about itself, read without unpickling it.
+
+1. The file's bytes are bounded, then described by `xckpt.formats.torch_save.pickle_machine`, for
+   which only the names in `NAMES` exist: those that torch 2.0 to 2.13 writes. None of them is
+   imported.
+2. The description is held against torch's schema, strictly, and becomes a `DCPMetadata`: tensors
+   with their chunks, entries of bytes, where each is stored, and the key path of each.
+
+Every fault of every entry is found before any is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import PurePosixPath
+from typing import Final, TypeGuard
+
+from xckpt.core.dtypes import DTYPES
+from xckpt.core.geometry.boxes import Boxes, cover_fault, interval
+from xckpt.core.names import KeyPath
+from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
+from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, as_record, load
+
+__all__ = ["DTYPE_NAMES", "MAX_BYTES", "DCPMetadata", "StoredTensor", "Where", "parse"]
+
+MAX_BYTES: Final = 1 << 30
+"""Longest ``.metadata`` that is read: about 7 million chunks."""
+
+MOST_DIMENSIONS: Final = 32
+MOST_ELEMENTS: Final = 1 << 56
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where an entry is stored: ``length`` bytes from ``offset`` on, in a file of the folder."""
+
+    file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTensor:
+    """A tensor: its chunk ``boxes[i]`` is stored at ``places[i]``."""
+
+    name: str
+    """torch's name of it (FQN)."""
+    dtype: str
+    """The format's name of the element type."""
+    shape: Shape
+    boxes: Boxes
+    """Disjoint and not empty; together they cover the shape."""
+    places: tuple[Where, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DCPMetadata:
+    """What a DCP folder holds."""
+
+    tensors: Mapping[str, StoredTensor]
+    """FQN -> tensor."""
+    objects: Mapping[str, Where]
+    """FQN -> an entry of bytes, which `torch.save` wrote."""
+    paths: Mapping[str, KeyPath]
+    """FQN -> the key path in the tree that was saved; list indices are ints."""
+    order: tuple[str, ...]
+    """All FQNs, in the order in which they stand in the file."""
+
+
+def _size(dimensions: object = ()) -> Shape:
+    if not _is_shape(dimensions):
+        raise TypeError
+    return dimensions
+
+
+def _layout(name: object) -> object:
+    return name
+
+
+def _path(*parts: object) -> object:
+    return parts
+
+
+def _member(owner: object, name: object) -> object:
+    """A member of an enum, as Python 3.11.0 to 3.11.3 pickled it: by ``getattr``."""
+    if not isinstance(owner, Symbol) or owner.name not in _ENUMS or not isinstance(name, str):
+        raise UnsafePickleError("it takes an attribute of something by builtins.getattr")
+    return Record(owner.name, (name,))
+
+
+def _dict(pairs: object = ()) -> dict[object, object]:
+    if pairs not in ((), []):
+        raise TypeError
+    return {}
+
+
+_METADATA: Final = "torch.distributed.checkpoint.metadata"
+_FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
+_SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until torch 2.2
+_ENUMS: Final = (f"{_METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
+
+# fmt: off
+DTYPE_NAMES: Final = (
+    *DTYPES, "complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16",
+    "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+)
+"""torch's dtypes, those included that the format lacks: they are refused with their leaf's name."""
+# fmt: on
+
+NAMES: Final[Mapping[str, Maker | None]] = {
+    **{f"torch.{name}": None for name in DTYPE_NAMES},
+    "torch.Size": _size,
+    "torch.serialization._get_layout": _layout,
+    "collections.OrderedDict": _dict,
+    **{
+        f"{_METADATA}.{name}": as_record
+        for name in (
+            "Metadata",
+            "TensorStorageMetadata",
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "TensorProperties",
+            "MetadataIndex",
+            "StorageMeta",
+        )
+    },
+    f"{_SHARDED}.TensorProperties": as_record,
+    **dict.fromkeys(_ENUMS, as_record),
+    "builtins.getattr": _member,
+    "__builtin__.getattr": _member,
+    f"{_FILESYSTEM}._StorageInfo": as_record,
+    # The folder that it was written to.
+    **{
+        f"{module}.{name}": _path
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")
+    },
+}
+"""What may occur in a ``.metadata`` -> what a call of it gives."""
+
+_KEY = tuple[str, Shape | None]
+
+
+def parse(data: bytes) -> DCPMetadata:
+    """The content of a ``.metadata``, checked.
+
+    Raises:
+        UnsafePickleError: it names a class or function that torch's metadata do not have.
+        ManifestError: it is truncated, damaged, too long, or not what torch writes.
+        UnsupportedLeafError: tensors of a dtype that the format lacks, or entries that were
+            transformed (compressed); all listed.
+        PlanError: a tensor's chunks overlap or leave elements out; all such are listed.
+    """
+    if len(data) > MAX_BYTES:
+        raise ManifestError(f"it is {len(data):,} bytes long; at most {MAX_BYTES:,} are read")
+    root = _fields(load(data, NAMES), "Metadata")
+    described = root.get("state_dict_metadata")
+    if not isinstance(described, dict) or not all(isinstance(name, str) for name in described):
+        raise ManifestError("its state_dict_metadata is no dict of names")
+    return _Reader(root.get("storage_data"), root.get("planner_data")).read(described)
+
+
+class _Reader:
+    """Holds the entries against the schema, and gathers what is wrong with them."""
+
+    def __init__(self, storage_data: object, planner_data: object) -> None:
+        self.transformed: list[str] = []
+        self.unsupported: list[str] = []
+        self.uncovered: list[str] = []
+        self.places = self._places(storage_data)
+        self.planner_data = planner_data
+
+    def read(self, described: Mapping[str, object]) -> DCPMetadata:
+        tensors: dict[str, StoredTensor] = {}
+        objects: dict[str, Where] = {}
+        for name, entry in described.items():
+            if isinstance(entry, Record) and entry.name.endswith(".BytesStorageMetadata"):
+                objects[name] = self._place(name, None)
+                continue
+            tensor = self._tensor(name, _fields(entry, "TensorStorageMetadata", name))
+            if tensor is not None:
+                tensors[name] = tensor
+        self._report()
+        return DCPMetadata(tensors, objects, self._paths(described), tuple(described))
+
+    def _report(self) -> None:
+        if self.unsupported:
+            raise UnsupportedLeafError.listing(
+                f"{len(self.unsupported)} entries cannot be read", self.unsupported
+            )
+        if self.uncovered:
+            raise PlanError.listing("the chunks do not make up whole tensors", self.uncovered)
+
+    def _places(self, storage_data: object) -> dict[_KEY, Where]:
+        if not isinstance(storage_data, dict):
+            raise ManifestError(
+                "its storage_data is no dict; it was not written by torch's FileSystemWriter"
+            )
+        places: dict[_KEY, Where] = {}
+        for index, info in storage_data.items():
+            key = _fields(index, "MetadataIndex")
+            name, offset = key.get("fqn"), key.get("offset")
+            if not isinstance(name, str) or not (offset is None or _is_shape(offset)):
+                raise ManifestError("an index in its storage_data has no name")
+            place = self._where(name, _fields(info, "_StorageInfo", name))
+            if places.setdefault((name, offset), place) != place:
+                raise ManifestError(f"{name}: stored twice, at {places[name, offset]} and {place}")
+        return places
+
+    def _where(self, name: str, info: Mapping[str, object]) -> Where:
+        file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
+        if not isinstance(file, str) or not _is_count(offset) or not _is_count(length):
+            raise ManifestError(f"{name}: where it is stored is not told by a file and a range")
+        _check_file(file, name)
+        descriptors = info.get("transform_descriptors")
+        if descriptors:
+            listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
+            # By type what is no text: anything may stand here, nested or long without end.
+            told = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
+            self.unsupported.append(
+                f"{name}: stored through the extension {told}; load it with torch and save anew"
+            )
+        return Where(file, offset, length)
+
+    def _place(self, name: str, offset: Shape | None) -> Where:
+        place = self.places.get((name, offset))
+        if place is None:
+            which = "it" if offset is None else f"its chunk at {offset}"
+            raise ManifestError(f"{name}: nothing tells where {which} is stored")
+        return place
+
+    def _tensor(self, name: str, entry: Mapping[str, object]) -> StoredTensor | None:
+        shape, chunks = entry.get("size"), entry.get("chunks")
+        if not _is_shape(shape) or not isinstance(chunks, list):
+            raise ManifestError(f"{name}: a tensor without a size or chunks")
+        if len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
+            raise ManifestError(f"{name}: an absurd shape, {_shown(shape)}")
+        dtype = self._dtype(name, entry.get("properties"))
+        pairs: dict[tuple[Shape, Shape], Where] = {}
+        for chunk in chunks:
+            fields = _fields(chunk, "ChunkStorageMetadata", name)
+            offsets, sizes = fields.get("offsets"), fields.get("sizes")
+            if not _is_shape(offsets, len(shape)) or not _is_shape(sizes, len(shape)):
+                raise ManifestError(f"{name}: a chunk's offsets or sizes do not fit its shape")
+            place = self._place(name, offsets)
+            if 0 not in sizes:
+                pairs[offsets, sizes] = place
+        boxes = Boxes.of(pairs, rank=len(shape))
+        self._check_cover(name, shape, boxes)
+        if dtype is None:
+            return None
+        return StoredTensor(name, dtype, shape, boxes, tuple(pairs.values()))
+
+    def _check_cover(self, name: str, shape: Shape, boxes: Boxes) -> None:
+        fault = cover_fault(shape, boxes)
+        if fault is None:
+            return
+        where = interval(fault.box.offsets, fault.box.sizes)
+        chunks = [interval(boxes[n].offsets, boxes[n].sizes) for n in fault.holders]
+        told = {
+            "gap": "is in no chunk",
+            "outside": f"lies outside its shape {shape}",
+            "overlap": f"is in several chunks: {' and '.join(chunks)}",
+        }[fault.kind]
+        self.uncovered.append(f"{name}: {where} {told}")
+
+    def _dtype(self, name: str, properties: object) -> str | None:
+        if not isinstance(properties, Record) or not properties.name.endswith(".TensorProperties"):
+            raise ManifestError(f"{name}: a tensor without properties")
+        state = properties.state
+        if not isinstance(state, tuple) or not state or not isinstance(state[0], Symbol):
+            raise ManifestError(f"{name}: a tensor without a dtype")
+        dtype = state[0].name.removeprefix("torch.")
+        layout = next((part for part in state[1:] if isinstance(part, str)), "torch.strided")
+        if layout != "torch.strided":
+            self.unsupported.append(f"{name}: a tensor of layout {layout[:40]}")
+        elif dtype not in DTYPES:
+            self.unsupported.append(f"{name}: dtype {dtype}, which the format lacks")
+        else:
+            return dtype
+        return None
+
+    def _paths(self, described: Mapping[str, object]) -> dict[str, KeyPath]:
+        given = self.planner_data if isinstance(self.planner_data, dict) else {}
+        paths: dict[str, KeyPath] = {}
+        for name in described:
+            path = given.get(name)
+            whole = isinstance(path, tuple) and all(type(key) in (str, int) for key in path)
+            paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
+        return paths
+
+
+def _fields(value: object, kind: str, name: str = "") -> Mapping[str, object]:
+    """The fields of a dataclass's record."""
+    where = f"{name}: " if name else ""
+    if not isinstance(value, Record) or value.name.rpartition(".")[2] != kind:
+        raise ManifestError(f"{where}a {_kind(value)} stands where a {kind} belongs")
+    if not isinstance(value.state, dict):
+        raise ManifestError(f"{where}a {kind} without fields")
+    return value.state
+
+
+def _kind(value: object) -> str:
+    return value.name if isinstance(value, Record | Symbol) else type(value).__name__
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _is_shape(value: object, rank: int | None = None) -> TypeGuard[Shape]:
+    if not isinstance(value, tuple) or rank not in (None, len(value)):
+        return False
+    return all(_is_count(size) for size in value)
+
+
+def _shown(shape: Shape) -> str:
+    return str(shape) if len(shape) <= 8 else f"of {len(shape)} dimensions"
+
+
+def _check_file(file: str, name: str) -> None:
+    """Refuse a file outside the folder.
+
+    Raises:
+        ManifestError: the path is absolute, climbs, or cannot be a path.
+    """
+    path = PurePosixPath(file)
+    plain = file and not path.is_absolute() and ".." not in path.parts
+    if not plain or "\\" in file or "\0" in file or ":" in file:
+        raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")

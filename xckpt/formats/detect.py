@@ -1,0 +1,171 @@
+"""What lies at a path: the format is found out from the files, never from their contents alone.
+
+`detect` looks for a manifest of ours, else at the names in a folder or the first bytes of a file,
+and `open_source` opens what it found, on whatever storage. `open_sink` goes by the wish of the
+caller and by the name of the output.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from importlib import import_module
+from typing import Final, cast
+
+from xckpt.errors import NotACheckpointError
+from xckpt.formats.foreign_paths import system_errors
+from xckpt.formats.orbax.tree import looks_like_orbax
+from xckpt.formats.sink import TensorSink
+from xckpt.formats.source import TensorSource
+from xckpt.formats.torch_save.source import LEGACY
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.paths import FilePath, find_path
+
+__all__ = ["detect", "open_sink", "open_source"]
+
+SOURCES: Final[Mapping[str, tuple[str, str]]] = {
+    "xckpt": ("xckpt.formats.source", "XckptSource"),
+    "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),
+    "orbax": ("xckpt.formats.orbax.source", "OrbaxSource"),
+    "dcp": ("xckpt.formats.dcp.source", "DCPSource"),
+    "torch": ("xckpt.formats.torch_save.source", "TorchSaveSource"),
+}
+"""Format -> module and class of its source."""
+
+SINKS: Final[Mapping[str, tuple[str, str]]] = {
+    "safetensors": ("xckpt.formats.safetensors.sink", "SafetensorsSink"),
+    "orbax": ("xckpt.formats.orbax.sink", "OrbaxSink"),
+    "dcp": ("xckpt.formats.dcp.sink", "DCPSink"),
+}
+"""Format -> module and class of its sink."""
+
+LOOKED_FOR: Final[Mapping[str, str]] = {
+    "xckpt": "a folder with xckpt.json",
+    "safetensors": "*.safetensors files, with *.safetensors.index.json if they are several",
+    "orbax": "a folder with _METADATA, or an Orbax step or root of steps (_CHECKPOINT_METADATA)",
+    "dcp": "a folder with .metadata, as torch.distributed.checkpoint writes it",
+    "torch": "a file of torch.save, or a folder with pytorch_model.bin, *.bin.index.json, or one "
+    ".bin, .pt or .pth file",
+}
+"""Format -> what tells it, for people."""
+
+SHOWN = 8
+
+
+def open_source(path: str | os.PathLike[str], format: str | None = None) -> TensorSource:
+    """Open whatever checkpoint lies at a path.
+
+    Args:
+        path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
+        format: one of `SOURCES`; found out by default.
+
+    Raises:
+        NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
+            and what was found.
+        XckptError: the format's own errors.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros((2, 3), np.float16)}, "some.safetensors")
+        >>> open_source("some.safetensors").specs
+        {'w': TensorSpec(shape=(2, 3), dtype='float16')}
+    """
+    module, name = SOURCES[_known(format or detect(path), SOURCES, "read")]
+    opened: Callable[[object], TensorSource] = getattr(import_module(module), name)
+    return opened(path)
+
+
+def detect(path: str | os.PathLike[str]) -> str:
+    """The format of what lies at a path.
+
+    Raises:
+        NotACheckpointError: nothing is there, or nothing that is known.
+        StorageError: the storage refused.
+    """
+    place = find_path(path)
+    with system_errors(place):
+        if (place / "xckpt.json").is_file():
+            return "xckpt"
+        if not place.exists():
+            raise NotACheckpointError(f"{place}: nothing is there; check the path")
+        found = _of_file(place) if place.is_file() else _of_folder(place)
+        if found is None:
+            looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
+            raise NotACheckpointError(
+                f"{place} is no checkpoint of a known format.\nLooked for:{looked}\n"
+                f"Found: {_shown(place)}"
+            )
+    return found
+
+
+def _of_folder(folder: FilePath) -> str | None:
+    if not folder.is_dir():
+        return None  # A pipe would have to be waited for.
+    names = {entry.name for entry in folder.iterdir()}
+    if ".metadata" in names:
+        return "dcp"
+    if looks_like_orbax(folder):
+        return "orbax"
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
+        return "safetensors"
+    if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):
+        return "torch"
+    return None
+
+
+def _of_file(path: FilePath) -> str | None:
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        return "safetensors"
+    with closing(open_file(path)) as file:
+        first, most = file.head(len(LEGACY)), file.most_bytes
+    if path.name.endswith(".bin.index.json") or first.startswith(b"PK\3\4") or first == LEGACY:
+        return "torch"
+    if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= most - 8:
+        return "safetensors"
+    return None
+
+
+def _shown(path: FilePath) -> str:
+    if path.is_file():
+        with closing(open_file(path)) as file:
+            first, size = file.head(8), file.size(lambda: 1)
+        return f"a file of {size:,} bytes that begins with {first!r}"
+    if not path.is_dir():
+        return "neither a file nor a folder"
+    names = sorted(entry.name for entry in path.iterdir())
+    more = f", and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return (", ".join(names[:SHOWN]) or "an empty folder") + more
+
+
+def open_sink(
+    path: str | os.PathLike[str], format: str | None = None, *, overwrite: bool = False
+) -> TensorSink | None:
+    """The sink for an output, or None if it is to be a checkpoint of ours.
+
+    Args:
+        path: where it goes.
+        format: "xckpt" or one of `SINKS`; by default the name decides: ``*.safetensors`` is one.
+        overwrite: what is there may be replaced, if it is an output of the same format.
+
+    Raises:
+        NotACheckpointError: there is no such format.
+
+    Example:
+        >>> open_sink("model.safetensors").path.name, open_sink("folder")
+        ('model.safetensors', None)
+    """
+    if format is None and os.fspath(path).endswith(".safetensors"):
+        format = "safetensors"
+    if format in (None, "xckpt"):
+        return None
+    module, name = SINKS[_known(format, SINKS, "written")]
+    return cast(TensorSink, getattr(import_module(module), name)(path, overwrite=overwrite))
+
+
+def _known(format: str, formats: Mapping[str, object], done: str) -> str:
+    if format not in formats:
+        known = ", ".join(("xckpt", *formats) if "xckpt" not in formats else formats)
+        raise NotACheckpointError(f"the format {format!r} cannot be {done}; known are {known}")
+    return format

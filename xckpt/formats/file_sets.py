@@ -1,0 +1,153 @@
+"""Checkpoints that are one file, or several that an index or their numbers hold together.
+
+An index, ``NAME.SUFFIX.index.json``, maps each tensor's name to its file: Hugging Face's way, for
+safetensors and for torch's files alike. Without one, a folder's only file counts, or a whole series
+``NAME-00001-of-00003``. What is missing, left out or contradictory is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
+from xckpt.formats.foreign_paths import file_problem, naming, read_text
+from xckpt.storage.foreign.paths import FilePath, named
+
+__all__ = ["INDEX", "Files", "find_files", "owners_of"]
+
+INDEX: Final = ".index.json"
+MAX_INDEX_BYTES: Final = 1 << 28
+_SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a checkpoint."""
+
+    paths: tuple[FilePath, ...]
+    index: Mapping[str, FilePath] | None = None
+    """Name of a tensor -> the file that an index says it is in; None where there is no index."""
+    index_path: FilePath | None = None
+
+
+def find_files(path: FilePath, suffix: str) -> Files:
+    """The files that a path means: a file, an index, or a folder of either.
+
+    Raises:
+        NotACheckpointError: there are none, or several that do not belong together.
+        ManifestError: the index is damaged, or names files that are missing or outside its folder.
+    """
+    if path.is_file():
+        return _indexed(path, suffix) if path.name.endswith(suffix + INDEX) else Files((path,))
+    indexes = named(path, f"{suffix}{INDEX}")
+    files = named(path, suffix)
+    if len(indexes) == 1:
+        return _indexed(indexes[0], suffix)
+    if len(indexes) > 1 or not files:
+        found = ", ".join(each.name for each in indexes[:5]) or "none"
+        raise NotACheckpointError(
+            f"{path}: one index or some {suffix} files are needed; indexes found: {found}"
+        )
+    if len(files) > 1:
+        _check_series(path, files, suffix)
+    return Files(tuple(files))
+
+
+def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
+    """Refuse files that are not all of one numbered series."""
+    found = [_numbered(file.name, suffix) for file in files]
+    series = {(match[1], match[3]) for match in found if match}
+    if len(series) != 1 or None in found:
+        some = ", ".join(file.name for file in files[:5])
+        raise NotACheckpointError(
+            f"{folder} holds {len(files)} {suffix} files and no index that says which belong "
+            f"together ({some}{', ...' if len(files) > 5 else ''}); give the path of one"
+        )
+    [(stem, count)] = series
+    there = {int(match[2]) for match in found if match}
+    missing = sorted(set(range(1, int(count) + 1)) - there)
+    if missing:
+        some = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
+        raise CorruptCheckpointError(f"{folder}: of {int(count)} files are missing: {some}")
+
+
+def _indexed(path: FilePath, suffix: str) -> Files:
+    with naming(path):
+        try:
+            index = json.loads(read_text(path, MAX_INDEX_BYTES))
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
+        names = index.get("weight_map") if isinstance(index, dict) else None
+        if not isinstance(names, dict) or not names:
+            raise ManifestError("the index has no weight_map of names to files")
+        problems = sorted(
+            {
+                f"{name}: its file {str(file)[:100]!r} {problem}"
+                for name, file in names.items()
+                if (problem := file_problem(file))
+            }
+        )
+        if problems:
+            raise ManifestError.listing("the index names what is no file of its folder", problems)
+        files = sorted(set(names.values()))
+        _check_presence(path.parent, files, names, suffix)
+        paths = {file: path.parent / file for file in files}
+        return Files(tuple(paths.values()), {n: paths[f] for n, f in names.items()}, path)
+
+
+def _check_presence(
+    folder: FilePath, files: list[str], names: Mapping[str, str], suffix: str
+) -> None:
+    """Refuse an index whose files are missing, or that leaves out files of the same series."""
+    first: dict[str, str] = {}
+    for name, file in names.items():
+        first.setdefault(file, name)
+    problems = [
+        f"{first[file]}: its file {file} is missing"
+        for file in files
+        if not (folder / file).is_file()
+    ]
+    series = {(match[1], match[3]) for file in files if (match := _numbered(file, suffix))}
+    problems += [
+        f"{each.name} belongs to the series, but the index does not name it"
+        for each in named(folder, suffix)
+        if (match := _numbered(each.name, suffix))
+        and (match[1], match[3]) in series
+        and each.name not in files
+    ]
+    if problems:
+        raise CorruptCheckpointError.listing("files and index do not fit each other", problems)
+
+
+def _numbered(name: str, suffix: str) -> re.Match[str] | None:
+    """A file's place in a series: stem, number, count."""
+    return _SERIES.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
+
+
+def owners_of(files: Files, held: Mapping[FilePath, Collection[str]]) -> dict[str, FilePath]:
+    """Name of each tensor -> the file that holds it.
+
+    Raises:
+        ManifestError: the index names tensors that its files lack, or files share a name and
+            nothing says whose counts; all are listed.
+    """
+    index = files.index or {}
+    owners = dict(index)
+    problems = [
+        f"{name}: the index says that it is in {file.name}, which does not hold it"
+        for name, file in index.items()
+        if name not in held[file]
+    ]
+    for file, names in held.items():
+        for name in names:
+            other = owners.setdefault(name, file)
+            if other != file and name not in index:
+                problems.append(f"{name}: in {other.name} and in {file.name}")
+    if problems:
+        where = files.index_path or files.paths[0].parent
+        raise ManifestError.listing(f"{where}: the files do not make up one checkpoint", problems)
+    return owners

@@ -1,0 +1,171 @@
+"""Orbax-readable checkpoints as a sink, written without Orbax.
+
+1. The layout is what Orbax wants to know: ``_METADATA`` (the tree), ``_strings.json``, and
+   ``_CHECKPOINT_METADATA`` beside them; and an empty zarr v3 array for each tensor.
+2. Boxes of whole chunks are written by TensorStore, from any thread or process. Chunks are plain
+   files with a crc32c each: no OCDBT database, which only one process could merge, and so each
+   chunk is durable, and can be written again, on its own.
+
+Orbax restores it as NumPy arrays, or as jax.Arrays with the shardings that it is given. Python
+numbers and strings stay such. Every container becomes a dict, since a mapping name does not tell a
+list from one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.flat_names import flat_names
+from xckpt.formats.foreign_paths import file_problem, system_errors
+from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
+from xckpt.formats.staged_sink import StagedSink, chunk_of
+from xckpt.mapping.names import keys_of
+from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
+
+__all__ = ["OrbaxSink"]
+
+CHUNK_BYTES: Final = 1 << 23
+"""Target for a chunk, bytes."""
+HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"
+NUMBERS: Final[Mapping[type, str]] = {bool: "bool", int: "int64", float: "float64"}
+
+
+class OrbaxSink(StagedSink):
+    """Writes a checkpoint that Orbax restores.
+
+    Args:
+        path: the folder; for a `CheckpointManager`, ``ROOT/STEP/default``.
+        overwrite: replace what is there, if it is such a checkpoint.
+
+    Example:
+        >>> sink = OrbaxSink("for-orbax")
+        >>> _ = sink.prepare({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}, {})
+        >>> sink.write("a/w", ChunkStorageMetadata((0, 0), (2, 2)), np.eye(2, dtype=np.float32))
+        >>> sink.commit()
+        >>> from xckpt.formats.orbax.source import OrbaxSource
+        >>> source = OrbaxSource("for-orbax")
+        >>> source.specs, source.values
+        ({'a/w': TensorSpec(shape=(2, 2), dtype='float32')}, {'step': 7})
+    """
+
+    _names: Mapping[str, str]
+    _tree: bytes
+    _chunks: Mapping[str, tuple[int, ...]]
+    _arrays: Mapping[str, StoredZarr]
+
+    def _plan(self, metadata: Mapping[str, str]) -> object:
+        """Name and cut the arrays, and encode the tree."""
+        _check(self._specs, self._values)
+        self._names = flat_names((*self._specs, *self._values))
+        _check_paths(self._names)
+        leaves = [Leaf(keys_of(name), "np.ndarray") for name in self._specs]
+        leaves += [Leaf(keys_of(name), _kind(value)) for name, value in self._values.items()]
+        self._tree = encode_tree(leaves, dict(metadata) or None)
+        self._chunks = {name: chunk_of(spec, CHUNK_BYTES) for name, spec in self._specs.items()}
+        return list(self._chunks.values())
+
+    def _lay_out(self) -> None:
+        """Write all but the tensors, the tree last."""
+        arrays = ZarrFolder(self.folder)
+        strings: dict[str, str] = {}
+        for name, value in self._values.items():
+            if isinstance(value, str):
+                strings[self._names[name]] = value
+            elif value is not None:
+                dtype = NUMBERS[type(value)]
+                arrays.create(self._names[name], dtype, (), ()).write((), np.array(value, dtype))
+        with system_errors(self.folder):
+            if strings:
+                (self.folder / STRINGS).write_text(json.dumps(strings), "utf-8")
+            (self.folder / CHECKPOINT).write_text(json.dumps(_told_of_now()), "utf-8")
+            (self.folder / TREE).write_bytes(self._tree)
+
+    def _open(self) -> None:
+        """Make the tensors' arrays, or open them if they are made."""
+        arrays = ZarrFolder(self.folder)
+        self._arrays = {
+            name: arrays.create(self._names[name], spec.dtype, spec.shape, self._chunks[name])
+            for name, spec in self._specs.items()
+        }
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """The shape of a chunk."""
+        return self._chunks[name]
+
+    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+        self._arrays[name].write(box.offsets, data)
+
+    def close(self) -> None:
+        """Let go of the arrays."""
+        self._arrays = {}
+
+    @staticmethod
+    def _problem_to_replace(path: Path) -> str:
+        if path.is_dir() and (path / TREE).is_file():
+            return ""
+        return f"it is no checkpoint of Orbax, which has {TREE}"
+
+
+def _told_of_now() -> dict[str, object]:
+    """What Orbax notes of a checkpoint that is made now."""
+    now = time.time_ns()
+    return {
+        "item_handlers": HANDLER,
+        "metrics": {},
+        "performance_metrics": {},
+        "init_timestamp_nsecs": now,
+        "commit_timestamp_nsecs": now,
+        "custom_metadata": {},
+    }
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    return "string" if isinstance(value, str) else "scalar"
+
+
+def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:
+    problems: list[str] = []
+    for name, value in values.items():
+        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            problems.append(f"{name}: an int beyond 64 bits")
+        elif value is not None and type(value) not in (*NUMBERS, str):
+            problems.append(f"{name}: Orbax has no {type(value).__qualname__} as a leaf")
+    problems += [
+        f"{name or 'the root'}: an empty key"
+        for name in (*specs, *values)
+        if not name or "" in keys_of(name)
+    ]
+    if problems:
+        raise UnsupportedLeafError.listing("Orbax cannot carry this", problems)
+
+
+def _check_paths(names: Mapping[str, str]) -> None:
+    """Refuse names that are no paths, and arrays whose folders would lie in each other."""
+    problems = [
+        f"{name}: its name {problem}"
+        for name, flat in names.items()
+        if (problem := file_problem(flat))
+    ]
+    reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", "array_metadatas", "commit_success.txt"}
+    places = {flat: name for name, flat in names.items()}
+    for flat, name in places.items():
+        parts = flat.split("/")
+        if any(part in ("", ".") for part in parts) or parts[0] in reserved:
+            problems.append(f"{name}: {flat!r} is no name of an array of Orbax")
+        inside = next((p for d in range(1, len(parts)) if (p := "/".join(parts[:d])) in places), "")
+        if inside:
+            problems.append(f"{name}: it would lie inside the array {inside}")
+    if problems:
+        raise UnsupportedLeafError.listing("Orbax cannot carry these names", problems)

@@ -1,0 +1,281 @@
+"""Orbax checkpoints as a source: v0 and v1, zarr 2 and 3, OCDBT or plain files.
+
+1. `find_item` goes from what the user gave to the folder with ``_METADATA``: itself, the one item
+   of a step, or the one step of a `CheckpointManager`. Where there are several, they are named.
+2. The tree is read from ``_METADATA`` (`orbax_tree`), strings from ``_strings.json``.
+3. Arrays are opened and checked before anything is read (`xckpt.storage.foreign.zarr_arrays`).
+
+Orbax and JAX are not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.names import join_keys
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    UnsupportedLeafError,
+    XckptError,
+)
+from xckpt.formats.foreign_paths import existing_path, file_problem, naming, read_text
+from xckpt.formats.orbax.tree import (
+    ARRAYS,
+    CHECKPOINT,
+    CONTAINERS,
+    STRINGS,
+    TREE,
+    Leaf,
+    Tree,
+    folders_in,
+    parse_tree,
+    steps_in,
+)
+from xckpt.mapping.names import by_mapping_name
+from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.foreign.files import state_of
+from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
+
+__all__ = ["OrbaxSource", "find_item"]
+
+UNFINISHED: Final = ".orbax-checkpoint-tmp"
+CUSTOM: Final = "orbax.custom_metadata"
+"""The text of `OrbaxSource.metadata` that holds Orbax's custom metadata, as JSON."""
+
+MAX_BYTES: Final = 1 << 28
+SHOWN: Final = 8
+
+P = TypeVar("P", bound=FilePath)
+
+
+def find_item(path: P) -> P:
+    """The folder with the tree that a path means.
+
+    Raises:
+        NotACheckpointError: there is none, or there are several; they are named.
+    """
+    if UNFINISHED in path.name:
+        raise NotACheckpointError(f"{path}: Orbax has not finished writing it")
+    if not path.is_dir():
+        raise NotACheckpointError(f"{path} is no folder, and so no checkpoint of Orbax")
+    if (path / TREE).is_file():
+        return path
+    items = [each for each in folders_in(path) if (each / TREE).is_file()]
+    if len(items) == 1:
+        return items[0]
+    if items:
+        raise NotACheckpointError(
+            f"{path} holds several items: {_named(items)}; give the path of one: {items[0]}"
+        )
+    steps = [each for each in steps_in(path) if UNFINISHED not in each.name]
+    if len(steps) == 1:
+        return find_item(steps[0])
+    if steps:
+        steps.sort(key=lambda each: (len(each.name), each.name))
+        raise NotACheckpointError(
+            f"{path} holds {len(steps)} steps: {_named(steps)}; give the path of one: {steps[-1]}"
+        )
+    old = " (a checkpoint of Orbax's old msgpack way is not read)"
+    aggregate = old if (path / "checkpoint").is_file() else ""
+    raise NotACheckpointError(
+        f"{path}: no {TREE} is in it, in an item below it, or in a step{aggregate}"
+    )
+
+
+def _named(folders: Sequence[FilePath]) -> str:
+    more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
+    return ", ".join(each.name for each in folders[-SHOWN:]) + more
+
+
+class OrbaxSource:
+    """A checkpoint of Orbax, as a source of tensors.
+
+    Args:
+        path: the folder of an item, of a step with one item, or of a `CheckpointManager` with one
+            step.
+
+    Raises:
+        NotACheckpointError: there is none, or several.
+        ManifestError: its description is damaged.
+        CorruptCheckpointError: arrays are missing, or their metadata cannot be trusted; all are
+            listed.
+        UnsupportedLeafError: arrays of a dtype that the format lacks; all are listed.
+        StorageError: a file cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = find_item(existing_path(path))
+        data = read_text(self.path / TREE, MAX_BYTES)
+        with naming(self.path / TREE):
+            tree = parse_tree(data)
+        self._state = hashlib.sha256(data)
+        self.metadata: Mapping[str, str] = (
+            {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
+        )
+        """The user's own, as JSON."""
+        leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
+        self.containers = _containers(tree)
+        """Leaf name of each container that is no plain dict -> its kind."""
+        with naming(self.path):
+            held = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
+            self.leaf_names: Mapping[str, str] = by_mapping_name(held)
+            """Mapping name -> leaf name."""
+        by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
+        arrays = self._open(tree, by_name)
+        self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
+        self.specs: Mapping[str, TensorSpec] = {
+            name: TensorSpec(array.shape, array.dtype) for name, array in self._arrays.items()
+        }
+        """Mapping name -> what the tensor is."""
+        self.values: Mapping[str, object] = self._values(by_name, arrays)
+        """Mapping name -> Python value."""
+        self.annotations: Mapping[str, str] = self._annotations(by_name)
+        """Mapping name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+        self._note_times()
+
+    def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:
+        """Every array, opened and checked."""
+        ocdbt = tree.ocdbt
+        if ocdbt is None:
+            ocdbt = (self.path / "manifest.ocdbt").is_file()
+        if ocdbt and not (self.path / "manifest.ocdbt").is_file():
+            raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
+        folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
+        found: dict[str, StoredZarr] = {}
+        faults: dict[type[XckptError], list[str]] = {}
+
+        def opened(name: str) -> StoredZarr | XckptError:
+            stored = leaves[name].stored_name
+            problem = file_problem(stored)
+            if problem:
+                return ManifestError(f"its name {problem}")
+            try:
+                return folder.open(stored, version=tree.zarr_version)
+            except (CorruptCheckpointError, UnsupportedLeafError) as error:
+                return error
+
+        names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
+        for name, array in zip(names, soon(self.path, opened, names), strict=True):
+            if isinstance(array, XckptError):
+                faults.setdefault(type(array), []).append(f"{name}: {array}")
+            else:
+                found[name] = array
+        for kind in (ManifestError, CorruptCheckpointError, UnsupportedLeafError):
+            problems = faults.get(kind)
+            if not problems:
+                continue
+            raise kind.listing(f"{self.path}: {len(problems)} leaves cannot be read", problems)
+        return found
+
+    def _values(
+        self, leaves: Mapping[str, Leaf], arrays: Mapping[str, StoredZarr]
+    ) -> dict[str, object]:
+        strings = self._strings() if any(x.kind == "string" for x in leaves.values()) else {}
+        values: dict[str, object] = {}
+        for name, leaf in leaves.items():
+            if leaf.kind == "None":
+                values[name] = None
+            elif leaf.kind == "string":
+                if not isinstance(strings.get(leaf.stored_name), str):
+                    raise CorruptCheckpointError(f"{self.path / STRINGS}: {name} is not in it")
+                values[name] = strings[leaf.stored_name]
+            elif leaf.kind == "scalar":
+                values[name] = _number(name, arrays[name])
+        return values
+
+    def _strings(self) -> Mapping[str, object]:
+        path = self.path / STRINGS
+        with naming(path):
+            if not path.is_file():
+                raise CorruptCheckpointError("missing")
+            return _json_object(read_text(path, MAX_BYTES))
+
+    def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
+        """The kinds of random keys, of which Orbax keeps the data."""
+        told: dict[str, str] = {}
+        for path in named(self.path / "array_metadatas"):
+            if not path.name.startswith("process_"):
+                continue
+            with naming(path):
+                listed = _json_object(read_text(path, MAX_BYTES)).get("array_metadatas")
+            for each in listed if isinstance(listed, list) else ():
+                entry = each.get("array_metadata") if isinstance(each, dict) else None
+                extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
+                kind = extra.get("random_key_impl") if isinstance(extra, dict) else None
+                if isinstance(entry, dict) and isinstance(kind, str):
+                    told[str(entry.get("param_name"))] = f"prng_key:{kind}"
+        names = {leaf.stored_name: name for name, leaf in leaves.items()}
+        return {names[stored]: text for stored, text in told.items() if stored in names}
+
+    def _note_times(self) -> None:
+        """Have another save at the same place be another source."""
+        for path in (self.path / TREE, self.path / "manifest.ocdbt"):
+            self._state.update(state_of(path))
+        for folder in (self.path, self.path.parent):
+            if (folder / CHECKPOINT).is_file():
+                self._state.update(read_text(folder / CHECKPOINT, MAX_BYTES))
+                break
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """The shape of a chunk, which is decoded as one."""
+        return tuple(max(1, size) for size in self._arrays[name].chunk)
+
+    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+        """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
+
+        Raises:
+            CorruptCheckpointError: a chunk is missing or damaged.
+            StorageError: the storage refused.
+        """
+        self._arrays[name].read(box.offsets, into)
+
+    def identity(self) -> bytes:
+        """A digest of the tree and of when it was written."""
+        return self._state.digest()
+
+    def close(self) -> None:
+        """Nothing is held open beyond this object's life."""
+
+
+def _json_object(text: bytes) -> dict[str, object]:
+    try:
+        decoded = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"damaged: {str(error)[:200]}") from error
+    if not isinstance(decoded, dict):
+        raise ManifestError("damaged: it is no JSON object")
+    return cast(dict[str, object], decoded)
+
+
+def _containers(tree: Tree) -> dict[str, str]:
+    """The containers that leaf names do not tell: sequences, and what is empty."""
+    containers: dict[str, str] = {}
+    for leaf in tree.leaves:
+        for depth, key in enumerate(leaf.keys):
+            if isinstance(key, int):
+                containers[join_keys(leaf.keys[:depth])] = "list"
+        if leaf.kind in CONTAINERS:
+            containers[join_keys(leaf.keys)] = CONTAINERS[leaf.kind]
+    return containers
+
+
+def _number(name: str, array: StoredZarr) -> object:
+    """A Python number, which Orbax stores as an array without dimensions."""
+    if array.shape:
+        raise ManifestError(f"{name}: a number of shape {array.shape}")
+    into = np.zeros((), numpy_dtype(array.dtype))
+    array.read((), into)
+    return into.item()

@@ -1,0 +1,1 @@
+"""safetensors files and the folders of a sharded model."""

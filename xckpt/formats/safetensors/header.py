@@ -1,0 +1,314 @@
+"""The header of a safetensors file: what is in it, and where; read strictly, written as others do.
+
+A file is 8 bytes with the header's length N (little-endian), N bytes of JSON, and the tensors'
+bytes without gaps. The JSON is an object: name -> dtype, shape and the range of its bytes, counted
+from the end of the header; ``__metadata__`` -> texts by name.
+
+`parse_header` takes nothing on trust: a length beyond the file, a key twice, a range of another
+length than shape and dtype make, a gap, an overlap and bytes that belong to nobody are refused, all
+of them listed, before any memory for a tensor is taken. `lay_out` puts tensors in the order that
+the safetensors library gives them, so that each begins at a multiple of its element's size.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final, NoReturn
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.boxes import interval
+from xckpt.errors import ManifestError, UnsupportedLeafError
+
+__all__ = [
+    "MAX_HEADER_BYTES",
+    "NAMES",
+    "Header",
+    "Place",
+    "header_length",
+    "lay_out",
+    "parse_header",
+    "stated_size",
+]
+
+MAX_HEADER_BYTES: Final = 100_000_000
+"""Longest header; the safetensors library takes no longer one either."""
+MOST_DIMENSIONS: Final = 32
+MOST_BYTES: Final = 1 << 62
+
+NAMES: Final[Mapping[str, str]] = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+"""safetensors' element types -> the format's; those of whole bytes."""
+
+PACKED: Final = frozenset(("F4", "F6_E2M3", "F6_E3M2"))
+"""Types of less than a byte, several elements in one."""
+
+_SPELLED: Final = {name: spelling for spelling, name in NAMES.items()}
+_FIELDS: Final = frozenset(("dtype", "shape", "data_offsets"))
+_METADATA: Final = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor of a file."""
+
+    dtype: str
+    """The format's name of the element type."""
+    shape: tuple[int, ...]
+    start: int
+    """Byte of the file at which it begins."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return prod(self.shape) * item_size(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file holds."""
+
+    places: Mapping[str, Place]
+    """Name -> tensor, in the header's order."""
+    metadata: Mapping[str, str]
+    """The texts under ``__metadata__``."""
+    size: int
+    """Bytes of the whole file."""
+
+
+def header_length(first: bytes, file_size: int) -> int:
+    """The length of the header, from the file's first 8 bytes.
+
+    Raises:
+        ManifestError: there is no such header in a file of that size.
+    """
+    if len(first) < 8 or file_size < 8:
+        raise ManifestError(f"no safetensors file: it has only {file_size:,} bytes")
+    (length,) = struct.unpack("<Q", first[:8])
+    if length > MAX_HEADER_BYTES:
+        raise ManifestError(
+            f"no safetensors file: its header would have {length:,} bytes, at most "
+            f"{MAX_HEADER_BYTES:,} are read"
+        )
+    if 8 + length > file_size:
+        raise ManifestError(
+            f"truncated: its header has {length:,} bytes, the whole file {file_size:,}"
+        )
+    return length
+
+
+def parse_header(text: bytes, file_size: int) -> Header:
+    """What the JSON of a header says of a file of ``file_size`` bytes.
+
+    Raises:
+        ManifestError: it is no such JSON, or the ranges do not fill the file; all is listed.
+        UnsupportedLeafError: tensors of a dtype that the format lacks; all are listed.
+
+    Example:
+        >>> text = b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}'
+        >>> parse_header(text, 8 + len(text) + 8).places["w"].shape
+        (2,)
+    """
+    entries = _decode(text)
+    metadata = _metadata(entries.pop(_METADATA, None))
+    data_at = 8 + len(text)
+    problems: list[str] = []
+    unsupported: list[str] = []
+    places: dict[str, Place] = {}
+    ranges: list[tuple[int, int, str]] = []
+    for name, entry in entries.items():
+        told = _entry(entry) if _is_text(name) else "its name holds half a character"
+        if isinstance(told, str):
+            problems.append(f"{ascii(name)[1:-1]}: {told}")
+            continue
+        dtype, shape, start, stop = told
+        ranges.append((start, stop, name))
+        if dtype in PACKED:
+            unsupported.append(f"{name}: {dtype}, which packs several elements into a byte")
+        elif dtype not in NAMES:
+            unsupported.append(f"{name}: dtype {dtype[:40]!r}, which is unknown")
+        else:
+            place = places[name] = Place(NAMES[dtype], shape, data_at + start)
+            if place.nbytes != stop - start:
+                problems.append(
+                    f"{name}: {dtype} {interval((0,) * len(shape), shape)} takes {place.nbytes:,} "
+                    f"bytes, but its range [{start:,}, {stop:,}) has {stop - start:,}"
+                )
+    problems += _range_problems(ranges, file_size - data_at)
+    if problems:
+        raise ManifestError.listing("its header cannot be trusted", problems)
+    if unsupported:
+        raise UnsupportedLeafError.listing("it holds what cannot be read", unsupported)
+    return Header(places, metadata, file_size)
+
+
+def stated_size(text: bytes) -> int:
+    """How long a header's JSON makes its file, for who cannot ask the file; nothing is checked.
+
+    Example:
+        >>> stated_size(b'{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}')
+        77
+    """
+    entries = _decode(text)
+    entries.pop(_METADATA, None)
+    told = [_entry(entry) for entry in entries.values()]
+    return 8 + len(text) + max((each[3] for each in told if not isinstance(each, str)), default=0)
+
+
+def _decode(text: bytes) -> dict[str, object]:
+    try:
+        decoded = json.loads(
+            text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
+        )
+    except (ValueError, RecursionError) as error:
+        told = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ManifestError(f"its header is damaged: {told[:200]}") from error
+    if not isinstance(decoded, dict) or not text.startswith(b"{"):
+        raise ManifestError("its header is damaged: it is no JSON object")
+    return decoded
+
+
+def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:200]!r} stands in it twice")
+    return found
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
+
+
+def _metadata(given: object) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, dict) or not all(isinstance(v, str) for v in given.values()):
+        raise ManifestError(f"its header is damaged: {_METADATA} does not map names to texts")
+    return given
+
+
+def _entry(entry: object) -> tuple[str, tuple[int, ...], int, int] | str:
+    """dtype, shape and range of an entry, or what is wrong with it."""
+    if not isinstance(entry, dict) or set(entry) != _FIELDS:
+        return f"its entry does not consist of {', '.join(sorted(_FIELDS))}"
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str):
+        return "its dtype is no text"
+    if not _are_counts(shape) or len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_BYTES:
+        return f"its shape is not a list of at most {MOST_DIMENSIONS} sizes"
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return "its data_offsets are no range"
+    return dtype, tuple(shape), offsets[0], offsets[1]
+
+
+def _is_text(name: str) -> bool:
+    """Whether UTF-8 can carry it."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
+def _are_counts(values: object) -> bool:
+    if not isinstance(values, list):
+        return False
+    return all(type(value) is int and 0 <= value <= MOST_BYTES for value in values)
+
+
+def _range_problems(ranges: list[tuple[int, int, str]], size: int) -> list[str]:
+    """A line for each place where the ranges do not fill ``size`` bytes, one after the other."""
+    problems: list[str] = []
+    end, before = 0, "the header"
+    for start, stop, name in sorted(ranges):
+        if start < end:
+            problems.append(
+                f"{name}: its bytes [{start:,}, {stop:,}) overlap those of {before}, up to {end:,}"
+            )
+        elif start > end:
+            problems.append(f"{name}: bytes [{end:,}, {start:,}) before it belong to no tensor")
+        if stop > size:
+            problems.append(
+                f"{name}: truncated: its bytes [{start:,}, {stop:,}) lie beyond the file's {size:,}"
+            )
+        if stop > end:
+            end, before = stop, name
+    if end < size:
+        problems.append(f"bytes [{end:,}, {size:,}) at the end of the file belong to no tensor")
+    return problems
+
+
+def lay_out(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, Header]:
+    """The first bytes of a file for tensors (name -> dtype, shape), and where each of them goes.
+
+    Raises:
+        UnsupportedLeafError: dtypes that safetensors lacks, or a name that it keeps for itself;
+            all are listed.
+        ManifestError: the header would be longer than is read.
+
+    Example:
+        >>> first, header = lay_out({"w": ("float32", (2,))}, {"format": "pt"})
+        >>> header.size - len(first), header.places["w"].start == len(first)
+        (8, True)
+        >>> parse_header(first[8:], header.size) == header
+        True
+    """
+    problems = [
+        f"{name}: safetensors has no {dtype}"
+        for name, (dtype, _) in tensors.items()
+        if dtype not in _SPELLED
+    ]
+    problems += [
+        f"{name!a}: a name with half a character (a lone surrogate)"
+        for name in tensors
+        if not _is_text(name)
+    ]
+    if _METADATA in tensors:
+        problems.append(f"{_METADATA}: a name that safetensors keeps for itself")
+    if problems:
+        raise UnsupportedLeafError.listing("safetensors cannot carry this", problems)
+    order = sorted(tensors, key=lambda name: (-item_size(tensors[name][0]), name))
+    entries: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    starts: dict[str, int] = {}
+    end = 0
+    for name in order:
+        dtype, shape = tensors[name]
+        start, end = end, end + prod(shape) * item_size(dtype)
+        starts[name] = start
+        entries[name] = {
+            "dtype": _SPELLED[dtype],
+            "shape": list(shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    if len(text) > MAX_HEADER_BYTES:
+        raise ManifestError(
+            f"{len(tensors):,} tensors make a header of {len(text):,} bytes; at most "
+            f"{MAX_HEADER_BYTES:,} are read: write several files"
+        )
+    first = struct.pack("<Q", len(text)) + text
+    places = {name: Place(*tensors[name], len(first) + starts[name]) for name in order}
+    return first, Header(places, dict(metadata), len(first) + end)

@@ -1,0 +1,200 @@
+"""safetensors files as a sink: one file, or a folder of files with an index, as others write them.
+
+1. The plan knows every shape, and so every byte's place (`safetensors_header.lay_out`).
+2. The layout is the files themselves, with their headers and as long as they will be.
+3. Boxes are written straight to their places, from any thread or process.
+
+A path that ends in ``.safetensors`` is one file; any other is a folder, which holds
+``model.safetensors``, or ``model-00001-of-00003.safetensors`` and so on with
+``model.safetensors.index.json`` where the tensors take more than `max_shard_bytes`. The header says
+``{"format": "pt"}``, without which transformers takes no file; Python values go there too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.values import encode_value, value_kind
+from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.file_sets import INDEX
+from xckpt.formats.flat_names import flat_names
+from xckpt.formats.foreign_paths import system_errors
+from xckpt.formats.safetensors.header import Header, Place, lay_out
+from xckpt.formats.safetensors.source import SUFFIX, VALUES
+from xckpt.formats.staged_sink import StagedSink, value_problems
+from xckpt.formats.staging import foreign_files
+from xckpt.formats.strided_ranges import write_box
+from xckpt.storage.foreign.files import OpenFile
+
+__all__ = ["SafetensorsSink"]
+
+STEM: Final = "model"
+MAX_SHARD_BYTES: Final = 5_000_000_000
+"""What transformers takes by default."""
+FORMAT: Final = {"format": "pt"}
+
+_OURS: Final = re.compile(r"[^/]*(\.safetensors|\.safetensors\.index\.json)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A file to be written."""
+
+    name: str
+    first: bytes
+    """Length and header."""
+    header: Header
+
+
+class SafetensorsSink(StagedSink):
+    """Writes safetensors.
+
+    Args:
+        path: a file that ends in ``.safetensors``, or a folder.
+        overwrite: replace what is there, if it is a safetensors file or a folder of nothing else.
+        max_shard_bytes: a folder's tensors are split into files of at most so many bytes; a larger
+            tensor has a file of its own.
+
+    Example:
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> sink = SafetensorsSink("made.safetensors")
+        >>> _ = sink.prepare({"w": TensorSpec((2, 2), "float32")}, {}, {})
+        >>> for row in (1, 0):
+        ...     box = ChunkStorageMetadata((row, 0), (1, 2))
+        ...     sink.write("w", box, np.full((1, 2), row, np.float32))
+        >>> sink.commit()
+        >>> from safetensors.numpy import load_file
+        >>> load_file("made.safetensors")["w"].tolist()
+        [[0.0, 0.0], [1.0, 1.0]]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+    ) -> None:
+        super().__init__(path, overwrite=overwrite)
+        self.max_shard_bytes = max_shard_bytes
+        self.single = self.path.name.endswith(SUFFIX)
+        self._planned: list[_Planned] = []
+        self._places: dict[str, tuple[str, Place]] = {}
+        self._files: dict[str, OpenFile] = {}
+
+    def _plan(self, metadata: Mapping[str, str]) -> object:
+        """Divide the tensors among files, and find every byte's place."""
+        names = flat_names(self._specs)
+        told = {**FORMAT, **metadata, **_value_text(self._values)}
+        tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in self._specs.items()}
+        _check_dtypes(tensors, told)
+        groups = [list(tensors)] if self.single else _split(tensors, self.max_shard_bytes)
+        self._planned = []
+        for number, group in enumerate(groups, 1):
+            series = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
+            first, header = lay_out({name: tensors[name] for name in group}, told)
+            self._planned.append(_Planned(f"{STEM}{series}{SUFFIX}", first, header))
+        places = {
+            flat: (file.name, place)
+            for file in self._planned
+            for flat, place in file.header.places.items()
+        }
+        self._places = {name: places[flat] for name, flat in names.items()}
+        return [[file.name, list(file.header.places)] for file in self._planned]
+
+    def _lay_out(self) -> None:
+        with system_errors(self.path):
+            for file in self._planned:
+                _make(self.folder / file.name, file)
+            if len(self._planned) > 1:
+                text = json.dumps(_index(self._planned), indent=2, ensure_ascii=False)
+                (self.folder / f"{STEM}{SUFFIX}{INDEX}").write_text(text, "utf-8")
+
+    def _open(self) -> None:
+        for file in self._planned:
+            path = self.folder / file.name
+            with system_errors(path):
+                self._files[file.name] = OpenFile(path, write=True)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """1 in each dimension: any box can be written."""
+        return (1,) * len(self._specs[name].shape)
+
+    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+        holder, place = self._places[name]
+        file = self._files[holder]
+        with system_errors(f"{file.path}: {name}"):
+            write_box(file, place.start, place.shape, box.offsets, data)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+
+    @staticmethod
+    def _problem_to_replace(path: Path) -> str:
+        if path.is_file():
+            return "" if path.name.endswith(SUFFIX) else f"it is no {SUFFIX} file"
+        return foreign_files(path, lambda name: _OURS.fullmatch(name) is not None)
+
+
+def _value_text(values: Mapping[str, object]) -> dict[str, str]:
+    """The text that carries Python values.
+
+    Raises:
+        UnsupportedLeafError: values that are none of the format's; all are listed.
+    """
+    problems = value_problems(values)
+    if problems:
+        raise UnsupportedLeafError.listing("some values cannot be written", problems)
+    if not values:
+        return {}
+    told = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
+    return {VALUES: json.dumps(told, separators=(",", ":"))}
+
+
+def _check_dtypes(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> None:
+    """Have every problem of every tensor found before they are split into files."""
+    lay_out({name: (dtype, (0,)) for name, (dtype, _) in tensors.items()}, metadata)
+
+
+def _split(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> list[list[str]]:
+    """The names of each file, in the tensors' order."""
+    groups: list[list[str]] = [[]]
+    taken = 0
+    for name, (dtype, shape) in tensors.items():
+        size = prod(shape) * item_size(dtype)
+        if groups[-1] and taken + size > most:
+            groups.append([])
+            taken = 0
+        groups[-1].append(name)
+        taken += size
+    return groups
+
+
+def _index(files: list[_Planned]) -> dict[str, object]:
+    names = {name: file.name for file in files for name in file.header.places}
+    total = sum(place.nbytes for file in files for place in file.header.places.values())
+    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
+
+
+def _make(path: Path, file: _Planned) -> None:
+    """A file with its header, and as long as it will be."""
+    with path.open("xb") as out:
+        out.write(file.first)
+        out.truncate(file.header.size)

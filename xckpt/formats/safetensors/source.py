@@ -1,0 +1,179 @@
+"""safetensors files as a source: one file, or several with ``model.safetensors.index.json``.
+
+1. `file_sets` says which files a path means.
+2. Each file's header is read and checked (`safetensors_header`), then held against the index. All
+   faults of all files are one error, before a byte of any tensor is read.
+3. A box is read with as few calls as its rows allow (`file_ranges`); nothing is mapped.
+
+The format has no checksums: what is verified is that headers and files fit each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.values import decode_value
+from xckpt.errors import (
+    ManifestError,
+    StorageError,
+    UnsupportedLeafError,
+    XckptError,
+)
+from xckpt.formats.file_sets import Files, find_files, owners_of
+from xckpt.formats.foreign_paths import existing_path, naming, system_errors
+from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
+from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
+from xckpt.mapping.names import mapping_name
+from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.foreign.files import RangeFile, open_file
+from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.waiting import soon
+
+__all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
+
+SUFFIX: Final = ".safetensors"
+VALUES: Final = "xckpt.values"
+"""The text of ``__metadata__`` that holds Python values: JSON, mapping name -> [type, text]."""
+
+
+class SafetensorsSource:
+    """A checkpoint in safetensors files, as a source of tensors.
+
+    A tensor's name is one key; see `xckpt.formats.flat_names`.
+
+    Args:
+        path: a file, a folder, or an index.
+
+    Raises:
+        NotACheckpointError: nothing is there, or it is not told which files belong together.
+        ManifestError: a header or the index is damaged, or they contradict each other.
+        CorruptCheckpointError: files are missing.
+        UnsupportedLeafError: tensors of a dtype that the format lacks.
+        StorageError: a file cannot be read.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"a.b": np.arange(6, dtype=np.int32).reshape(2, 3)}, "small.safetensors")
+        >>> source = SafetensorsSource("small.safetensors")
+        >>> source.specs
+        {'a.b': TensorSpec(shape=(2, 3), dtype='int32')}
+        >>> into = np.zeros((2, 1), np.int32)
+        >>> source.read("a.b", ChunkStorageMetadata((0, 1), (2, 1)), into)
+        >>> into.tolist()
+        [[1], [4]]
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = existing_path(path)
+        files = find_files(self.path, SUFFIX)
+        self._files: dict[FilePath, RangeFile] = {}
+        headers = self._headers(files)
+        owners = owners_of(files, {file: header.places for file, header in headers.items()})
+        self._places = {
+            mapping_name([name]): (self._files[file], headers[file].places[name])
+            for name, file in owners.items()
+        }
+        texts = _metadata(headers)
+        self.values: Mapping[str, object] = _values(self.path, texts.pop(VALUES, None))
+        """Python values that xckpt has put there, by mapping name."""
+        self.metadata: Mapping[str, str] = texts
+        """The other texts that the files carry."""
+        self.specs: Mapping[str, TensorSpec] = {
+            name: TensorSpec(place.shape, place.dtype) for name, (_, place) in self._places.items()
+        }
+        """Mapping name -> what the tensor is."""
+
+    def _headers(self, files: Files) -> dict[FilePath, Header]:
+        headers: dict[FilePath, Header] = {}
+        faults: dict[type[XckptError], list[str]] = {}
+        self._state = hashlib.sha256()
+        for path, found in zip(files.paths, soon(self.path, _look, files.paths), strict=True):
+            if isinstance(found, XckptError):
+                told = found.problems or (str(found),)
+                faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
+                continue
+            self._files[path], headers[path], state = found
+            self._state.update(state)
+        for kind, problems in faults.items():
+            raise kind.listing(f"{self.path} cannot be read", problems)
+        return headers
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """1 in each dimension: any part is as good; in a bucket what one request brings."""
+        file, place = self._places[name]
+        strides = row_major(place.shape)
+        return cheap_together(place.shape, strides, item_size(place.dtype), file.free_bytes)
+
+    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+        """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
+
+        Raises:
+            CorruptCheckpointError: the file is shorter than it was.
+            StorageError: it cannot be read.
+        """
+        file, place = self._places[name]
+        with system_errors(f"{file.path}: {name}"):
+            _tensor(file, place).read(box.offsets, into)
+
+    def identity(self) -> bytes:
+        """A digest of the files' headers, sizes and times of change."""
+        return self._state.digest()
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+
+
+def _look(
+    path: FilePath,
+) -> tuple[RangeFile, Header, bytes] | ManifestError | UnsupportedLeafError:
+    """A file, its header, and what changes when it does; or what is wrong with the header."""
+    with system_errors(path):
+        if not path.is_file():
+            raise StorageError(f"{path} is no plain file")
+        file = open_file(path)
+        try:
+            length = header_length(file.head(8), file.most_bytes)
+            [text] = file.fetch([(8, 8 + length)])
+            header = parse_header(text, file.size(lambda: stated_size(text)))
+        except (ManifestError, UnsupportedLeafError) as error:
+            file.close()
+            return error
+        state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
+        return file, header, state
+
+
+def _tensor(file: RangeFile, place: Place) -> FileTensor:
+    dtype = numpy_dtype(place.dtype)
+    return FileTensor(file, place.start, dtype, place.shape, row_major(place.shape))
+
+
+def _metadata(headers: Mapping[FilePath, Header]) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for header in headers.values():
+        for key, text in header.metadata.items():
+            merged.setdefault(key, text)
+    return merged
+
+
+def _values(path: FilePath, text: str | None) -> dict[str, object]:
+    if text is None:
+        return {}
+    with naming(f"{path}: the values under {VALUES}"):
+        try:
+            decoded = json.loads(text)
+            return {name: decode_value(kind, value) for name, (kind, value) in decoded.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            if isinstance(error, ManifestError):
+                raise
+            raise ManifestError("damaged") from error

@@ -1,0 +1,1 @@
+"""Files that ``torch.save`` writes, read without torch and without unpickling."""

@@ -1,0 +1,280 @@
+"""JAX's adapter: `jax.Array` to save, `jax.Array` or `jax.ShapeDtypeStruct` to load.
+
+1. `describe` lists the boxes of the local shards (a replica on several local devices once) and
+   reads a shard when it is asked for: on the CPU backend a NumPy view of the shard's own memory,
+   elsewhere the single-device array, whose bytes `to_numpy` fetches without leaving a host copy
+   cached on the caller's array.
+2. `aim` sets up an `ArrayTarget` of the same shape, dtype and sharding. JAX arrays are immutable,
+   so there is no loading in place.
+3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.prng`).
+
+A NumPy view pins the memory that it shows: once a save holds it, donating or deleting the array
+neither changes nor frees what is being written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.metadata import Sharding
+from xckpt.core.staged import Copyable, StagedLeaf
+from xckpt.errors import UnsupportedLeafError
+from xckpt.jax.prng import is_key, key_spec
+from xckpt.jax.pytrees import children, rebuild
+from xckpt.jax.shardings import (
+    LocalLayout,
+    concrete,
+    default_sharding,
+    everywhere_whole,
+    local_layout,
+    stored_sharding,
+)
+from xckpt.jax.target import ArrayTarget
+
+__all__ = [
+    "ArraySource",
+    "ArrayTarget",
+    "aim",
+    "children",
+    "copy_into",
+    "copyable",
+    "describe",
+    "open_object",
+    "pinned_memory",
+    "rebuild",
+    "to_numpy",
+    "to_writable_numpy",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySource:
+    """A JAX array to be saved; for PRNG keys, the array of their key data."""
+
+    name: str
+    array: jax.Array
+    dtype: str
+    layout: LocalLayout
+    sharded: bool
+    sharding: Sharding | None
+    annotation: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.array.shape
+
+    @property
+    def boxes(self) -> Boxes:
+        """The distinct boxes of this process's shards."""
+        return self.layout.boxes
+
+    def data(self, index: int) -> NDArray[np.generic] | jax.Array:
+        """Shard ``index``: a NumPy view on the CPU backend, else a single-device array.
+
+        Raises:
+            UnsupportedLeafError: the array was donated or deleted since `describe`.
+        """
+        _refuse_deleted(self.array, self.name)
+        device = self.layout.devices[index][0]
+        shards = self.array.addressable_shards
+        shard = next(shard.data for shard in shards if shard.device == device)
+        return _fetch(shard) if device.platform == "cpu" else shard
+
+
+def describe(leaf: object, name: str) -> ArraySource | None:
+    """A JAX array as a source.
+
+    Raises:
+        UnsupportedLeafError: it was deleted or donated, is a tracer, has no data, or has a dtype
+            or sharding that cannot be stored; names the leaf.
+
+    Example:
+        >>> source = describe(jax.numpy.zeros((2, 3)), "w")
+        >>> source.dtype, source.boxes, source.sharded
+        ('float32', Boxes([0, 2) x [0, 3)), False)
+    """
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        raise UnsupportedLeafError(
+            f"{name}: a jax.ShapeDtypeStruct has a shape but no data; save the array itself"
+        )
+    if not isinstance(leaf, jax.Array):
+        return None
+    _refuse_tracer(leaf, name)
+    _refuse_deleted(leaf, name)
+    key = key_spec(leaf.shape, leaf.dtype) if is_key(leaf.dtype) else None
+    array = leaf if key is None else jax.random.key_data(leaf)
+    return ArraySource(
+        name,
+        array,
+        _format_dtype(array.dtype, name),
+        local_layout(array.sharding, array.shape, name),
+        sharded=not everywhere_whole(array.sharding),
+        sharding=stored_sharding(array.sharding, array.ndim),
+        annotation=key.annotation if key else "",
+    )
+
+
+def copyable(leaf: object, name: str) -> Copyable | None:
+    """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
+
+    An array cannot change, but it can be donated or deleted. Its memory is pinned here by NumPy
+    views, so that a computation it is donated to takes other memory.
+
+    Raises:
+        UnsupportedLeafError: as for `describe`.
+    """
+    source = describe(leaf, name)
+    if source is None:
+        return None
+    shards = {shard.device: shard.data for shard in source.array.addressable_shards}
+    owned = [_own(shards[devices[0]]) for devices in source.layout.devices]
+    for part, devices in zip(owned, source.layout.devices, strict=True):
+        if devices[0].platform != "cpu":
+            part.copy_to_host_async()
+
+    def rebuild(copies: Sequence[NDArray[np.generic]]) -> StagedLeaf:
+        return StagedLeaf(
+            source.shape,
+            source.dtype,
+            source.boxes,
+            [np.asarray(part) for part in owned],
+            source.sharded,
+            source.sharding,
+            source.annotation,
+        )
+
+    return Copyable((), rebuild)
+
+
+def pinned_memory(size: int) -> None:
+    """JAX fetches into memory of its own."""
+    return
+
+
+def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
+    """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
+
+    Without a sharding the array goes to the default device. There it stays uncommitted, free to
+    follow others to their devices, unless ``like`` is a committed array. A deleted array will do.
+
+    Raises:
+        UnsupportedLeafError: loading in place, a tracer, a 64-bit dtype while 64-bit types are
+            off, or a dtype or sharding that cannot be loaded; names the leaf.
+
+    Example:
+        >>> target = aim(jax.ShapeDtypeStruct((4,), jax.numpy.int32), "step", in_place=False)
+        >>> target.buffer(0)[:] = [1, 2, 3, 4]
+        >>> target.commit(0)
+        >>> target.result()
+        Array([1, 2, 3, 4], dtype=int32)
+    """
+    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
+        return None
+    _refuse_tracer(like, name)
+    if in_place:
+        raise UnsupportedLeafError(
+            f"{name}: JAX arrays are immutable and cannot be loaded into; use load, which returns "
+            f"new arrays"
+        )
+    key = key_spec(like.shape, like.dtype) if is_key(like.dtype) else None
+    shape = key.shape if key else tuple(like.shape)
+    dtype = "uint32" if key else _format_dtype(like.dtype, name)
+    _refuse_narrowing(dtype, name)
+    sharding = concrete(like.sharding, name)
+    return ArrayTarget(
+        shape,
+        dtype,
+        sharding,
+        local_layout(sharding, shape, name),
+        committed=_committed(like, sharding),
+        weak_type=bool(getattr(like, "weak_type", False)),
+        key=key,
+    )
+
+
+def to_numpy(data: object) -> NDArray[np.generic] | None:
+    """A single-device array on the host; shares memory on the CPU backend."""
+    return _fetch(data) if isinstance(data, jax.Array) else None
+
+
+def to_writable_numpy(buffer: object) -> None:
+    """Buffers are NumPy arrays here."""
+    return
+
+
+def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
+    """Buffers are NumPy arrays here."""
+    return False
+
+
+def open_object(node: object, name: str) -> None:
+    """JAX's states are pytrees; none of its objects keeps one of its own."""
+    return
+
+
+def _fetch(data: jax.Array) -> NDArray[np.generic]:
+    array = jax.random.key_data(data) if is_key(data.dtype) else data
+    return np.asarray(_own(array) if len(array.sharding.device_set) == 1 else array)
+
+
+def _own(array: jax.Array) -> jax.Array:
+    """Another object for a single-device array.
+
+    A copy that the host had to make stays cached in the object that was asked for it.
+    """
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+
+
+def _refuse_tracer(leaf: object, name: str) -> None:
+    if isinstance(leaf, Tracer):
+        raise UnsupportedLeafError(
+            f"{name}: a tracer, not an array: save and load cannot run inside jit, grad, vmap or "
+            f"scan; call them outside"
+        )
+
+
+def _refuse_deleted(array: jax.Array, name: str) -> None:
+    if array.is_deleted():
+        raise UnsupportedLeafError(
+            f"{name}: this jax.Array was deleted or donated (donate_argnums) and has no data any "
+            f"more; save the array that the computation returned"
+        )
+
+
+def _refuse_narrowing(dtype: str, name: str) -> None:
+    allowed = jax.dtypes.canonicalize_dtype(numpy_dtype(dtype))
+    if allowed != numpy_dtype(dtype):
+        raise UnsupportedLeafError(
+            f"{name}: the target is {dtype}, but 64-bit types are off, so JAX would narrow it to "
+            f"{allowed}; switch them on (jax.config.update('jax_enable_x64', True)), or make the "
+            f"target {allowed} and pass cast=True"
+        )
+
+
+def _format_dtype(dtype: object, name: str) -> str:
+    known = dtype_name(np.dtype(dtype))  # type: ignore[arg-type]
+    if known is None:
+        raise UnsupportedLeafError(
+            f"{name}: JAX dtype {dtype} cannot be stored; convert it to another type first"
+        )
+    return known
+
+
+def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> bool:
+    """Whether the user has chosen the devices.
+
+    A struct on the default device alone says nothing: it is made from ``x.sharding`` just as well
+    where ``x`` is bound to no device, as step counters are.
+    """
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return sharding != default_sharding()
+    return bool(getattr(like, "committed", getattr(like, "_committed", True)))

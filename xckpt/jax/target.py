@@ -1,0 +1,150 @@
+"""A JAX array to be loaded, built from host buffers box by box.
+
+1. `buffer` allocates 64-byte aligned host memory for a box, at the first call.
+2. `commit` puts it on each local device that holds the box and lets it go. The CPU backend adopts
+   memory so aligned instead of copying it, for all replicas on CPU devices alike: such an array
+   never donates its memory, so no replica is overwritten through another. Sub-byte types are
+   packed, and therefore copied.
+3. `result` joins the devices' parts to one array.
+
+A worker thread does not inherit a caller's ``with jax.enable_x64():``, and would silently narrow
+64-bit data, so `commit` states what it needs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import threading
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.jax.prng import KeySpec
+from xckpt.jax.shardings import Device, LocalLayout
+
+__all__ = ["ArrayTarget", "aligned_empty"]
+
+ALIGNMENT = 64
+"""Bytes; XLA's CPU backend adopts host memory at multiples of this."""
+
+
+@dataclass(slots=True)
+class ArrayTarget:
+    """A JAX array to be loaded."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    sharding: jax.sharding.Sharding
+    layout: LocalLayout
+    committed: bool = True
+    """False for an array that is free to follow others to their device."""
+    weak_type: bool = False
+    key: KeySpec | None = None
+    """What to make of the data if they are those of PRNG keys."""
+    _buffers: dict[int, NDArray[np.generic]] = field(default_factory=dict, repr=False)
+    _parts: dict[Device, jax.Array] = field(default_factory=dict, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def boxes(self) -> Boxes:
+        """The distinct boxes of the local devices."""
+        return self.layout.boxes
+
+    @property
+    def annotation(self) -> str:
+        """What the target is beyond an array."""
+        return self.key.annotation if self.key else ""
+
+    def buffer(self, index: int) -> NDArray[np.generic]:
+        """Host memory of the box's sizes."""
+        with self._lock:
+            if index not in self._buffers:
+                self._buffers[index] = aligned_empty(self.boxes[index].sizes, self.dtype)
+            return self._buffers[index]
+
+    def commit(self, index: int) -> None:
+        """Put the buffer on the devices that hold its box; returns when it is there."""
+        data = self.buffer(index)
+        parts = [self._put(data, device) for device in self.layout.devices[index]]
+        # Until then a transfer to an accelerator still reads the buffer, and keeps it.
+        jax.block_until_ready(parts)
+        with self._lock:
+            self._parts.update(zip(self.layout.devices[index], parts, strict=True))
+            del self._buffers[index]
+
+    def _put(self, data: NDArray[np.generic], device: Device) -> jax.Array:
+        with _x64_for(data.dtype):
+            if self.committed:
+                memory = self.sharding.memory_kind
+                return jax.device_put(data, SingleDeviceSharding(device, memory_kind=memory))
+            with jax.default_device(device):
+                return jax.device_put(data)
+
+    def result(self) -> jax.Array:
+        """The array, of the sharding asked for."""
+        parts = [self._parts[device] for holders in self.layout.devices for device in holders]
+        array = _join(self.shape, self.sharding, parts, self.dtype) if self.committed else parts[0]
+        if self.weak_type:
+            array = _weaken(array)
+        return array if self.key is None else self.key.wrap(array)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+    """An uninitialised array whose memory the CPU backend can adopt.
+
+    Example:
+        >>> aligned_empty((3, 5), "bfloat16").ctypes.data % 64
+        0
+    """
+    kind = numpy_dtype(dtype)
+    size = math.prod(shape) * kind.itemsize
+    raw = np.empty(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size].view(kind).reshape(shape)
+
+
+def _join(
+    shape: tuple[int, ...],
+    sharding: jax.sharding.Sharding,
+    parts: list[jax.Array],
+    dtype: str,
+) -> jax.Array:
+    if parts:
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+    # Without a local part only the dtype can say what the array is made of.
+    kind = numpy_dtype(dtype)
+    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=kind)
+
+
+def _x64_for(dtype: np.dtype[np.generic]) -> contextlib.AbstractContextManager[object]:
+    """64-bit types switched on, if the dtype needs them."""
+    if jax.dtypes.canonicalize_dtype(dtype) == dtype:
+        return contextlib.nullcontext()
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # type: ignore[attr-defined]  # before jax 0.8
+
+    return enable_x64()
+
+
+def _weaken(array: jax.Array) -> jax.Array:
+    """The same values with a weak type, which only a compiled function can give an array."""
+    sharding = array.sharding if array.committed else None
+    return _weak_identity(array.shape, array.dtype, sharding)(array)
+
+
+@functools.lru_cache(maxsize=256)
+def _weak_identity(
+    shape: tuple[int, ...],
+    dtype: np.dtype[np.generic],
+    sharding: jax.sharding.Sharding | None,
+) -> jax.stages.Compiled:
+    weak = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, weak_type=True)
+    return jax.jit(lambda x: x).lower(weak).compile()

@@ -1,0 +1,249 @@
+"""Mappings of model families, from the layout of torch to that of Flax, as data.
+
+A family is a TOML file in this folder: a mapping in which a model's configuration is still open.
+
+1. ``[choices]``: what a caller may ask for, with the values allowed, the first one by default.
+2. ``[parameters]``: a name, and where its value comes from: a key of the configuration (the first
+   of several that is there; "a.b" is b in a), or a choice.
+3. ``[[group]]``: rules that hold ``when`` parameters and choices have given values, once for each
+   of its ``prefixes``, a pair of what stands before every source and before every target.
+4. ``[[group.rule]]``: a rule as a mapping's file has them, written once for ``each`` combination of
+   words. ``<name>`` stands for a parameter, a choice or a word; in a target the dots of a word are
+   slashes. An operation may have a ``when`` of its own.
+
+A rule that finds no source does nothing, so that one file serves a family's classes with all their
+heads; that nothing is left over on either side is what `Mapping.check` proves.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+from typing import Any, Final, Protocol
+
+from xckpt.errors import MappingError, XckptError
+from xckpt.mapping.mapping import Mapping as ModelMapping
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.paths import find_path
+
+__all__ = ["Config", "families", "family"]
+
+MAX_CONFIG_BYTES: Final = 1 << 24
+
+_PLACE = re.compile(r"<(\w+)>")
+
+Document = Mapping[str, Any]
+
+
+class Described(Protocol):
+    """A configuration that says what it holds, as those of transformers do."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+Config = Document | Described | str | os.PathLike[str]
+"""A model's configuration: a dict, one of transformers', or the path or URL of a ``config.json`` or
+of the folder that holds one."""
+
+
+def family(name: str, config: Config, **choices: bool | str) -> ModelMapping:
+    """The mapping from a family's torch checkpoints to its Flax parameters.
+
+    The way back is its inverse. The classes of one family (with this head, that head or none) share
+    a mapping: it takes the leaves that are there. Weights that torch holds under two names may be
+    there once or twice.
+
+    Args:
+        name: one of `families`, as a ``config.json`` calls it in ``model_type``.
+        config: the model's configuration.
+        choices: what the family leaves open, such as ``scanned=True`` (the layers of one kind are
+            one array, stacked on axis 0) and ``rope="pairs"`` for Llama.
+
+    Raises:
+        MappingError: there is no such family or choice, or the configuration lacks something.
+
+    Example:
+        >>> from xckpt.convert import TensorSpec
+        >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        >>> mapping = family("llama", sizes, scanned=True)
+        >>> source = {
+        ...     f"layers.{layer}.mlp.up_proj.weight": TensorSpec((48, 32), "float32")
+        ...     for layer in (0, 1)
+        ... }
+        >>> print(mapping.resolve(source).targets["layers/mlp/up_proj/kernel"])
+        float32[2, 32, 48]
+    """
+    found = _documents().get(name)
+    if found is None:
+        raise MappingError(
+            f"no family is called {name!r}; there are {', '.join(families())}."
+            " Write a mapping of your own, or have `xckpt map infer` propose one"
+        )
+    chosen = _chosen(name, found.get("choices", {}), choices)
+    values = _parameters(name, found.get("parameters", {}), _dictionary(config), chosen) | chosen
+    rules = [rule for group in found["group"] for rule in _rules_of(group, values)]
+    return ModelMapping.from_document({"rule": rules})
+
+
+def families() -> tuple[str, ...]:
+    """The names that `family` knows.
+
+    Example:
+        >>> "bert" in families()
+        True
+    """
+    return tuple(sorted(_documents()))
+
+
+@functools.cache
+def _documents() -> dict[str, Document]:
+    """Name -> the file of the family, parsed."""
+    found: dict[str, Document] = {}
+    for path in files(__name__).iterdir():
+        if path.name.endswith(".toml"):
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+            found.update(dict.fromkeys(document["family"]["names"], document))
+    return found
+
+
+def _dictionary(config: Config) -> Document:
+    if isinstance(config, Mapping):
+        return config
+    if isinstance(config, str | os.PathLike):
+        try:
+            path = find_path(config)
+            path = path / "config.json" if path.is_dir() else path
+            with closing(open_file(path)) as file:
+                found = json.loads(file.whole(MAX_CONFIG_BYTES) or b"")
+        except (OSError, ValueError, XckptError) as error:
+            raise MappingError(f"{config} is not a model's configuration: {error}") from error
+        if not isinstance(found, dict):
+            raise MappingError(f"{path} is not a model's configuration: it holds no object")
+        return found
+    return config.to_dict()
+
+
+def _chosen(name: str, open_: Document, choices: Document) -> dict[str, Any]:
+    """Every choice with its value."""
+    problems = [
+        f"{key} = {value!r}: {_allowed(open_[key]) if key in open_ else 'there is no such choice'}"
+        for key, value in choices.items()
+        if key not in open_ or not any(value is one or value == one for one in open_[key])
+    ]
+    if problems:
+        known = ", ".join(open_) or "none"
+        raise MappingError.listing(f"family {name!r} has the choices {known}", problems)
+    return {key: choices.get(key, allowed[0]) for key, allowed in open_.items()}
+
+
+def _allowed(values: Sequence[Any]) -> str:
+    return f"allowed are {', '.join(repr(value) for value in values)}"
+
+
+def _parameters(name: str, wanted: Document, config: Document, chosen: Document) -> dict[str, Any]:
+    """Every parameter with its value."""
+    values: dict[str, Any] = {}
+    problems: list[str] = []
+    for parameter, where in wanted.items():
+        if "choice" in where:
+            values[parameter] = where["is"][_spelt(chosen[where["choice"]])]
+            continue
+        keys = [where["config"]] if isinstance(where["config"], str) else where["config"]
+        held = [value for key in keys if (value := _held(config, key)) is not None]
+        if held or "default" in where:
+            values[parameter] = held[0] if held else where["default"]
+        else:
+            problems.append(f"{parameter}: the configuration has no {' and no '.join(keys)}")
+    if problems:
+        raise MappingError.listing(f"family {name!r} cannot be made", problems)
+    return values
+
+
+def _held(config: Document, key: str) -> object:
+    """What a configuration holds at "a.b"; None for nothing."""
+    held: object = config
+    for part in key.split("."):
+        held = held.get(part) if isinstance(held, Mapping) else None
+    return held
+
+
+def _spelt(value: object) -> str:
+    """A value as a TOML key has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _holds(when: Document, values: Document) -> bool:
+    return all(values[name] == value for name, value in when.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Filling:
+    """What ``<name>`` stands for in one rule, on one side of it."""
+
+    values: Document
+    words: Mapping[str, str]
+    prefix: str = ""
+    slash: bool = False
+
+    def text(self, pattern: str) -> str:
+        """A pattern with everything in its place."""
+        return self.prefix + _PLACE.sub(self._one, pattern)
+
+    def any(self, node: Any) -> Any:  # noqa: ANN401  # any value of TOML
+        """A value of an operation or an index; ``"<name>"`` alone keeps its type."""
+        if isinstance(node, str):
+            alone = _PLACE.fullmatch(node)
+            if alone and alone[1] in self.values:
+                return self.values[alone[1]]
+            return _PLACE.sub(self._one, node)
+        if isinstance(node, Mapping):
+            return {key: self.any(value) for key, value in node.items() if key != "when"}
+        return [self.any(value) for value in node] if isinstance(node, list) else node
+
+    def _one(self, place: re.Match[str]) -> str:
+        if place[1] in self.words:
+            word = self.words[place[1]]
+            return word.replace(".", "/") if self.slash else word
+        return str(self.values[place[1]])
+
+
+def _rules_of(group: Document, values: Document) -> Iterator[dict[str, Any]]:
+    """A group's rules, as a mapping's file has them."""
+    if not _holds(group.get("when", {}), values):
+        return
+    prefixes = _Filling(values, {}).any(group.get("prefixes", [["", ""]]))
+    for (before_source, before_target), rule in product(prefixes, group.get("rule", [])):
+        if not _holds(rule.get("when", {}), values):
+            continue
+        each = rule.get("each", {})
+        for combination in product(*each.values()):
+            words = dict(zip(each, combination, strict=True))
+            source = _Filling(values, words, before_source)
+            target = _Filling(values, words, before_target, slash=True)
+            yield _filled(rule, source, target)
+
+
+def _filled(rule: Document, source: _Filling, target: _Filling) -> dict[str, Any]:
+    filled: dict[str, Any] = {}
+    for key, side in (("source", source), ("optional", source), ("target", target)):
+        if key in rule:
+            held = rule[key]
+            filled[key] = side.text(held) if isinstance(held, str) else [*map(side.text, held)]
+    if "indices" in rule:
+        filled["indices"] = source.any(rule["indices"])
+    operations = [
+        source.any(operation)
+        for operation in rule.get("operations", [])
+        if _holds(operation.get("when", {}), source.values)
+    ]
+    if operations:
+        filled["operations"] = operations
+    return filled

@@ -1,0 +1,1 @@
+"""Mappings inferred from the names and shapes of two models."""

@@ -1,0 +1,188 @@
+"""Propose the mapping between two models from the names, shapes and dtypes of their leaves.
+
+1. `taken_apart` makes several leaves of one that holds several tensors, as torch's attention does.
+2. `align` pairs leaves that are called the same, under other prefixes too, or stacked.
+3. `match_modules` pairs what is left by structure: modules that alone have their shapes.
+4. `decide` keeps the pairs that only one layout fits, or that convention decides.
+5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
+
+Nothing is chosen between two candidates: both are told. A mapping inferred may so have gaps, which
+`Mapping.check` names; what is in it is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from xckpt.mapping.infer.align import Doubt, align
+from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.decide import decide
+from xckpt.mapping.infer.findings import STACKED, Finding, put_together
+from xckpt.mapping.infer.fold import Link, Rule, counted, fold, rule
+from xckpt.mapping.infer.fused import taken_apart
+from xckpt.mapping.infer.leaf_names import Leaf, leaves_of, specs_of
+from xckpt.mapping.infer.structure import match_modules
+from xckpt.mapping.mapping import Mapping
+
+__all__ = ["Ambiguity", "Inference", "Match", "Unmatched", "infer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Leaves that certainly belong together."""
+
+    sources: tuple[str, ...]
+    """Mapping names; several for a stack, or where one leaf of the other tree holds several."""
+    targets: tuple[str, ...]
+    operations: tuple[Operation, ...]
+    """What makes the one of the other, as a mapping file spells it."""
+    layout: str
+    """The layout's name, such as ``"transposed"``."""
+    reason: str
+    """How they were found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ambiguity:
+    """Leaves that might belong together; nothing was chosen."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmatched:
+    """Leaves without a counterpart: name -> what is known of it, or ``""``."""
+
+    source: dict[str, str]
+    target: dict[str, str]
+
+    def __len__(self) -> int:
+        return len(self.source) + len(self.target)
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """What `infer` found."""
+
+    mapping: Mapping
+    """The rules for what is certain."""
+    certain: tuple[Match, ...]
+    """What the mapping's rules say, leaf by leaf."""
+    ambiguous: tuple[Ambiguity, ...]
+    """What may belong together; the mapping has no rule for it."""
+    unmatched: Unmatched
+    """What is left over on either side."""
+
+
+def infer(source: object, target: object) -> Inference:
+    """Propose the mapping from one model's leaves to another's.
+
+    What neither names nor shapes show is taken to be the same on both sides: the order of rotary
+    channels in a head, a scale that is stored less one, a query that is scaled beforehand.
+
+    Args:
+        source: a tree (nested containers, or a flat dict) of anything with ``.shape`` and
+            ``.dtype``: torch tensors (``meta`` too), ``jax.ShapeDtypeStruct``, NumPy arrays.
+        target: likewise.
+
+    Returns:
+        The mapping of what is certain, and what is not.
+
+    Raises:
+        MappingError: two leaves of a tree have one mapping name.
+
+    Example:
+        >>> import numpy as np
+        >>> torch = {f"model.layers.{n}.fc.weight": np.zeros((4, 2)) for n in range(3)}
+        >>> torch["model.layers.0.rotary.inv_freq"] = np.zeros(2)
+        >>> flax = {"layers": [{"fc": {"kernel": np.zeros((2, 4))}} for _ in range(3)]}
+        >>> inference = infer(torch, flax)
+        >>> for rule in inference.mapping.to_document()["rule"]:
+        ...     print(rule["source"], "->", rule["target"], rule["operations"])
+        model.layers.{layer}.fc.weight -> layers/{layer}/fc/kernel [{'transpose': [1, 0]}]
+        >>> inference.unmatched.source
+        {'model.layers.0.rotary.inv_freq': ''}
+    """
+    sources, targets = leaves_of(specs_of(source)), leaves_of(specs_of(target))
+    alignment = align(taken_apart(sources, targets), taken_apart(targets, sources))
+    match_modules(alignment)
+    decided, doubts = decide(alignment.pairs)
+    findings, doubts_of_parts = put_together(decided)
+    certain = tuple(map(_match, findings))
+    ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
+    told = [*certain, *ambiguous]
+    here, there = chain(*(t.sources for t in told)), chain(*(t.targets for t in told))
+    rules = _rules(findings, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
+    return Inference(
+        mapping=Mapping.from_document({"rule": rules}),
+        certain=certain,
+        ambiguous=ambiguous,
+        unmatched=Unmatched(
+            _untold(alignment.sources, set(here), alignment.misfits),
+            _untold(alignment.targets, set(there), alignment.misfits),
+        ),
+    )
+
+
+def _match(finding: Finding) -> Match:
+    first = finding.pairs[0]
+    return Match(
+        tuple(chain(*finding.sources)),
+        tuple(chain(*finding.targets)),
+        finding.operations,
+        first.layout.kind,
+        first.pair.reason,
+    )
+
+
+def _rules(
+    findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
+) -> list[Rule]:
+    links = [
+        Link(tuple(chain(*each.sources)), tuple(chain(*each.targets)), each.operations)
+        for each in findings
+        if not each.is_stack
+    ]
+    stacks = [_stack_rule(each) for each in findings if each.is_stack]
+    return [*fold(links, sources, targets), *stacks]
+
+
+def _stack_rule(finding: Finding) -> Rule:
+    """The rule for a stack; the leaves of one are numbered from 0."""
+    sides = finding.sources, finding.targets
+    one, other = ([counted(names, STACKED) for names in side] for side in sides)
+    count = max(len(names) for side in sides for names in side)
+    return rule(one, other, finding.operations, {STACKED: [0, count]})
+
+
+def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
+    """The doubts, with whole leaves; those about several parts of the same leaves are one."""
+    merged: dict[object, tuple[list[str], list[str], str]] = {}
+    for place, doubt in enumerate(doubts):
+        key: object = place
+        names = [[leaf.whole for leaf in side] for side in (doubt.sources, doubt.targets)]
+        for side, leaves in enumerate((doubt.sources, doubt.targets)):
+            if any(leaf.part for leaf in leaves):
+                key = side, frozenset(names[side]), doubt.reason
+        one, other, _ = merged.setdefault(key, ([], [], doubt.reason))
+        one += names[0]
+        other += names[1]
+    return tuple(
+        Ambiguity(tuple(dict.fromkeys(one)), tuple(dict.fromkeys(other)), reason)
+        for one, other, reason in merged.values()
+    )
+
+
+def _untold(
+    leaves: Sequence[Leaf], told: Collection[str], misfits: dict[str, str]
+) -> dict[str, str]:
+    """The leaves that neither a match nor an ambiguity names, and what is known of each."""
+    found: dict[str, str] = {}
+    for leaf in leaves:
+        if leaf.whole not in told:
+            found[leaf.whole] = found.get(leaf.whole) or misfits.get(leaf.name, "")
+    return found

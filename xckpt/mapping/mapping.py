@@ -1,0 +1,193 @@
+"""A mapping between two models' leaves: rules, resolved on shapes alone.
+
+1. `xckpt.mapping.match` shares the source's leaves out among the rules; every instance of a rule
+   gets its own.
+2. `xckpt.mapping.resolve` runs the instance's operations on traced tensors, so each target leaf
+   ends as strided copies out of source leaves. A mapping that follows goes on with those tensors.
+3. `ResolvedMapping.copies_into` cuts those to a box of a target leaf: that is all that reading and
+   writing need. The inverse mapping is derived rule by rule, and resolves in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable
+from collections.abc import Mapping as Map
+from dataclasses import dataclass
+from typing import Any
+
+from xckpt.errors import MappingError
+from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.prove import problems_with
+from xckpt.mapping.resolve import Resolution, resolve_rules
+from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.rule import Rule
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.toml import write_document
+from xckpt.mapping.traced import leaf
+
+__all__ = ["Mapping", "ResolvedMapping"]
+
+VERSION = 1
+"""Version of the mapping file's form."""
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Mapping:
+    """How the leaves of one model become those of another.
+
+    Example:
+        >>> from xckpt.mapping.operations import Transpose
+        >>> mapping = Mapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))]),
+        ...                    Rule("fc.bias", "fc/bias")])
+        >>> source = {"fc.weight": TensorSpec((8, 4), "float32"),
+        ...           "fc.bias": TensorSpec((8,), "float32")}
+        >>> resolved = mapping.resolve(source)
+        >>> print(resolved.targets["fc/kernel"])
+        float32[4, 8]
+        >>> mapping.inverse().inverse() == mapping
+        True
+        >>> mapping.inverse().resolve(resolved.targets).targets == source
+        True
+    """
+
+    rules: tuple[Rule, ...]
+    """In any order: no leaf may be matched by two of them."""
+
+    following: Mapping | None
+    """The next step, on what the rules make; see `then`."""
+
+    def __init__(self, rules: Iterable[Rule] = (), following: Mapping | None = None) -> None:
+        object.__setattr__(self, "rules", tuple(rules))
+        object.__setattr__(self, "following", following)
+
+    def inverse(self) -> Mapping:
+        """The mapping back, derived: each rule inverted, the last step first."""
+        back = Mapping(rule.inverse() for rule in self.rules)
+        return back if self.following is None else self.following.inverse().then(back)
+
+    def then(self, following: Mapping) -> Mapping:
+        """This mapping, and another one on what it makes; no leaf is made in between.
+
+        Example:
+            >>> from xckpt.mapping.operations import Transpose
+            >>> there = Mapping([Rule("a.weight", "b/kernel", [Transpose((1, 0))])])
+            >>> both = there.then(there.inverse())
+            >>> resolved = both.resolve({"a.weight": TensorSpec((2, 3), "int8")})
+            >>> resolved.copies["a.weight"][0].source_strides
+            ((1, 0), (0, 1))
+        """
+        last = following if self.following is None else self.following.then(following)
+        return Mapping(self.rules, last)
+
+    def resolve(self, source: object, wanted: object = None) -> ResolvedMapping:
+        """The target leaves that a source of these shapes gives, and the copies that make them.
+
+        Args:
+            source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
+            wanted: the target, likewise. It decides only which optional names and which constants
+                are made; where it is not known, constants are made and optional names are not.
+
+        Raises:
+            MappingError: rules are ambiguous, lack a leaf, make one twice, or do not fit the
+                shapes; all problems are listed.
+        """
+        target = None if wanted is None else specs_of(wanted)
+        resolution = self._resolution(specs_of(source), target)
+        if resolution.problems:
+            summary = "the mapping does not fit the source"
+            raise MappingError.listing(summary, resolution.problems)
+        return resolution.resolved
+
+    def check(self, source: object, target: object) -> ResolvedMapping:
+        """Prove on shapes alone that the source makes up the target: nothing left, nothing twice.
+
+        Args:
+            source: `TensorSpec` by mapping name, or a tree of anything with shape and dtype.
+            target: likewise.
+
+        Raises:
+            MappingError: what `resolve` raises, every source leaf that is not used, every target
+                leaf that is not made, every other shape or dtype, listed together.
+        """
+        wanted = specs_of(target)
+        resolution = self._resolution(specs_of(source), wanted)
+        resolved = resolution.resolved
+        problems = [*resolution.problems, *problems_with(resolved, wanted, resolution.failed)]
+        if problems:
+            raise MappingError.listing("the mapping does not fit", problems)
+        return resolved
+
+    def _resolution(
+        self, source: Map[str, TensorSpec], wanted: Map[str, TensorSpec] | None
+    ) -> Resolution:
+        if "" in source:
+            raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
+        leaves = {name: leaf(name, spec) for name, spec in source.items()}
+        if self.following is None:
+            return resolve_rules(self.rules, source, leaves, wanted)
+        step = resolve_rules(self.rules, source, leaves, None)
+        following: Mapping | None = self.following
+        while following is not None:
+            last = following.following is None
+            step = step.followed_by(following.rules, wanted if last else None)
+            following = following.following
+        return step
+
+    @classmethod
+    def from_document(cls, document: Map[str, Any]) -> Mapping:
+        """The mapping that a parsed TOML document stands for.
+
+        Raises:
+            MappingError: a field is missing, unknown or wrong.
+        """
+        if strange := sorted(set(document) - {"version", "rule", "then"}):
+            raise MappingError(f"a mapping has version, rule and then, not {', '.join(strange)}")
+        if document.get("version", VERSION) != VERSION:
+            raise MappingError(f"mapping version {document['version']!r} is not {VERSION}")
+        rules = document.get("rule", [])
+        if not isinstance(rules, list) or not all(isinstance(rule, Map) for rule in rules):
+            raise MappingError("rules are tables, each under [[rule]]")
+        problems: list[str] = []
+        found: list[Rule] = []
+        for number, rule in enumerate(rules, 1):
+            try:
+                found.append(Rule.from_document(rule))
+            except MappingError as error:
+                problems.append(f"rule {number}: {error}")
+        if problems:
+            raise MappingError.listing("the mapping's rules are wrong", problems)
+        following = document.get("then")
+        if following is not None and not isinstance(following, Map):
+            raise MappingError("what follows is a table with rules of its own: [[then.rule]]")
+        return cls(found, None if following is None else cls.from_document(following))
+
+    def to_document(self) -> dict[str, Any]:
+        """The mapping as plain dicts, lists, strings and numbers."""
+        document: dict[str, Any] = {"version": VERSION}
+        document["rule"] = [rule.to_document() for rule in self.rules]
+        if self.following is not None:
+            document["then"] = self.following.to_document()
+        return document
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> Mapping:
+        """Read a mapping from a TOML file.
+
+        Raises:
+            MappingError: the file is no TOML, or no mapping.
+            OSError: it cannot be read.
+        """
+        with open(path, "rb") as file:
+            try:
+                return cls.from_document(tomllib.load(file))
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise MappingError(f"{os.fspath(path)} is no TOML: {error}") from error
+            except MappingError as error:
+                raise MappingError(f"{os.fspath(path)}: {error}", error.problems) from error
+
+    def to_file(self, path: str | os.PathLike[str]) -> None:
+        """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
+            file.write(write_document(self.to_document()))

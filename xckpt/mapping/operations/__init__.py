@@ -1,0 +1,57 @@
+"""The operations of the mapping language.
+
+Each is a frozen value with an inverse, and is typed: a *bijection*; a bijection *with side data*,
+which the rule states and which is asserted where it would be lost; or *lossy*, with a stated bound.
+"""
+
+from xckpt.mapping.operations.base import (
+    Exactness,
+    Operation,
+    look_at_operations,
+    operation_from_document,
+    run,
+)
+from xckpt.mapping.operations.each import Each
+from xckpt.mapping.operations.lossy import Add, Cast, Scale
+from xckpt.mapping.operations.parts import (
+    Concatenate,
+    Deinterleave,
+    GroupedDeinterleave,
+    GroupedInterleave,
+    Interleave,
+    Split,
+)
+from xckpt.mapping.operations.shapes import Rearrange, Reshape, Rope, Transpose
+from xckpt.mapping.operations.side_data import Constant, Drop, Pad, Strip, Tie, Untie
+from xckpt.mapping.operations.stacks import Stack, Unstack
+
+__all__ = [
+    "Add",
+    "Cast",
+    "Concatenate",
+    "Constant",
+    "Deinterleave",
+    "Drop",
+    "Each",
+    "Exactness",
+    "GroupedDeinterleave",
+    "GroupedInterleave",
+    "Interleave",
+    "Operation",
+    "Pad",
+    "Rearrange",
+    "Reshape",
+    "Rope",
+    "Scale",
+    "Split",
+    "Stack",
+    "Strip",
+    "Tie",
+    "Transpose",
+    "Unstack",
+    "Untie",
+    "operation_from_document",
+    "run",
+]
+
+look_at_operations()

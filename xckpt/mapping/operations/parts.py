@@ -1,0 +1,318 @@
+"""Operations that make one tensor of several, or several of one, along an axis that they have.
+
+They come in pairs. What a pair shares, its arguments and how the parts lie in the whole, is one
+base: `_Row`, `_Turns` and `_GroupedTurns`. Which way an operation goes is the other: `_Join` or
+`_Separate`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from itertools import accumulate
+from typing import ClassVar
+
+from xckpt.mapping.bundle import Bundle, Slot, Trace, one_for_each
+from xckpt.mapping.operations.base import Operation, axis_of
+from xckpt.mapping.traced import Traced, concatenated, part, reshaped
+
+__all__ = [
+    "Concatenate",
+    "Deinterleave",
+    "GroupedDeinterleave",
+    "GroupedInterleave",
+    "Interleave",
+    "Split",
+    "join",
+    "separate",
+]
+
+
+class _Parts(Operation, frozen=True):
+    """A way in which the parts of a tensor lie in it."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many parts."""
+
+    @abstractmethod
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """One tensor of its parts."""
+
+    @abstractmethod
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """The parts of one tensor."""
+
+
+class _Join(_Parts, frozen=True):
+    """Base of what makes one tensor of several."""
+
+    def arity(self) -> tuple[int, int]:
+        """All parts in, one out."""
+        return self.count(), 1
+
+    def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
+        """One slot, of the tensors joined for each value of the indices."""
+        joined = {key: self.joined(tensors) for key, tensors in one_for_each(bundle)}
+        return (Slot(bundle[0].indices, joined),)
+
+
+class _Separate(_Parts, frozen=True):
+    """Base of what makes several tensors of one."""
+
+    def arity(self) -> tuple[int, int]:
+        """One in, all parts out."""
+        return 1, self.count()
+
+    def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
+        """A slot for each part."""
+        (slot,) = bundle
+        parts = {key: self.separated(tensor) for key, tensor in slot.tensors.items()}
+        return tuple(
+            Slot(slot.indices, {key: of_key[number] for key, of_key in parts.items()})
+            for number in range(self.count())
+        )
+
+
+def _some(count: int, words: str) -> None:
+    if count < 1:
+        raise ValueError(f"there are no {count} {words}")
+
+
+def _positive(sizes: tuple[int, ...]) -> None:
+    if not sizes or min(sizes) < 0:
+        raise ValueError(f"{list(sizes)} are no sizes of parts")
+
+
+class _Row(_Parts, frozen=True):
+    """One part after the other along an axis."""
+
+    sizes: tuple[int, ...]
+    """Size of each part along the axis."""
+    axis: int = 0
+    """The axis along which they lie."""
+
+    def validate(self) -> None:
+        """There are sizes."""
+        _positive(self.sizes)
+
+    def count(self) -> int:
+        """As many as sizes."""
+        return len(self.sizes)
+
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """The tensors in a row."""
+        return join(tensors, self.axis, self.sizes)
+
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """The tensor cut where one part ends."""
+        return separate(tensor, self.axis, self.sizes)
+
+
+class Concatenate(_Join, _Row, frozen=True):
+    """One tensor after the other along an axis.
+
+    Example:
+        >>> Concatenate((768, 768, 768), axis=1).inverse()
+        Split(sizes=(768, 768, 768), axis=1)
+    """
+
+    name: ClassVar[str] = "concatenate"
+
+    def inverse(self) -> Split:
+        """Cut at the same places."""
+        return Split(self.sizes, self.axis)
+
+
+class Split(_Separate, _Row, frozen=True):
+    """Cut a tensor along an axis into parts of stated sizes.
+
+    Example:
+        >>> Split((32, 8, 8)).inverse()
+        Concatenate(sizes=(32, 8, 8), axis=0)
+    """
+
+    name: ClassVar[str] = "split"
+
+    def inverse(self) -> Concatenate:
+        """Join them again."""
+        return Concatenate(self.sizes, self.axis)
+
+
+def join(tensors: tuple[Traced, ...], axis: int, sizes: tuple[int, ...]) -> Traced:
+    """Tensors in a row, after a look at whether they fit.
+
+    Raises:
+        ValueError: a dtype, a rank, or a size differs from what it has to be.
+    """
+    first = tensors[0]
+    axis = axis_of(axis, len(first.shape))
+    for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        if tensor.dtype != first.dtype:
+            raise ValueError(f"part {i} is {tensor.dtype}, the first is {first.dtype}")
+        wanted = (*first.shape[:axis], size, *first.shape[axis + 1 :])
+        if tensor.shape != wanted:
+            raise ValueError(f"part {i} has shape {list(tensor.shape)}, not {list(wanted)}")
+    return concatenated(tensors, axis)
+
+
+def separate(tensor: Traced, axis: int, sizes: tuple[int, ...]) -> tuple[Traced, ...]:
+    """The parts of a tensor, of these sizes.
+
+    Raises:
+        ValueError: the sizes do not add up to the axis.
+    """
+    axis = axis_of(axis, len(tensor.shape))
+    if sum(sizes) != tensor.shape[axis]:
+        raise ValueError(
+            f"{' + '.join(map(str, sizes))} = {sum(sizes)}, axis {axis} has {tensor.shape[axis]}"
+        )
+    ends = list(accumulate(sizes))
+    return tuple(part(tensor, axis, end - n, end) for end, n in zip(ends, sizes, strict=True))
+
+
+class _Turns(_Parts, frozen=True):
+    """One slice of each part in turn along an axis; all parts have the same shape."""
+
+    parts: int
+    """How many parts."""
+    axis: int = 0
+    """The axis along which they alternate."""
+
+    def validate(self) -> None:
+        """There are parts."""
+        _some(self.parts, "parts")
+
+    def count(self) -> int:
+        """`parts`."""
+        return self.parts
+
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """The tensors interleaved."""
+        shape = tensors[0].shape
+        axis = axis_of(self.axis, len(shape))
+        narrow = [reshaped(t, (*t.shape[: axis + 1], 1, *t.shape[axis + 1 :])) for t in tensors]
+        whole = join(tuple(narrow), axis + 1, (1,) * self.parts)
+        return reshaped(whole, (*shape[:axis], shape[axis] * self.parts, *shape[axis + 1 :]))
+
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """Every n-th slice."""
+        axis = axis_of(self.axis, len(tensor.shape))
+        before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
+        if size % self.parts:
+            raise ValueError(f"axis {axis} of {size} is not {self.parts} equal parts")
+        rows = reshaped(tensor, (*before, size // self.parts, self.parts, *after))
+        narrow = separate(rows, axis + 1, (1,) * self.parts)
+        return tuple(reshaped(t, (*before, size // self.parts, *after)) for t in narrow)
+
+
+class Interleave(_Join, _Turns, frozen=True):
+    """Take one slice of each tensor in turn along an axis; all have the same shape.
+
+    Example:
+        >>> Interleave(2, axis=-1).inverse()
+        Deinterleave(parts=2, axis=-1)
+    """
+
+    name: ClassVar[str] = "interleave"
+
+    def inverse(self) -> Deinterleave:
+        """Take them apart."""
+        return Deinterleave(self.parts, self.axis)
+
+
+class Deinterleave(_Separate, _Turns, frozen=True):
+    """Every n-th slice along an axis goes into the same part.
+
+    Example:
+        >>> Deinterleave(2).inverse()
+        Interleave(parts=2, axis=0)
+    """
+
+    name: ClassVar[str] = "deinterleave"
+
+    def inverse(self) -> Interleave:
+        """Interleave them again."""
+        return Interleave(self.parts, self.axis)
+
+
+class _GroupedTurns(_Parts, frozen=True):
+    """Of every group some slices of each part in turn along an axis."""
+
+    sizes: tuple[int, ...]
+    """How many slices of each part are in one group."""
+    groups: int
+    """How many groups."""
+    axis: int = 0
+    """The axis along which they alternate."""
+
+    def validate(self) -> None:
+        """There are sizes."""
+        _positive(self.sizes)
+        _some(self.groups, "groups")
+
+    def count(self) -> int:
+        """As many as sizes."""
+        return len(self.sizes)
+
+    def joined(self, tensors: tuple[Traced, ...]) -> Traced:
+        """The tensors interleaved by groups."""
+        axis = axis_of(self.axis, len(tensors[0].shape))
+        grouped: list[Traced] = []
+        for i, (t, size) in enumerate(zip(tensors, self.sizes, strict=True)):
+            if axis >= len(t.shape) or t.shape[axis] != size * self.groups:
+                raise ValueError(
+                    f"part {i} has shape {list(t.shape)}, not {self.groups} groups of {size}"
+                )
+            shape = (*t.shape[:axis], self.groups, size, *t.shape[axis + 1 :])
+            grouped.append(reshaped(t, shape))
+        whole = join(tuple(grouped), axis + 1, self.sizes)
+        size = self.groups * sum(self.sizes)
+        return reshaped(whole, (*whole.shape[:axis], size, *whole.shape[axis + 2 :]))
+
+    def separated(self, tensor: Traced) -> tuple[Traced, ...]:
+        """The slices of each part, of all groups."""
+        axis = axis_of(self.axis, len(tensor.shape))
+        before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
+        if size != self.groups * sum(self.sizes):
+            raise ValueError(
+                f"axis {axis} has {size}, not {self.groups} groups of {sum(self.sizes)}"
+            )
+        grouped = reshaped(tensor, (*before, self.groups, sum(self.sizes), *after))
+        parts = separate(grouped, axis + 1, self.sizes)
+        return tuple(
+            reshaped(t, (*before, self.groups * n, *after))
+            for t, n in zip(parts, self.sizes, strict=True)
+        )
+
+
+class GroupedInterleave(_Join, _GroupedTurns, frozen=True):
+    """Interleave by groups: of every group the slices of each tensor in turn.
+
+    Megatron's qkv: ``GroupedInterleave((queries, width, width), groups=kv_heads)``, where
+    the first tensor has ``kv_heads * queries`` slices.
+
+    Example:
+        >>> GroupedInterleave((4, 1, 1), groups=8).inverse()
+        GroupedDeinterleave(sizes=(4, 1, 1), groups=8, axis=0)
+    """
+
+    name: ClassVar[str] = "grouped_interleave"
+
+    def inverse(self) -> GroupedDeinterleave:
+        """Take them apart."""
+        return GroupedDeinterleave(self.sizes, self.groups, self.axis)
+
+
+class GroupedDeinterleave(_Separate, _GroupedTurns, frozen=True):
+    """The inverse of `GroupedInterleave`: of every group some slices go into each part.
+
+    Example:
+        >>> GroupedDeinterleave((4, 1, 1), groups=8).inverse()
+        GroupedInterleave(sizes=(4, 1, 1), groups=8, axis=0)
+    """
+
+    name: ClassVar[str] = "grouped_deinterleave"
+
+    def inverse(self) -> GroupedInterleave:
+        """Interleave them again."""
+        return GroupedInterleave(self.sizes, self.groups, self.axis)

@@ -1,0 +1,1 @@
+"""Mappings of a model extended to the states of its optimizer."""

@@ -1,0 +1,223 @@
+"""Where a state holds the optimizer's moments, and whose they are.
+
+torch names them in three ways: ``state/3/exp_avg`` (a number in the order of the parameters, as
+``Optimizer.state_dict`` has it), ``state/layers.0.weight/exp_avg`` (a name, as
+``get_optimizer_state_dict`` has it) and ``state.layers.0.weight.exp_avg`` (that flattened). Optax
+holds trees like the parameters': ``opt_state/0/mu/params/layers/0/kernel``, deeper in a chain.
+
+1. `find_moments` looks for these names, and keeps those whose parameter is a leaf of the state.
+2. Each *slot* (first moment, second moment, ...) is then a table: parameter -> leaf.
+3. The steps are torch's one number for each parameter, or Optax's ``count`` beside the moments, and
+   the ``step`` of a training state that holds the optimizer's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from xckpt.core.names import split_name
+from xckpt.core.tree import flatten
+from xckpt.errors import MappingError
+from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.spec import TensorSpec
+
+__all__ = ["Moments", "Place", "find_moments"]
+
+SLOTS = {
+    "exp_avg": "first moment",
+    "mu": "first moment",
+    "exp_avg_sq": "second moment",
+    "nu": "second moment",
+    "max_exp_avg_sq": "largest second moment",
+    "nu_max": "largest second moment",
+    "momentum_buffer": "momentum",
+    "trace": "momentum",
+}
+"""What each framework calls a slot -> what it is."""
+
+SIBLINGS = {"mu": "nu", "nu": "mu", "nu_max": "nu"}
+"""Optax's slots that have another beside them, so that no model's layer is taken for one."""
+
+TORCH_SLOTS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+OPTAX_SLOTS = ("mu", "nu", "nu_max", "trace")
+
+_TORCH = re.compile(
+    rf"(?P<before>(?:.*[/.])?state(?P<mark>[/.]))(?P<key>.+)"
+    rf"(?P<after>(?P=mark)(?P<slot>{'|'.join(TORCH_SLOTS)}|step))"
+)
+_OPTAX = re.compile(rf"(?<![^/])(?P<slot>{'|'.join(OPTAX_SLOTS)})/")
+_LISTED = re.compile(r"(?P<root>(?:.*/)?)param_groups/(\d+)/(?P<what>params|param_names)/(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The leaf of a moment."""
+
+    before: str
+    key: str
+    """The parameter's name, or the end of it; or its number."""
+    after: str
+    slot: str
+    """What the framework calls it; torch's ``step`` too."""
+    spec: TensorSpec
+    """Shape and dtype."""
+    is_number: bool = False
+    """Whether `key` is a number."""
+
+    @property
+    def leaf(self) -> str:
+        """The leaf's name."""
+        return f"{self.before}{self.key}{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """The optimizer's leaves of a state."""
+
+    specs: Mapping[str, TensorSpec]
+    """Every tensor of the state."""
+    slots: dict[str, dict[str, Place]] = field(default_factory=dict)
+    """Slot -> name of a parameter's leaf -> where its moment is."""
+    steps: list[str] = field(default_factory=list)
+    """Leaves that hold the number of steps."""
+
+    @property
+    def leaves(self) -> set[str]:
+        """All leaves of the optimizer."""
+        moments = {place.leaf for slot in self.slots.values() for place in slot.values()}
+        return moments | set(self.steps)
+
+
+def find_moments(state: object, parameters: Sequence[str] | None = None) -> Moments:
+    """The moments of a state.
+
+    Args:
+        state: a tree of the model's leaves and the optimizer's; or a flat dict of `TensorSpec` and
+            Python values by mapping name.
+        parameters: names of torch's parameters in the optimizer's order, for moments that are
+            numbered; by default the state's own ``param_names``.
+
+    Raises:
+        MappingError: moments are numbered and nothing names their parameters, or a moment belongs
+            to no parameter of the state, or to several; all such are listed.
+
+    Example:
+        >>> import numpy as np
+        >>> moment = {"exp_avg": np.zeros(2), "exp_avg_sq": np.zeros(2), "step": np.zeros(())}
+        >>> found = find_moments({"model": {"w": np.zeros(2)}, "optim": {"state": {"w": moment}}})
+        >>> {owner: place.leaf for owner, place in found.slots["first moment"].items()}
+        {'model/w': 'optim/state/w/exp_avg'}
+        >>> found.steps
+        ['optim/state/w/step']
+    """
+    specs, values = _contents(state)
+    numbers = _numbers(values, parameters)
+    places = [place for name in specs if (place := _place(name, specs))]
+    found = Moments(specs, steps=[place.leaf for place in places if place.slot == "step"])
+    owners = _Owners(set(specs) - {place.leaf for place in places})
+    problems: list[str] = []
+    for place in places:
+        if place.slot != "step":
+            key = numbers.get(place.key, "") if place.is_number else place.key
+            owner = owners.of(key, place, problems)
+            found.slots.setdefault(SLOTS[place.slot], {})[owner] = place
+    found.steps.extend(_counts(specs, places))
+    if problems:
+        raise MappingError.listing("the optimizer's moments cannot be told apart", problems)
+    return found
+
+
+def _place(name: str, specs: Mapping[str, TensorSpec]) -> Place | None:
+    """Where in its name a moment says whose it is; None if the leaf is no moment."""
+    if match := _TORCH.fullmatch(name):
+        before, key, after = match["before"], match["key"], match["after"]
+        beside = (f"{before}{key}{match['mark']}{slot}" in specs for slot in TORCH_SLOTS)
+        if match["slot"] != "step" or any(beside):
+            is_number = match["mark"] == "/" and key.isdigit()
+            return Place(before, key, after, match["slot"], specs[name], is_number)
+    for match in _OPTAX.finditer(name):
+        root, key = name[: match.start()], name[match.end() :]
+        sibling = SIBLINGS.get(match["slot"])
+        if key and (sibling is None or f"{root}{sibling}/{key}" in specs):
+            return Place(name[: match.end()], key, "", match["slot"], specs[name])
+    return None
+
+
+def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
+    """Tensors and Python values by mapping name."""
+    if isinstance(state, Mapping) and any(isinstance(each, TensorSpec) for each in state.values()):
+        specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
+        return specs, {name: each for name, each in state.items() if name not in specs}
+    leaves = flatten(state).leaves
+    values: dict[str, object] = {
+        mapping_name(split_name(name)): leaf
+        for name, leaf in leaves.items()
+        if isinstance(leaf, bool | int | float | str)
+    }
+    return specs_of(state), values
+
+
+def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> dict[str, str]:
+    """A number of torch's optimizer, as text -> the parameter's name."""
+    if parameters is not None:
+        return {str(number): name for number, name in enumerate(parameters)}
+    listed: dict[str, dict[tuple[int, int], object]] = defaultdict(dict)
+    for name, value in values.items():
+        if match := _LISTED.fullmatch(name):
+            listed[match["what"]][int(match[2]), int(match[4])] = value
+    names = listed["param_names"]
+    return {
+        str(number): str(names[place])
+        for place, number in listed["params"].items()
+        if place in names
+    }
+
+
+class _Owners:
+    """The parameters of a state by the ends of their names."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name in sorted(names):
+            keys = keys_of(name)
+            for start in range(len(keys)):
+                self._names[mapping_name(keys[start:])].append(name)
+
+    def of(self, key: str, place: Place, problems: list[str]) -> str:
+        """The parameter of this name; a problem if there is none, or several."""
+        found = self._names.get(key, [])
+        if key in found:
+            return key
+        if len(found) == 1:
+            return found[0]
+        if place.is_number and not key:
+            problems.append(
+                f"{place.leaf}: nothing says which parameter number {place.key} is; pass "
+                "parameters= (names in the order of model.named_parameters()), or save what "
+                "get_optimizer_state_dict gives"
+            )
+        else:
+            which = f"are {' and '.join(found)}" if found else "is no parameter"
+            problems.append(f"{place.leaf}: of the name {key!r} there {which}")
+        return ""
+
+
+def _counts(specs: Mapping[str, TensorSpec], places: Sequence[Place]) -> list[str]:
+    """Integer scalars called ``count`` near Optax's moments, and ``step`` of the whole state."""
+    optax = [place.before for place in places if place.slot in OPTAX_SLOTS]
+    if not optax:
+        return []
+    # The optimizer's own container: "opt_state/" of "opt_state/1/0/mu/".
+    outermost = {before.split("/")[0] + "/" for before in optax}
+    outer = outermost.pop() if len(outermost) == 1 else ""
+    counts = []
+    for name, spec in specs.items():
+        *above, last = name.split("/")
+        inside = last == "count" and name.startswith(outer)
+        if spec.shape == () and "int" in spec.dtype and (inside or (last == "step" and not above)):
+            counts.append(name)
+    return counts

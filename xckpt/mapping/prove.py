@@ -1,0 +1,145 @@
+"""The proof that a mapping fits: on shapes alone, before a byte is read.
+
+1. Every target leaf that is wanted is made, with its shape and dtype, and none that is not wanted.
+2. The copies into each target leaf cover it exactly.
+3. Every source leaf is covered exactly by the copies out of it, by what is asserted and left out,
+   and by what is dropped. Names that are tied count once.
+
+The covers are proven from the copies alone, so a fault in an operation would be found too.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from xckpt.core.geometry.boxes import interval
+from xckpt.errors import SHOWN_PROBLEMS
+from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.rule import Rule
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.strided_cover import Piece, piece_fault
+
+__all__ = ["problems_with"]
+
+
+def problems_with(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule] = ()
+) -> list[str]:
+    """All that keeps a resolved mapping from making just these leaves of all of its source.
+
+    Leaves of rules that failed are not blamed a second time.
+    """
+    failed = list(dict.fromkeys(failed))
+    return [
+        *_misfits(resolved, target, failed),
+        *_unmade(resolved, target, failed),
+        *_target_faults(resolved),
+        *_source_faults(resolved, failed),
+    ]
+
+
+def _whole(spec: TensorSpec) -> str:
+    return interval((0,) * len(spec.shape), spec.shape)
+
+
+def _misfits(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
+) -> Iterator[str]:
+    for name, made in resolved.targets.items():
+        maker = resolved.makers[name]
+        if maker in failed:
+            continue
+        if name in target:
+            if made != target[name]:
+                yield f"target {name!r} is {target[name]}, but rule {maker} makes {made}"
+            continue
+        sources = (copy.source for copy in resolved.copies[name])
+        again = next((source for source in sources if source in target), None)
+        if again is not None:
+            yield (
+                f"rule {maker} fires twice: it makes {name!r} of {again!r}, which has the name of "
+                "a target already"
+            )
+        else:
+            yield f"target {name!r} is not wanted, but rule {maker} makes {_whole(made)} of it"
+
+
+def _unmade(
+    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
+) -> Iterator[str]:
+    missing = [
+        name
+        for name in target
+        if name not in resolved.targets and not any(_could_make(rule, name) for rule in failed)
+    ]
+    for number, name in enumerate(missing):
+        idle = resolved.idle if number < SHOWN_PROBLEMS else ()
+        would = next((rule for rule in idle if _could_make(rule, name)), None)
+        why = "no rule makes it" if would is None else f"rule {would} would, but takes no leaf"
+        yield f"target {name!r} has a gap: {_whole(target[name])}; {why}"
+
+
+def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
+    for name, copies in resolved.copies.items():
+        pieces = [Piece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
+        fault = piece_fault(resolved.targets[name].shape, pieces)
+        if fault is not None:
+            box = interval(fault.offsets, fault.sizes)
+            holders = " and ".join(repr(copies[i].source) for i in fault.holders)
+            words = {"gap": "has a gap", "overlap": "overlaps", "outside": "reaches outside"}
+            by = f", from {holders}" if holders else ""
+            yield f"target {name!r} {words[fault.kind]}: {box}{by} (rule {resolved.makers[name]})"
+
+
+Use = tuple[StridedCopy, str]
+"""A copy out of a source leaf, and who uses it."""
+
+
+def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
+    """Source leaf -> what uses it, each element once where all is well."""
+    uses: dict[str, list[Use]] = defaultdict(list)
+    aliases: dict[str, list[Use]] = defaultdict(list)
+    for name, copies in resolved.copies.items():
+        for copy in copies:
+            (aliases if copy.alias else uses)[copy.source].append((copy, f"target {name!r}"))
+    for assertion in resolved.assertions:
+        for copy in assertion.tensor.copies:
+            (aliases if copy.alias else uses)[copy.source].append((copy, assertion.reason))
+    for tensor in resolved.dropped:
+        for copy in tensor.copies:
+            (aliases if copy.alias else uses)[copy.source].append((copy, "a drop"))
+    for name, others in aliases.items():
+        # The first of tied names may be one that is not wanted: then the next one counts.
+        if name not in uses:
+            uses[name] = [use for use in others if use[1] == others[0][1]]
+    return uses
+
+
+def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterator[str]:
+    unused, uses = set(resolved.unused), _uses(resolved)
+    for name, spec in resolved.sources.items():
+        if name in unused:
+            yield f"source {name!r}: no rule uses {_whole(spec)}"
+            continue
+        users = uses.get(name, [])
+        pieces = [Piece(c.sizes, c.source_offsets, c.source_strides) for c, _ in users]
+        fault = piece_fault(spec.shape, pieces)
+        if fault is None or any(_could_take(rule, name) for rule in failed):
+            continue
+        box = interval(fault.offsets, fault.sizes)
+        if fault.kind == "gap":
+            yield f"source {name!r}: nothing uses {box}"
+        else:
+            both = " and ".join(users[i][1] for i in fault.holders)
+            words = "is used twice" if fault.kind == "overlap" else "lies outside, used"
+            yield f"source {name!r}: {box} {words}, by {both}"
+
+
+def _could_make(rule: Rule, name: str) -> bool:
+    return any(pattern.expression.fullmatch(name) for pattern in rule.target_patterns)
+
+
+def _could_take(rule: Rule, name: str) -> bool:
+    return any(pattern.expression.fullmatch(name) for pattern in rule.source_patterns)

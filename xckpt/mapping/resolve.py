@@ -1,0 +1,189 @@
+"""Running a mapping's rules on shapes: which target leaves they make, and out of what.
+
+1. The leaves are shared out among the rules.
+2. Each instance of a rule runs its operations on traced tensors.
+3. What goes wrong is collected, with the rules that it happened to, so that whoever checks does not
+   blame their leaves a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from xckpt.core.geometry.boxes import interval
+from xckpt.errors import MappingError
+from xckpt.mapping.bundle import Bundle, Slot, Trace
+from xckpt.mapping.match import Instance, match_rules
+from xckpt.mapping.operations import Constant, run
+from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.rule import Rule
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.traced import Traced
+
+__all__ = ["Resolution", "resolve_rules"]
+
+SHOWN_LEAVES = 4
+"""So many leaves of one instance are named in a message."""
+
+
+@dataclass(slots=True)
+class Resolution:
+    """What rules made of leaves, and what kept them from making more."""
+
+    source: Mapping[str, TensorSpec]
+    made: dict[str, Traced] = field(default_factory=dict)
+    """Target leaf -> what it is made of."""
+    makers: dict[str, Rule] = field(default_factory=dict)
+    """Target leaf -> the rule that makes it."""
+    trace: Trace = field(default_factory=Trace)
+    unused: list[str] = field(default_factory=list)
+    """Source leaves that no rule takes."""
+    idle: list[Rule] = field(default_factory=list)
+    """Rules that take no leaf."""
+    problems: list[str] = field(default_factory=list)
+    failed: list[Rule] = field(default_factory=list)
+    """The rules that the problems are about."""
+
+    @property
+    def resolved(self) -> ResolvedMapping:
+        """All of it as reading and writing take it."""
+        return ResolvedMapping(
+            sources=dict(self.source),
+            targets={name: tensor.spec for name, tensor in self.made.items()},
+            copies={name: _named(name, tensor) for name, tensor in self.made.items()},
+            assertions=tuple(self.trace.assertions),
+            dropped=tuple(self.trace.dropped),
+            lossy=tuple(self.trace.lossy),
+            unused=tuple(self.unused),
+            idle=tuple(self.idle),
+            makers=self.makers,
+        )
+
+    def followed_by(
+        self, rules: Sequence[Rule], wanted: Mapping[str, TensorSpec] | None
+    ) -> Resolution:
+        """What other rules make of what these made."""
+        step = resolve_rules(rules, self.source, self.made, wanted)
+        step.problems += [f"step between: {name!r} is used by no rule" for name in step.unused]
+        step.unused = self.unused
+        step.idle = [*self.idle, *step.idle]
+        step.problems = [*self.problems, *step.problems]
+        step.failed = [*self.failed, *step.failed]
+        step.trace.assertions = [*self.trace.assertions, *step.trace.assertions]
+        step.trace.dropped = [*self.trace.dropped, *step.trace.dropped]
+        step.trace.lossy = {**self.trace.lossy, **step.trace.lossy}
+        return step
+
+
+def resolve_rules(
+    rules: Sequence[Rule],
+    source: Mapping[str, TensorSpec],
+    leaves: Mapping[str, Traced],
+    wanted: Mapping[str, TensorSpec] | None,
+) -> Resolution:
+    """Run the rules on leaves; ``source`` is what those are made of."""
+    matches = match_rules(rules, leaves)
+    found = Resolution(source, unused=matches.unused, idle=matches.idle)
+    found.problems += matches.problems
+    found.failed += matches.failed
+    for instance in matches.instances:
+        try:
+            made = _targets(instance, leaves, found.trace, wanted)
+        except MappingError as error:
+            where = f"{_at(instance)}{_of(instance, leaves)}"
+            found.problems.append(f"rule {instance.rule}{where}: {error}")
+            found.failed.append(instance.rule)
+            continue
+        for name, tensor in made:
+            _add(found, name, tensor, instance.rule)
+    return found
+
+
+def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
+    """One more target leaf; one that is made already is a fault of both rules."""
+    if name in found.made:
+        whole = interval((0,) * len(tensor.shape), tensor.shape)
+        both = f"rule {found.makers[name]} and rule {rule}"
+        if rule == found.makers[name]:
+            both = f"rule {rule} twice"
+        found.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
+        found.failed += [rule, found.makers[name]]
+    found.made[name], found.makers[name] = tensor, rule
+
+
+def _at(instance: Instance) -> str:
+    values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
+    return f" at {values}" if values else ""
+
+
+def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
+    """The leaves that an instance takes, each with its box."""
+    names = [name for by_key in instance.sources for name in by_key.values()]
+    shown = [
+        f"{name!r} {interval((0,) * len(leaves[name].shape), leaves[name].shape)}"
+        for name in names[:SHOWN_LEAVES]
+    ]
+    more = f" and {len(names) - SHOWN_LEAVES} more" if len(names) > SHOWN_LEAVES else ""
+    return f" on {', '.join(shown)}{more}" if names else ""
+
+
+def _targets(
+    instance: Instance,
+    leaves: Mapping[str, Traced],
+    trace: Trace,
+    wanted: Mapping[str, TensorSpec] | None,
+) -> list[tuple[str, Traced]]:
+    """The target leaves that one instance of a rule makes."""
+    rule = instance.rule
+    trace.rule, trace.ranges, trace.wanted = str(rule), rule.indices, None
+    patterns = rule.target_patterns
+    if not rule.source:
+        name = patterns[0].name(instance.values)
+        if not _is_made(rule, name, wanted):
+            return []
+        if len(rule.operations) == 1 and wanted is not None:
+            trace.wanted = wanted.get(name)
+    bundle: Bundle = tuple(
+        Slot(instance.stacked, {key: leaves[name] for key, name in by_key.items()})
+        for by_key in instance.sources
+    )
+    made: list[tuple[str, str, Traced]] = []
+    for pattern, slot in zip(patterns, run(rule.operations, bundle, trace), strict=True):
+        for key, tensor in slot.tensors.items():
+            values = {**instance.values, **dict(zip(slot.indices, key, strict=True))}
+            made.append((pattern.text, pattern.name(values), tensor))
+    return _without_unwanted(made, rule, wanted)
+
+
+def _without_unwanted(
+    made: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
+) -> list[tuple[str, Traced]]:
+    """Of pattern, name and tensor of each leaf made the names and tensors that stay.
+
+    Optional ones stay where they are wanted; where nobody says what is, and all are optional, those
+    of the first pattern carry the data.
+    """
+    kept = [
+        (name, tensor)
+        for text, name, tensor in made
+        if text not in rule.optional or (wanted is not None and name in wanted)
+    ]
+    if made and not kept and wanted is None:
+        return [(name, tensor) for text, name, tensor in made if text == made[0][0]]
+    return kept
+
+
+def _is_made(rule: Rule, name: str, wanted: Mapping[str, TensorSpec] | None) -> bool:
+    """Whether a rule without source makes a leaf: where it is wanted, or nobody knows."""
+    if wanted is not None:
+        return name in wanted
+    first = rule.operations[0]
+    unknown = isinstance(first, Constant) and first.value == "unchecked"
+    return not unknown and not rule.optional
+
+
+def _named(name: str, tensor: Traced) -> tuple[StridedCopy, ...]:
+    """A leaf's copies, with its name."""
+    return tuple(replace(copy, target=name).simplified() for copy in tensor.copies)

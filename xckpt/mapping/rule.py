@@ -1,0 +1,244 @@
+"""A rule: which leaves it takes, what is done to them, which leaves it gives.
+
+Indices that stand on both sides make the rule speak of many leaves at once: one *instance* for each
+of their values. An index of the source alone is stacked, one of the target alone unstacked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xckpt.errors import MappingError
+from xckpt.mapping.operations import (
+    Each,
+    Exactness,
+    Operation,
+    Stack,
+    Unstack,
+    operation_from_document,
+)
+from xckpt.mapping.pattern import Pattern
+
+__all__ = ["Rule"]
+
+_DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
+SHOWN_NAMES = 6
+"""Names of one side that a rule spells out where it is shown."""
+
+_FIELDS = ("source", "target", "operations", "indices", "optional")
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class Rule:
+    """One rule of a mapping.
+
+    Raises:
+        MappingError: names, indices and operations do not fit together, whatever the shapes.
+
+    Example:
+        >>> from xckpt.mapping.operations import Stack, Transpose
+        >>> rule = Rule("layers.{layer}.up.weight", "layers/up/kernel",
+        ...             [Transpose((1, 0)), Stack("layer")], {"layer": (0, 24)})
+        >>> print(rule)
+        layers.{layer}.up.weight -> layers/up/kernel
+        >>> rule.inverse().operations
+        (Unstack(index='layer', axis=0), Transpose(axes=(1, 0)))
+    """
+
+    source: tuple[str, ...]
+    """Patterns of the leaves that it takes, in the order of the bundle; none for a constant."""
+    target: tuple[str, ...]
+    """Patterns of the leaves that it gives; none for what is dropped."""
+    operations: tuple[Operation, ...]
+    """What is done, in order."""
+    indices: Mapping[str, range]
+    """Values of indices, where they are stated; a rule that matches at all must match them all."""
+    optional: tuple[str, ...]
+    """Patterns of `source` or `target` whose leaves may be absent. As a source such a leaf is tied
+    to others that are there; as a target it is made only where it is wanted."""
+
+    def __init__(
+        self,
+        source: str | Sequence[str],
+        target: str | Sequence[str],
+        operations: Sequence[Operation] = (),
+        indices: Mapping[str, range | Sequence[int] | int] | None = None,
+        optional: str | Sequence[str] = (),
+    ) -> None:
+        put = object.__setattr__
+        put(self, "source", (source,) if isinstance(source, str) else tuple(source))
+        put(self, "target", (target,) if isinstance(target, str) else tuple(target))
+        put(self, "operations", tuple(operations))
+        ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
+        put(self, "indices", ranges)
+        put(self, "optional", (optional,) if isinstance(optional, str) else tuple(optional))
+        self._validate()
+
+    @property
+    def source_patterns(self) -> tuple[Pattern, ...]:
+        """`source`, parsed."""
+        return tuple(map(Pattern.parse, self.source))
+
+    @property
+    def target_patterns(self) -> tuple[Pattern, ...]:
+        """`target`, parsed."""
+        return tuple(map(Pattern.parse, self.target))
+
+    @property
+    def source_indices(self) -> tuple[str, ...]:
+        """Indices and texts of the source's names."""
+        return self.source_patterns[0].indices if self.source else ()
+
+    @property
+    def target_indices(self) -> tuple[str, ...]:
+        """Indices and texts of the target's names."""
+        return self.target_patterns[0].indices if self.target else ()
+
+    @property
+    def exactness(self) -> Exactness:
+        """The type of the least exact of its operations; a rename is a bijection."""
+        types: list[Exactness] = ["bijection", *(each.exactness for each in self.operations)]
+        return max(types, key=_DEGREES.index)
+
+    def inverse(self) -> Rule:
+        """The rule back, derived: sides exchanged, each operation inverted, the last one first."""
+        back = [operation.inverse() for operation in reversed(self.operations)]
+        return Rule(self.target, self.source, back, self.indices, self.optional)
+
+    def _validate(self) -> None:
+        problems: list[str] = []
+        if not self.source and not self.target:
+            problems.append("it has neither source nor target")
+        for side, patterns in (("source", self.source_patterns), ("target", self.target_patterns)):
+            if any(set(p.indices) != set(patterns[0].indices) for p in patterns):
+                problems.append(f"the patterns of its {side} have not all the same indices")
+        before, after = set(self.source_indices), set(self.target_indices)
+        if strange := set(self.indices) - before - after:
+            problems.append(f"no name has the index {', '.join(sorted(strange))}")
+        if strange := set(self.optional) - {*self.source, *self.target}:
+            problems.append(f"it has no {' or '.join(sorted(strange))} that could be optional")
+        if self.source and self.target:
+            problems += self._unstacked_problems(before, after)
+        problems += self._arity_problems()
+        if problems:
+            raise MappingError.listing(f"rule {self} cannot be", problems)
+
+    def _unstacked_problems(self, before: set[str], after: set[str]) -> list[str]:
+        problems: list[str] = []
+        stacked = _indices_of(self.operations, Stack)
+        unstacked = _indices_of(self.operations, Unstack)
+        patterns = (*self.source_patterns, *self.target_patterns)
+        texts = {name for pattern in patterns for name in pattern.texts}
+        if odd := sorted(texts & (before ^ after)):
+            return [f"text {name!r} stands on one side only" for name in odd]
+        for name in sorted(before - after):
+            if stacked.count(name) != 1:
+                problems.append(f"index {name!r} is not in the target: stack it once")
+        for name in sorted(after - before):
+            if unstacked.count(name) != 1:
+                problems.append(f"index {name!r} is not in the source: unstack it once")
+        for name in sorted((set(stacked) - (before - after)) | (set(unstacked) - (after - before))):
+            problems.append(f"index {name!r} is stacked or unstacked, but is not on just one side")
+        return problems
+
+    def _arity_problems(self) -> list[str]:
+        count = len(self.source)
+        for operation in self.operations:
+            arity = operation.arity()
+            if arity is None:
+                continue
+            if arity[0] != count:
+                return [f"{operation} takes {arity[0]} tensors, but has {count}"]
+            count = arity[1]
+        if count != len(self.target):
+            return [f"its operations give {count} tensors for {len(self.target)} targets"]
+        return []
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Rule:
+        """The rule that a table of a mapping file stands for.
+
+        Raises:
+            MappingError: a field is missing, unknown or of another type.
+        """
+        if strange := [key for key in document if key not in _FIELDS]:
+            raise MappingError(f"a rule has {', '.join(_FIELDS)}, not {', '.join(strange)}")
+        for side in ("source", "target", "optional"):
+            names = document.get(side, ())
+            if not isinstance(names, str) and not (
+                isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
+            ):
+                raise MappingError(f"{side} is a name or a list of names, not {names!r}")
+        operations = document.get("operations", ())
+        indices = document.get("indices", {})
+        if not isinstance(operations, list | tuple) or not isinstance(indices, Mapping):
+            raise MappingError(f"operations are a list and indices a table: {dict(document)!r}")
+        return cls(
+            document.get("source", ()),
+            document.get("target", ()),
+            [operation_from_document(each) for each in operations],
+            indices,
+            document.get("optional", ()),
+        )
+
+    def to_document(self) -> dict[str, Any]:
+        """The table that stands for the rule in a mapping file."""
+        document: dict[str, Any] = {"source": _short(self.source), "target": _short(self.target)}
+        if self.operations:
+            document["operations"] = [operation.to_document() for operation in self.operations]
+        if self.indices:
+            document["indices"] = {
+                name: [r.start, r.stop] if r.step == 1 else [r.start, r.stop, r.step]
+                for name, r in self.indices.items()
+            }
+        if self.optional:
+            document["optional"] = _short(self.optional)
+        return document
+
+    def __str__(self) -> str:
+        return f"{_listed(self.source)} -> {_listed(self.target)}"
+
+    def __hash__(self) -> int:
+        return hash((self.source, self.target, self.operations))
+
+
+def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstack]) -> list[str]:
+    """The index of every stack or unstack; one in several branches of an `Each` counts once."""
+    found: list[str] = []
+    for operation in operations:
+        if isinstance(operation, kind):
+            found.append(operation.index)
+        elif isinstance(operation, Each):
+            inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
+            found += dict.fromkeys(inner)
+    return found
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" + {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return " + ".join(names[:SHOWN_NAMES]) + more or "nothing"
+
+
+def _short(names: tuple[str, ...]) -> str | list[str]:
+    return names[0] if len(names) == 1 else list(names)
+
+
+def _range(name: str, values: range | Sequence[int] | int) -> range:
+    """The range that ``(start, stop)``, ``(start, stop, step)`` or a count stands for."""
+    if isinstance(values, range):
+        found = values
+    elif isinstance(values, int) and not isinstance(values, bool):
+        found = range(values)
+    elif (
+        isinstance(values, list | tuple)
+        and len(values) in (2, 3)
+        and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
+    ):
+        found = range(*values)
+    else:
+        raise MappingError(f"index {name}: a range is [start, stop] or [start, stop, step]")
+    if found.start < 0 or found.step < 1 or not found:
+        raise MappingError(f"index {name}: {found} is no range of whole numbers from 0 up")
+    return found

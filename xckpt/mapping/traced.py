@@ -1,0 +1,273 @@
+"""Tensors on their way from source to target: what operations work on.
+
+A `Traced` tensor has a shape and a dtype, and says by strided copies from which leaf each of its
+elements comes; the target of those copies is the tensor itself. Every function here makes one
+traced tensor of others by rewriting the target side of their copies, and never adds or loses an
+element unasked. The only hard one is `reshaped`:
+
+1. Old and new dimensions are cut into the smallest runs of equal product; each run on its own.
+2. The old dimensions of a run become one: a flat index is affine in them, so every copy stays one.
+3. That dimension is split from the right, by n at a time, into quotient and remainder. Of a copy's
+   index ``o + sum(stride * a)``, the axes whose stride n divides belong to the quotient; the others
+   to the remainder, if together they stay under n. If not, the longest of them is split: into two
+   axes (an outer and one that counts up to n) where its stride divides n, with a head and a tail
+   where it begins or ends in between; else piece by piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.mapping.arithmetic import Arithmetic
+from xckpt.mapping.spec import TensorSpec
+from xckpt.mapping.strided_copy import Ints, StridedCopy, restrict
+
+__all__ = [
+    "Traced",
+    "aliased",
+    "computed",
+    "concatenated",
+    "constant",
+    "leaf",
+    "part",
+    "reshaped",
+    "transposed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A tensor whose elements are known by where they come from."""
+
+    shape: Ints
+    dtype: str
+    copies: tuple[StridedCopy, ...]
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and element type."""
+        return TensorSpec(self.shape, self.dtype)
+
+
+def _units(rank: int) -> tuple[Ints, ...]:
+    return tuple(tuple(int(i == j) for j in range(rank)) for i in range(rank))
+
+
+def leaf(name: str, spec: TensorSpec) -> Traced:
+    """A whole leaf, as it is.
+
+    Example:
+        >>> leaf("w", TensorSpec((2, 3), "int8")).copies[0].source_strides
+        ((1, 0), (0, 1))
+    """
+    if spec.elements == 0:
+        return Traced(spec.shape, spec.dtype, ())
+    rank = len(spec.shape)
+    zeros, units = (0,) * rank, _units(rank)
+    copy = StridedCopy(name, "", spec.shape, zeros, units, zeros, units)
+    return Traced(spec.shape, spec.dtype, (copy,))
+
+
+def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Traced:
+    """A tensor of one value; along axis ``arange``, if given, it grows by one a step."""
+    if spec.elements == 0:
+        return Traced(spec.shape, spec.dtype, ())
+    rank = len(spec.shape)
+    offsets: Ints = () if arange is None else (0,)
+    strides = tuple(() if arange is None else (int(d == arange),) for d in range(rank))
+    copy = StridedCopy("", "", spec.shape, offsets, strides, (0,) * rank, _units(rank), value=value)
+    return Traced(spec.shape, spec.dtype, (copy,))
+
+
+def transposed(tensor: Traced, axes: Sequence[int]) -> Traced:
+    """The tensor with its dimensions in another order, as `numpy.transpose` has it."""
+    copies = tuple(
+        copy.with_target(
+            tuple(copy.target_offsets[d] for d in axes),
+            tuple(tuple(row[d] for d in axes) for row in copy.target_strides),
+        )
+        for copy in tensor.copies
+    )
+    return Traced(tuple(tensor.shape[d] for d in axes), tensor.dtype, copies)
+
+
+def concatenated(tensors: Sequence[Traced], axis: int) -> Traced:
+    """Tensors one after the other along an axis; all else about them is equal."""
+    copies: list[StridedCopy] = []
+    start = 0
+    for tensor in tensors:
+        copies += _shifted(tensor.copies, axis, start)
+        start += tensor.shape[axis]
+    first = tensors[0]
+    shape = (*first.shape[:axis], start, *first.shape[axis + 1 :])
+    return Traced(shape, first.dtype, tuple(copies))
+
+
+def part(tensor: Traced, axis: int, start: int, stop: int) -> Traced:
+    """``tensor[..., start:stop, ...]`` along an axis."""
+    sizes = (*tensor.shape[:axis], stop - start, *tensor.shape[axis + 1 :])
+    offsets = tuple(start if d == axis else 0 for d in range(len(sizes)))
+    if prod(sizes) == 0:
+        return Traced(sizes, tensor.dtype, ())
+    copies = restrict(tensor.copies, ChunkStorageMetadata(offsets, sizes))
+    return Traced(sizes, tensor.dtype, tuple(_shifted(copies, axis, -start)))
+
+
+def computed(tensor: Traced, step: Arithmetic) -> Traced:
+    """The tensor after one more step of arithmetic."""
+    copies = tuple(replace(copy, arithmetic=(*copy.arithmetic, step)) for copy in tensor.copies)
+    return Traced(tensor.shape, step.target, copies)
+
+
+def aliased(tensor: Traced) -> Traced:
+    """The tensor under one more name."""
+    copies = tuple(replace(copy, alias=True) for copy in tensor.copies)
+    return Traced(tensor.shape, tensor.dtype, copies)
+
+
+def _shifted(copies: Iterable[StridedCopy], axis: int, by: int) -> Iterator[StridedCopy]:
+    for copy in copies:
+        if by:
+            at = copy.target_offsets
+            yield copy.with_target(
+                (*at[:axis], at[axis] + by, *at[axis + 1 :]), copy.target_strides
+            )
+        else:
+            yield copy
+
+
+def reshaped(tensor: Traced, shape: Ints) -> Traced:
+    """The same elements in row-major order under another shape of as many elements.
+
+    Example:
+        >>> flat = reshaped(leaf("w", TensorSpec((4, 6), "int8")), (24,))
+        >>> len(flat.copies), len(reshaped(flat, (2, 12)).copies)
+        (1, 1)
+    """
+    if shape == tensor.shape:
+        return tensor
+    copies = list(tensor.copies)
+    # From the right, so that the dimensions still to come keep their numbers.
+    for old, new in reversed(_runs(tensor.shape, shape)) if copies else ():
+        sizes = tensor.shape[old.start : old.stop]
+        copies = [_merged(copy, old.start, sizes) for copy in copies]
+        for size in reversed(shape[new.start + 1 : new.stop]):
+            copies = [piece for copy in copies for piece in _divided(copy, old.start, size)]
+        if len(new) == 0:
+            copies = [_without(copy, old.start) for copy in copies]
+    return Traced(shape, tensor.dtype, tuple(copy.simplified() for copy in copies))
+
+
+def _runs(old: Ints, new: Ints) -> list[tuple[range, range]]:
+    """The smallest runs of dimensions of equal product; neither shape has a zero."""
+    runs: list[tuple[range, range]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        start_i, start_j = i, j
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while (a := prod(old[start_i:i])) != (b := prod(new[start_j:j])):
+            if a < b:
+                i += 1
+            else:
+                j += 1
+        runs.append((range(start_i, i), range(start_j, j)))
+    return runs
+
+
+def _merged(copy: StridedCopy, start: int, sizes: Ints) -> StridedCopy:
+    """Target dimensions from ``start`` on, of these sizes, as one; a new one of size 1 for none."""
+    if len(sizes) == 1:
+        return copy
+    stop = start + len(sizes)
+    weights = [prod(sizes[i + 1 :]) for i in range(len(sizes))]
+
+    def flat(index: Ints) -> Ints:
+        along = sum(i * w for i, w in zip(index[start:stop], weights, strict=True))
+        return (*index[:start], along, *index[stop:])
+
+    return copy.with_target(
+        flat(copy.target_offsets), tuple(flat(row) for row in copy.target_strides)
+    )
+
+
+def _without(copy: StridedCopy, dimension: int) -> StridedCopy:
+    """A copy without a target dimension of size 1."""
+
+    def rest(index: Ints) -> Ints:
+        return (*index[:dimension], *index[dimension + 1 :])
+
+    return copy.with_target(
+        rest(copy.target_offsets), tuple(rest(row) for row in copy.target_strides)
+    )
+
+
+def _divided(copy: StridedCopy, d: int, by: int) -> Iterator[StridedCopy]:
+    """A copy with target dimension d made two: quotient and remainder of its index."""
+    offset = copy.target_offsets[d] % by
+    inner = [
+        (row[d], axis)
+        for axis, (size, row) in enumerate(zip(copy.sizes, copy.target_strides, strict=True))
+        if size > 1 and row[d] % by
+    ]
+    reach = [step * (copy.sizes[axis] - 1) for step, axis in inner]
+    if offset + sum(reach) < by:
+        yield _quotient_and_remainder(copy, d, by)
+        return
+    step, axis = max(inner)
+    size = copy.sizes[axis]
+    others = sum(reach) - step * (size - 1)
+    if by % step == 0 and offset % step + others < step:
+        yield from _divided_evenly(copy, d, by, axis)
+        return
+    # The values of the axis that stay under `by` with all that the other axes add; else one alone.
+    fitting = max(1, (by - 1 - offset - others) // step + 1)
+    yield from _divided(copy.cut(axis, 0, fitting), d, by)
+    yield from _divided(copy.cut(axis, fitting, size), d, by)
+
+
+def _divided_evenly(copy: StridedCopy, d: int, by: int, axis: int) -> Iterator[StridedCopy]:
+    """`_divided`, where the stride of ``axis`` divides ``by`` and no other axis carries into it."""
+    step, size = copy.target_strides[axis][d], copy.sizes[axis]
+    turn = by // step
+    head = -(copy.target_offsets[d] % by // step) % turn
+    body = max(0, size - head) // turn * turn
+    if head and size:
+        yield from _divided(copy.cut(axis, 0, min(head, size)), d, by)
+    if body:
+        whole = _axis_split(copy.cut(axis, head, head + body), axis, turn)
+        yield _quotient_and_remainder(whole, d, by)
+    if head + body < size:
+        yield from _divided(copy.cut(axis, head + body, size), d, by)
+
+
+def _axis_split(copy: StridedCopy, axis: int, inner: int) -> StridedCopy:
+    """A copy with one axis made two, the second of length ``inner``."""
+
+    def rows(strides: tuple[Ints, ...]) -> tuple[Ints, ...]:
+        row = strides[axis]
+        return (*strides[:axis], tuple(s * inner for s in row), row, *strides[axis + 1 :])
+
+    sizes = (*copy.sizes[:axis], copy.sizes[axis] // inner, inner, *copy.sizes[axis + 1 :])
+    return replace(
+        copy,
+        sizes=sizes,
+        source_strides=rows(copy.source_strides),
+        target_strides=rows(copy.target_strides),
+    )
+
+
+def _quotient_and_remainder(copy: StridedCopy, d: int, by: int) -> StridedCopy:
+    """`_divided` where no axis crosses a multiple of ``by`` but those that go in steps of it."""
+
+    def pair(index: Ints) -> Ints:
+        return (*index[:d], index[d] // by, index[d] % by, *index[d + 1 :])
+
+    # Axes of one step never move; their strides must not be split into a carry.
+    rows = (
+        pair(row) if size > 1 else (0,) * (len(row) + 1)
+        for size, row in zip(copy.sizes, copy.target_strides, strict=True)
+    )
+    return copy.with_target(pair(copy.target_offsets), tuple(rows))

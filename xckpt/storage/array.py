@@ -1,0 +1,70 @@
+"""Opening one zarr array of a checkpoint with TensorStore, on metadata that we made ourselves.
+
+No zarr.json is read (``assume_metadata``): what a checkpoint holds there is compared elsewhere,
+never trusted. Missing chunks are errors and chunks of zeros are stored: absence never means data.
+"""
+
+from __future__ import annotations
+
+import functools
+from math import prod
+
+import tensorstore as ts
+
+from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.zarr_json import array_metadata
+
+__all__ = ["open_array", "open_chunk"]
+
+Shape = tuple[int, ...]
+
+
+def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> ts.TensorStore:
+    """The array ``array`` of the checkpoint whose root group is at ``root``.
+
+    Raises:
+        ValueError: TensorStore refuses the metadata (a defect of ours).
+    """
+    spec = _spec(array.dtype, array.shape, array.chunk, array.shard, codecs)
+    return ts.open(spec, kvstore=root / f"{array.path}/").result()
+
+
+def open_chunk(root: ts.KvStore, array: ZarrArray, offsets: Shape) -> ts.TensorStore:
+    """The chunk at ``offsets`` of an array without codecs, as one run of its elements.
+
+    TensorStore copies an array with a dimension of size 1 before it writes it, and the chunks of
+    stacked layers have one. Their content is the same in one dimension, and so is the key: an
+    array of as many such runs, whose folder is all of the key but its last number.
+    """
+    folder, _, last = array.key(offsets).rpartition("/")
+    length, number = prod(array.chunk), int(last)
+    spec = _spec(array.dtype, ((number + 1) * length,), (length,), None, (), runs=True)
+    opened = ts.open(spec, kvstore=root / f"{folder}/").result()
+    return opened[number * length : (number + 1) * length]
+
+
+@functools.lru_cache(maxsize=1024)
+def _spec(
+    dtype: str,
+    shape: Shape,
+    chunk: Shape,
+    shard: Shape | None,
+    codecs: tuple[str, ...],
+    *,
+    runs: bool = False,
+) -> ts.Spec:
+    """What arrays of one dtype, shape and grid have in common; parsing it takes a while."""
+    metadata = array_metadata(dtype, shape, chunk, shard, codecs)
+    del metadata["attributes"], metadata["storage_transformers"]
+    if runs:
+        metadata["chunk_key_encoding"] = {"name": "v2", "configuration": {"separator": "/"}}
+    return ts.Spec(
+        {
+            "driver": "zarr3",
+            "metadata": metadata,
+            "open": True,
+            "assume_metadata": True,
+            "fill_missing_data_reads": False,
+            "store_data_equal_to_fill_value": True,
+        }
+    )

@@ -1,0 +1,133 @@
+"""Work in threads within a budget of bytes, and progress as it is done.
+
+1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
+   nothing else is in flight and then goes alone.
+2. `Pool.submit` has a task run in a thread. After the first failure nothing new is started.
+3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
+4. On few processors the caller had better work alone (`Pool.alone`): TensorStore's own threads keep
+   them busy, and Python threads would only fight over the interpreter.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+
+from xckpt.options import Progress, default_threads, processors
+from xckpt.storage.commit.staging import kept_errors
+
+__all__ = ["Pool", "ProgressCounter"]
+
+FEW_PROCESSORS = 4
+"""Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
+
+
+class Pool:
+    """A thread pool with a budget of bytes.
+
+    Example:
+        >>> done = []
+        >>> with Pool(threads=2, budget=100) as pool:
+        ...     pool.reserve(10)
+        ...     pool.submit(lambda: (done.append(10), pool.release(10)))
+        >>> done
+        [10]
+    """
+
+    def __init__(self, *, threads: int | None, budget: int) -> None:
+        self.budget = max(1, budget)
+        self._used = 0
+        self._freed = threading.Condition()
+        self._failure: BaseException | None = None
+        self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
+        """Whether the caller should digest and wait itself, where that is all there is to do."""
+        self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a task has failed, so that there is no point in going on."""
+        return self._failure is not None
+
+    def reserve(self, size: int) -> None:
+        """Wait until ``size`` bytes fit the budget, and take them."""
+        size = min(size, self.budget)
+        with self._freed:
+            self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
+            self._used += size
+
+    def has_room(self, size: int) -> bool:
+        """Whether `reserve` would not wait."""
+        with self._freed:
+            return self._used + min(size, self.budget) <= self.budget or self.failed
+
+    def release(self, size: int) -> None:
+        """Give reserved bytes back."""
+        with self._freed:
+            self._used -= min(size, self.budget)
+            self._freed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Note a failure, in a task or elsewhere: nothing new is started."""
+        with self._freed:
+            if self._failure is None:
+                self._failure = error
+            self._freed.notify_all()
+
+    def submit(self, task: Callable[[], object]) -> None:
+        """Have a task run in a thread, unless one has failed already."""
+        self._executor.submit(self._run, task)
+
+    def _run(self, task: Callable[[], object]) -> None:
+        if self.failed:
+            return
+        try:
+            task()
+        except BaseException as error:
+            self.fail(error)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._failure is None:
+            self._failure = error
+        self._executor.shutdown(wait=True)
+        if error is None and self._failure is not None:
+            raise self._failure
+
+
+class ProgressCounter:
+    """Counts bytes from several threads and tells a callback, one call at a time.
+
+    Example:
+        >>> counter = ProgressCounter(8, print)
+        >>> counter.add(8)
+        Progress(done=8, total=8)
+    """
+
+    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
+        self.total = total
+        self.done = 0
+        self._callback = callback
+        self._lock = threading.Lock()
+
+    def expect(self, size: int) -> None:
+        """Expect ``size`` more bytes than was known at the beginning."""
+        with self._lock:
+            self.total += size
+
+    def add(self, size: int) -> None:
+        """Count ``size`` more bytes."""
+        if self._callback is None:
+            return
+        with self._lock:
+            self.done += size
+            with kept_errors():
+                self._callback(Progress(self.done, self.total))

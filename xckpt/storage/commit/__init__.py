@@ -1,0 +1,1 @@
+"""How a save becomes visible: staged, published or aborted."""

@@ -1,0 +1,1 @@
+"""Files and zarr arrays of other libraries, local or in a bucket, read by range."""

@@ -1,0 +1,385 @@
+"""Files that others wrote, open to be read by range: local ones, and objects of a bucket.
+
+1. `OpenFile` is a local file: ranges are read straight into memory. Nothing is mapped: a file that
+   is cut off while it is read is an error, not the end of the process.
+2. `StoredFile` is an object: each range is a request, several of them in flight. Each answer tells
+   the object's generation, so that one that was replaced meanwhile is never mixed with another.
+3. TensorStore does not tell how long an object is. Who knows where it should end has that asked: of
+   its last byte, and of the one behind it. Only where it does not end there, the end is searched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
+from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.foreign.paths import FilePath, StoredPath
+
+__all__ = [
+    "OpenFile",
+    "RangeFile",
+    "StoredFile",
+    "open_file",
+    "read_whole",
+    "state_of",
+]
+
+LONGEST_TRANSFER: Final = 1 << 30
+"""The kernel moves at most 2 GiB a call."""
+REQUEST_BYTES: Final = 1 << 22
+"""Longest range of one request."""
+IN_FLIGHT: Final = 2
+"""Requests that one call has in flight."""
+LONGEST_FILE: Final = 1 << 62
+
+Range = tuple[int, int]
+"""[start, stop), bytes."""
+
+_Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
+
+
+class RangeFile(Protocol):
+    """A file that is read by range; thread-safe."""
+
+    @property
+    def path(self) -> FilePath:
+        """Where it is."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """So many bytes between two ranges are read along: asking twice would take longer."""
+        ...
+
+    @property
+    def most_bytes(self) -> int:
+        """No more than this are in it."""
+        ...
+
+    def size(self, stated: Callable[[], int]) -> int:
+        """How long it is; ``stated`` says how long its contents make it, where that helps."""
+        ...
+
+    def state(self) -> bytes:
+        """What changes when its contents do."""
+        ...
+
+    def head(self, count: int) -> bytes:
+        """Its first bytes; fewer if it has no more."""
+        ...
+
+    def tail(self, count: int) -> bytes:
+        """Its last bytes; fewer if it has no more."""
+        ...
+
+    def whole(self, most: int) -> bytes | None:
+        """All of it; None if it is longer than ``most`` bytes."""
+        ...
+
+    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of some ranges.
+
+        Raises:
+            CorruptCheckpointError: the file ends before, or is not there.
+            StorageError: it cannot be read, or was replaced meanwhile.
+        """
+        ...
+
+    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
+        """Fill memory from the bytes at ``position``; errors as of `fetch`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; again does nothing."""
+        ...
+
+
+class OpenFile:
+    """A local file open for reading or for writing in place; closed when it is let go."""
+
+    free_bytes: int = 0
+
+    def __init__(self, path: Path, *, write: bool = False) -> None:
+        self.path = path
+        flags = os.O_RDWR if write else os.O_RDONLY
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC)
+
+    @property
+    def most_bytes(self) -> int:
+        """How long it is."""
+        return os.fstat(self.descriptor).st_size
+
+    def size(self, stated: Callable[[], int]) -> int:
+        """How long it is."""
+        return self.most_bytes
+
+    def state(self) -> bytes:
+        """Its size and time of change."""
+        found = os.fstat(self.descriptor)
+        return f"{found.st_size} {found.st_mtime_ns}".encode()
+
+    def head(self, count: int) -> bytes:
+        """Its first bytes; fewer if it has no more."""
+        return os.pread(self.descriptor, count, 0)
+
+    def tail(self, count: int) -> bytes:
+        """Its last bytes; fewer if it has no more."""
+        return os.pread(self.descriptor, count, max(0, self.most_bytes - count))
+
+    def whole(self, most: int) -> bytes | None:
+        """All of it; None if it is longer than ``most`` bytes."""
+        data = os.pread(self.descriptor, min(most, self.most_bytes) + 1, 0)
+        return None if len(data) > most else data
+
+    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of some ranges; see `RangeFile.fetch`."""
+        found = [os.pread(self.descriptor, stop - start, start) for start, stop in ranges]
+        for data, (start, stop) in zip(found, ranges, strict=True):
+            if len(data) != stop - start:
+                raise _truncated(self.path, start, stop)
+        return found
+
+    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
+        """Fill a run of bytes from those at ``position``.
+
+        Raises:
+            CorruptCheckpointError: the file ends before.
+        """
+        done = 0
+        while done < len(buffer):
+            part = buffer[done : done + LONGEST_TRANSFER].data
+            count = os.preadv(self.descriptor, [part], position + done)
+            if count == 0:
+                raise _truncated(self.path, position, position + len(buffer))
+            done += count
+
+    def write_from(self, position: int, buffer: NDArray[np.uint8]) -> None:
+        """Put a run of bytes at ``position``."""
+        done = 0
+        while done < len(buffer):
+            part = buffer[done : done + LONGEST_TRANSFER].data
+            done += os.pwrite(self.descriptor, part, position + done)
+
+    def sync(self) -> None:
+        """Wait until what was written is durable."""
+        os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        """Close the file; again does nothing."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        # An OSError in opening leaves no descriptor.
+        if getattr(self, "descriptor", -1) >= 0:
+            self.close()
+
+
+class StoredFile:
+    """An object of a bucket.
+
+    Example:
+        >>> from xckpt.storage.location import Location, open_store
+        >>> from xckpt.storage.foreign.paths import find_path
+        >>> _ = open_store(Location.parse("memory://one")).write("file", b"0123456789").result()
+        >>> file = open_file(find_path("memory://one/file"))
+        >>> file.fetch([(2, 4), (7, 10)]), file.tail(3), file.size(lambda: 10)
+        ([b'23', b'789'], b'789', 10)
+        >>> file.fetch([(8, 12)])
+        Traceback (most recent call last):
+        xckpt.errors.CorruptCheckpointError: memory://one/file is truncated: it ends within bytes \
+[8, 12)
+    """
+
+    free_bytes: int = 1 << 22
+    most_bytes: int = LONGEST_FILE
+
+    def __init__(self, path: StoredPath) -> None:
+        self.path = path
+        self._store = path.keys.store
+        self._generation = b""
+
+    def size(self, stated: Callable[[], int]) -> int:
+        """How long it is: as long as its contents say, or else searched for.
+
+        Raises:
+            CorruptCheckpointError: it is not there.
+            StorageError: it cannot be read.
+        """
+        end = min(stated(), LONGEST_FILE)
+        probes = [self._begin(slice(at, at + 1)) for at in (end - 1, end) if at >= 0]
+        *before, behind = [self._has(probe) for probe in probes]
+        if all(before) and not behind:
+            return end
+        low, high = (end + 1, 2 * end + 2) if behind else (0, end)
+        while behind and self._has(self._begin(slice(high - 1, high))):
+            low, high = high, 2 * high
+        while low < high:
+            middle = (low + high) // 2
+            if self._has(self._begin(slice(middle, middle + 1))):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def state(self) -> bytes:
+        """Its generation."""
+        self._generation = self._generation or self.path.generation()
+        return self._generation
+
+    def head(self, count: int) -> bytes:
+        """Its first bytes; fewer if it has no more."""
+        return self._edge(slice(0, count))
+
+    def tail(self, count: int) -> bytes:
+        """Its last bytes; fewer if it has no more."""
+        return self._edge(slice(-count, None))
+
+    def whole(self, most: int) -> bytes | None:
+        """All of it; None if it is longer than ``most`` bytes."""
+        if self._has(self._begin(slice(most, most + 1))):
+            return None
+        return self._bytes(self._begin(None))
+
+    def _edge(self, wanted: slice) -> bytes:
+        """A range at one end, or the whole if that is shorter."""
+        try:
+            return self._bytes(self._begin(wanted))
+        except _BeyondEndError:
+            return self._bytes(self._begin(None))
+
+    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
+        """The bytes of some ranges, asked for at once; see `RangeFile.fetch`."""
+        batch = ts.Batch()
+        futures = [
+            self._begin(slice(start, stop), batch) if stop > start else None
+            for start, stop in ranges
+        ]
+        batch.submit()
+        return [
+            b"" if future is None else self._finish(future, *bounds)
+            for future, bounds in zip(futures, ranges, strict=True)
+        ]
+
+    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
+        """Fill memory from the bytes at ``position``; see `RangeFile.fetch`."""
+        begun: deque[tuple[int, int, _Answer]] = deque()
+        starts = iter(range(0, len(buffer), REQUEST_BYTES))
+        while True:
+            while len(begun) < IN_FLIGHT and (start := next(starts, None)) is not None:
+                stop = min(start + REQUEST_BYTES, len(buffer))
+                begun.append((start, stop, self._begin(slice(position + start, position + stop))))
+            if not begun:
+                return
+            start, stop, future = begun.popleft()
+            data = self._finish(future, position + start, position + stop)
+            buffer[start:stop] = np.frombuffer(data, np.uint8)
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _begin(self, wanted: slice | None, batch: ts.Batch | None = None) -> _Answer:
+        """Ask for a range, or for all."""
+        with storage_errors(str(self.path)):
+            return self._store.read(self.path.key, byte_range=wanted, batch=batch)
+
+    def _finish(self, future: _Answer, start: int, stop: int) -> bytes:
+        try:
+            return self._bytes(future)
+        except _BeyondEndError as error:
+            raise _truncated(self.path, start, stop) from error
+
+    def _has(self, future: _Answer) -> bool:
+        try:
+            self._bytes(future)
+        except _BeyondEndError:
+            return False
+        return True
+
+    def _bytes(self, future: _Answer) -> bytes:
+        """What was asked for, of the same object as everything else.
+
+        Raises:
+            _BeyondEndError: it reaches beyond the end.
+            CorruptCheckpointError: there is no object.
+            StorageError: it cannot be read, or was replaced meanwhile.
+        """
+        with storage_errors(str(self.path)):
+            try:
+                found = future.result()
+            except ValueError as error:
+                if str(error).startswith("OUT_OF_RANGE"):
+                    raise _BeyondEndError(str(error)) from error
+                raise
+        if found.state != "value":
+            raise CorruptCheckpointError(f"{self.path} is missing")
+        self._generation = self._generation or found.stamp.generation
+        if found.stamp.generation != self._generation:
+            raise StorageError(
+                f"{self.path} was replaced while it was read; open it again to read what is "
+                f"there now"
+            )
+        return found.value
+
+
+class _BeyondEndError(XckptError):
+    """A range reaches beyond the end of an object."""
+
+
+def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{path} is truncated: it ends within bytes [{start:,}, {stop:,})"
+    )
+
+
+def open_file(path: FilePath) -> OpenFile | StoredFile:
+    """A file to be read by range.
+
+    Raises:
+        OSError: a local file cannot be opened.
+    """
+    if isinstance(path, StoredPath):
+        return StoredFile(path)
+    assert isinstance(path, Path)
+    return OpenFile(path)
+
+
+def read_whole(path: FilePath, most: int) -> bytes:
+    """A small file's bytes.
+
+    Raises:
+        StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
+        OSError: a local file cannot be read.
+    """
+    if not path.is_file():
+        raise StorageError(f"{path} is no plain file")
+    file = open_file(path)
+    try:
+        data = file.whole(most)
+    finally:
+        file.close()
+    if data is None:
+        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
+    return data
+
+
+def state_of(path: FilePath) -> bytes:
+    """What changes when a file's contents do; empty if there is no such file.
+
+    Raises:
+        StorageError: a storage refused.
+    """
+    if isinstance(path, StoredPath):
+        return path.generation()
+    assert isinstance(path, Path)
+    return str(path.stat().st_mtime_ns).encode() if path.is_file() else b""

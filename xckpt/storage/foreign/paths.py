@@ -1,0 +1,203 @@
+"""Paths of files that others wrote: local ones as `pathlib.Path`, those in a bucket alike.
+
+1. `find_path` takes what the user typed. A local path or ``file://`` URL becomes a `Path`, any
+   other URL a `StoredPath`; `FilePath` is what both can do.
+2. Object stores have no folders: a `StoredPath` is one where keys lie below it. A listing brings
+   every key below, so it is asked for once, kept by all paths that come of one `find_path`, and
+   answers for the files below too. A file alone is asked for without any listing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path, PurePosixPath
+from typing import Protocol, Self, TypeVar
+
+import tensorstore as ts
+
+from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.location import Location, open_store
+
+__all__ = ["FilePath", "StoredPath", "find_path", "named"]
+
+
+P = TypeVar("P", bound="FilePath")
+
+
+class FilePath(Protocol):
+    """What is asked of a path; `pathlib.Path` has it all."""
+
+    @property
+    def name(self) -> str:
+        """The last part; empty for the root."""
+        ...
+
+    @property
+    def parent(self) -> Self:
+        """The folder that it is in."""
+        ...
+
+    def __truediv__(self, name: str, /) -> Self: ...
+
+    def exists(self) -> bool:
+        """Whether there is a file or a folder."""
+        ...
+
+    def is_file(self) -> bool:
+        """Whether there is a plain file."""
+        ...
+
+    def is_dir(self) -> bool:
+        """Whether there is a folder."""
+        ...
+
+    def iterdir(self) -> Iterator[Self]:
+        """Files and folders of a folder."""
+        ...
+
+
+class _Keys:
+    """What is known of a bucket's keys; each thing is asked for once."""
+
+    def __init__(self, store: ts.KvStore) -> None:
+        self.store = store
+        self._below: dict[str, list[str]] = {}
+        self._generations: dict[str, bytes] = {}
+
+    def below(self, path: StoredPath) -> list[str]:
+        """The keys below a folder, in order."""
+        start = f"{path.key}/" if path.key else ""
+        for listed, keys in list(self._below.items()):
+            if start.startswith(listed):
+                first = bisect.bisect_left(keys, start)
+                return keys[first : bisect.bisect_left(keys, _after(start), first)]
+        between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
+        with storage_errors(str(path)):
+            found = self.store.list(between).result()
+        keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in found)
+        return keys
+
+    def generation(self, path: StoredPath) -> bytes:
+        """What tells an object from others of its key; empty if there is none."""
+        known = self._generations.get(path.key)
+        if known is not None or not path.key or self._absent(path.key):
+            return known or b""
+        with storage_errors(str(path)):
+            # A range of nothing asks for no content.
+            found = self.store.read(path.key, byte_range=slice(0, 0)).result()
+        told = found.stamp.generation if found.state == "value" else b""
+        self._generations[path.key] = told
+        return told
+
+    def _absent(self, key: str) -> bool:
+        """Whether a listing that would have the key lacks it."""
+        listings = (k for start, k in list(self._below.items()) if key.startswith(start))
+        keys = next(listings, None)
+        if keys is None:
+            return False
+        at = bisect.bisect_left(keys, key)
+        return at == len(keys) or keys[at] != key
+
+    def __contains__(self, path: StoredPath) -> bool:
+        listed = any(path.key.startswith(start) for start in list(self._below))
+        return not self._absent(path.key) if listed else bool(self.generation(path))
+
+
+def _after(start: str) -> str:
+    """The first key beyond those that begin with ``start``, which ends in a slash."""
+    return f"{start[:-1]}0" if start else "\U0010ffff"
+
+
+@dataclass(frozen=True)
+class StoredPath:
+    """A file or folder of ``memory://``, ``s3://`` or ``gs://``.
+
+    Example:
+        >>> open_store(Location.parse("memory://files")).write("a/b.txt", b"hello").result()
+        KvStore.TimestampedStorageGeneration(...)
+        >>> folder = find_path("memory://files")
+        >>> folder.is_dir(), folder.is_file(), [str(each) for each in folder.iterdir()]
+        (True, False, ['memory://files/a'])
+        >>> (folder / "a" / "b.txt").is_file()
+        True
+    """
+
+    bucket: Location
+    """All of the store."""
+    key: str
+    """Where in it, without a slash at the end."""
+    keys: _Keys = field(compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The last part; empty for all of the store."""
+        return self.key.rpartition("/")[2]
+
+    @property
+    def parent(self) -> StoredPath:
+        """The folder that it is in."""
+        return replace(self, key=self.key.rpartition("/")[0])
+
+    def __truediv__(self, name: str, /) -> StoredPath:
+        below = PurePosixPath(name).as_posix()
+        return replace(self, key=f"{self.key}/{below}" if self.key else below)
+
+    def __str__(self) -> str:
+        return str(replace(self.bucket, path=self.key))
+
+    def exists(self) -> bool:
+        """Whether there is an object, or one below."""
+        return self.is_file() or self.is_dir()
+
+    def is_file(self) -> bool:
+        """Whether there is an object of this key."""
+        return self in self.keys
+
+    def is_dir(self) -> bool:
+        """Whether there are keys below."""
+        return bool(self.keys.below(self))
+
+    def iterdir(self) -> Iterator[StoredPath]:
+        """What is in the folder, each once, by name."""
+        start = len(self.key) + 1 if self.key else 0
+        names = {key[start:].partition("/")[0] for key in self.keys.below(self)}
+        return (self / name for name in sorted(names) if name)
+
+    def generation(self) -> bytes:
+        """What tells the object from others that had or will have its key; empty without one.
+
+        Raises:
+            StorageError: the storage refused.
+        """
+        return self.keys.generation(self)
+
+
+def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+    """What a path or URL means; nothing is asked of the storage.
+
+    Raises:
+        TypeError: neither a str nor a PathLike.
+        StorageError: no path, or a URL that is not supported.
+
+    Example:
+        >>> find_path("file:///data/model"), str(find_path("gs://bucket/model").parent)
+        (PosixPath('/data/model'), 'gs://bucket')
+    """
+    location = Location.parse(path)
+    if location.folder is not None:
+        return location.folder
+    bucket = replace(location, path="")
+    return StoredPath(bucket, location.path, _Keys(open_store(bucket)))
+
+
+def named(folder: P, *suffixes: str) -> list[P]:
+    """What is in a folder, under any name or one with one of these ends, by name; nothing if it is
+    none.
+    """
+    if not folder.is_dir():
+        return []
+    found = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
+    return sorted(found, key=lambda each: each.name)

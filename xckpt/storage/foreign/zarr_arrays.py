@@ -1,0 +1,254 @@
+"""zarr arrays in a folder that another library wrote, or is to read: plain files or OCDBT.
+
+1. `ZarrFolder.open` reads an array's metadata itself and checks what could exhaust memory or kill
+   the process (shape, element type, chunks). Only then does TensorStore open the array.
+2. `ZarrFolder.create` writes a zarr v3 array's metadata; chunks are uncompressed, each with a
+   crc32c, so that TensorStore notices damage whoever reads it.
+3. A `StoredZarr` reads any box, and writes boxes of whole chunks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Final, TypeGuard
+
+import msgspec
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import DTYPES
+from xckpt.core.geometry.boxes import interval
+from xckpt.core.manifest.zarr_json import array_metadata
+from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError, XckptError
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.paths import FilePath, StoredPath
+from xckpt.storage.location import Location, context, file_problem, open_store
+
+__all__ = ["StoredZarr", "ZarrFolder"]
+
+MAX_DOCUMENT_BYTES: Final = 1 << 20
+INDEX_BYTES: Final = 1 << 26
+"""What is kept of an OCDBT's index, so that it is not read again for each array."""
+MOST_DIMENSIONS: Final = 32
+MOST_ELEMENTS: Final = 1 << 56
+CODECS: Final = ("crc32c",)
+REFUSALS: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
+"""How TensorStore's errors begin that say nothing of what is stored."""
+
+_TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
+"""zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredZarr:
+    """An open array."""
+
+    where: str
+    """Folder and name, for errors."""
+    shape: Shape
+    dtype: str
+    """The format's name of the element type."""
+    chunk: Shape
+    """What is read and decoded as one, elements."""
+    _store: ts.TensorStore
+
+    def read(self, offsets: Sequence[int], into: NDArray[np.generic]) -> None:
+        """Fill ``into`` with the box of its shape at ``offsets``; thread-safe.
+
+        Raises:
+            CorruptCheckpointError: a chunk is missing or damaged.
+            StorageError: the storage refused.
+        """
+        if not into.size:
+            return
+        with _errors(f"{self.where}: {interval(offsets, into.shape)}"):
+            destination = ts.array(into, copy=False, write=True)
+            destination.write(self._region(offsets, into.shape)).result()
+
+    def write(self, offsets: Sequence[int], data: NDArray[np.generic]) -> None:
+        """Write a box of whole chunks; thread-safe.
+
+        Raises:
+            StorageError: the storage refused.
+        """
+        if not data.size:
+            return
+        try:
+            self._region(offsets, data.shape).write(data).result()
+        except (ValueError, OSError) as error:
+            raise StorageError(f"{self.where}: {error}") from error
+
+    def _region(self, offsets: Sequence[int], sizes: Sequence[int]) -> ts.TensorStore:
+        if not sizes:
+            return self._store
+        return self._store[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
+
+
+class ZarrFolder:
+    """A folder of zarr arrays.
+
+    Args:
+        folder: where.
+        ocdbt: whether the arrays lie in TensorStore's OCDBT database there, and not in files.
+        fill_missing: whether a chunk that is not there is one of zeros.
+
+    Example:
+        >>> from pathlib import Path
+        >>> folder = ZarrFolder(Path("arrays").absolute())
+        >>> stored = folder.create("w", "float32", (4, 2), (2, 2))
+        >>> stored.write((2, 0), np.ones((2, 2), np.float32))
+        >>> into = np.zeros((1, 2), np.float32)
+        >>> folder.open("w", version=3).read((3, 0), into)
+        >>> into
+        array([[1., 1.]], dtype=float32)
+    """
+
+    def __init__(
+        self, folder: FilePath, *, ocdbt: bool = False, fill_missing: bool = False
+    ) -> None:
+        self.folder = folder
+        self.location = Location.parse(str(folder))
+        self.ocdbt = ocdbt
+        self.fill_missing = fill_missing
+        self._root = open_store(self.location)
+        # An index that was read since then is as good as a new one.
+        self._opened = time.time()
+        if ocdbt:
+            spec = {
+                "driver": "ocdbt",
+                "base": self.location.store_spec(),
+                "cache_pool": {"total_bytes_limit": INDEX_BYTES},
+            }
+            try:
+                self._root = ts.KvStore.open(spec, context=context()).result()
+            except ValueError as error:
+                raise CorruptCheckpointError(f"{folder}: {error}") from error
+
+    def open(self, name: str, *, version: int) -> StoredZarr:
+        """The array ``name``, of zarr version 2 or 3.
+
+        Raises:
+            CorruptCheckpointError: it is missing, or its metadata cannot be trusted.
+            UnsupportedLeafError: it has an element type that the format lacks.
+            StorageError: the storage refused.
+        """
+        where = self.location.child(name)
+        with _errors(where):
+            document = self._document(name, ".zarray" if version == 2 else "zarr.json")
+        problem = _document_problem(document, version)
+        if problem:
+            raise CorruptCheckpointError(f"{where}: its metadata cannot be trusted: {problem}")
+        spec = {
+            "driver": "zarr" if version == 2 else "zarr3",
+            "open": True,
+            "fill_missing_data_reads": self.fill_missing,
+            "recheck_cached_metadata": self._opened,
+            "recheck_cached_data": self._opened,
+        }
+        with _errors(where):
+            store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
+            layout = store.chunk_layout
+            dtype = store.dtype.name
+            if dtype not in DTYPES:
+                raise UnsupportedLeafError(f"{where}: dtype {dtype}, which the format lacks")
+            chunk = tuple(size or 1 for size in layout.read_chunk.shape or ())
+            return StoredZarr(where, tuple(store.shape), dtype, chunk, store)
+
+    def _document(self, name: str, file: str) -> dict[str, object]:
+        key = f"{name}/{file}"
+        if not self.ocdbt and (problem := file_problem(self.location, key, MAX_DOCUMENT_BYTES)):
+            raise CorruptCheckpointError(f"{self.location.child(key)}: {problem}")
+        if not self.ocdbt and isinstance(self.folder, StoredPath):
+            content = self._bounded(self.folder / key)
+        else:
+            found = self._root.read(key, staleness_bound=self._opened).result()
+            content = found.value if found.state == "value" else None
+        if content is None:
+            raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
+        return msgspec.json.decode(content, type=dict[str, object])
+
+    def _bounded(self, path: StoredPath) -> bytes | None:
+        """What an object holds; None if there is none."""
+        if not path.is_file():
+            return None
+        content = open_file(path).whole(MAX_DOCUMENT_BYTES)
+        if content is None:
+            raise CorruptCheckpointError(f"{path}: over {MAX_DOCUMENT_BYTES:,} bytes long")
+        return content
+
+    def create(self, name: str, dtype: str, shape: Shape, chunk: Shape) -> StoredZarr:
+        """Make a zarr v3 array, or open the very same that was made before.
+
+        Raises:
+            StorageError: the storage refused, or another array is there.
+        """
+        metadata = array_metadata(dtype, shape, tuple(max(1, c) for c in chunk), None, CODECS)
+        del metadata["storage_transformers"]
+        spec = {
+            "driver": "zarr3",
+            "metadata": metadata,
+            "open": True,
+            "create": True,
+            "store_data_equal_to_fill_value": True,
+        }
+        where = self.location.child(name)
+        try:
+            store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
+        except (ValueError, OSError) as error:
+            raise StorageError(f"{where}: {error}") from error
+        return StoredZarr(where, shape, dtype, chunk, store)
+
+
+@contextlib.contextmanager
+def _errors(where: str) -> Iterator[None]:
+    """Turn what TensorStore raises of others' data into our errors."""
+    try:
+        yield
+    except XckptError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{where}: {error}") from error
+    except ValueError as error:
+        kind = StorageError if str(error).startswith(REFUSALS) else CorruptCheckpointError
+        raise kind(f"{where}: {error}") from error
+
+
+def _document_problem(document: dict[str, object], version: int) -> str:
+    """What is wrong with an array's metadata; empty if it can be opened safely."""
+    if document.get("zarr_format") != version:
+        return f"it is not of zarr version {version}"
+    shape = document.get("shape")
+    if not _are_counts(shape, 0) or len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
+        return "an absurd shape"
+    dtype = document.get("dtype" if version == 2 else "data_type")
+    known = isinstance(dtype, str) and (dtype in DTYPES or _TYPE_STRING.fullmatch(dtype))
+    if not known:
+        return f"the element type {str(dtype)[:40]!r}"
+    chunk = document.get("chunks")
+    if version == 3:
+        chunk = _nested(document, "chunk_grid", "configuration", "chunk_shape")
+    if not _are_counts(chunk, 1) or len(chunk) != len(shape):
+        return "no chunks that fit its shape"
+    if any(c > max(1, n) for c, n in zip(chunk, shape, strict=True)):
+        return f"chunks of {chunk} for a shape of {shape}"
+    return ""
+
+
+def _nested(document: object, *keys: str) -> object:
+    for key in keys:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
+
+
+def _are_counts(values: object, least: int) -> TypeGuard[list[int]]:
+    if not isinstance(values, list):
+        return False
+    return all(type(value) is int and least <= value < 1 << 62 for value in values)

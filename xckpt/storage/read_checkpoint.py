@@ -1,0 +1,205 @@
+"""Reading a checkpoint through TensorStore, every byte verified.
+
+1. `read_metadata` fetches the manifest, on the coordinator; nothing else is believed unchecked.
+2. `prepare_local_plan` tells the coordinator which chunks this rank wants and on which host it is.
+3. `prepare_global_plan` has chunks that several ranks of one host want read by one of them.
+4. `read_data` checks zarr.json files, fetches digests, and reads (`xckpt.storage.read_chunks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.codec import (
+    MAX_BYTES,
+    BytesEntry,
+    Manifest,
+    ValueEntry,
+    parse,
+    to_metadata,
+)
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.errors import ManifestError, NotACheckpointError
+from xckpt.options import LoadOptions
+from xckpt.storage.chunk import ChunkSource, allocate
+from xckpt.storage.commit.staging import MANIFEST, kept_errors, storage_errors
+from xckpt.storage.host_exchange import Exchange, host_identity
+from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.read_chunks import ChunkReads, ChunkWishes
+
+__all__ = ["ZarrStorageReader", "read_manifest"]
+
+
+def read_manifest(location: Location) -> bytes:
+    """The bytes of the manifest at a location.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is there.
+        ManifestError: it is absurdly long.
+        StorageError: the storage refused.
+    """
+    folder = location.folder
+    with storage_errors(str(location)):
+        if folder is not None and folder.is_file():
+            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+        problem = file_problem(location, MANIFEST, MAX_BYTES)
+        if problem:
+            raise ManifestError(f"{location}: {MANIFEST} is {problem}")
+        found = open_store(location).read(MANIFEST).result()
+    if found.state != "value":
+        raise NotACheckpointError(
+            f"{location} holds no committed checkpoint: there is no {MANIFEST} in it; "
+            f"check the path, or whether the save finished"
+        )
+    if len(found.value) > MAX_BYTES:
+        raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
+    return found.value
+
+
+class ZarrStorageReader:
+    """Reads a checkpoint that is zarr v3, through TensorStore.
+
+    Args:
+        path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
+        options: threads, memory, progress.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        self.location = Location.parse(path)
+        self.options = options or LoadOptions()
+        self.source: ChunkSource | None = None
+        self._exchange: Exchange | None = None
+        self._parsed: tuple[bytes, Manifest] | None = None
+        self._wished: ChunkWishes | None = None
+
+    def read_metadata(self) -> bytes:
+        """The manifest's bytes, checked.
+
+        Raises:
+            NotACheckpointError: no committed checkpoint is at the path.
+            ManifestError: the manifest cannot be trusted.
+        """
+        data = read_manifest(self.location)
+        self._parse(data)
+        return data
+
+    def _parse(self, data: bytes) -> Manifest:
+        if self._parsed is not None and self._parsed[0] == data:
+            return self._parsed[1]
+        try:
+            manifest = parse(data, digest_bytes)
+            self._parsed = (data, manifest)
+            return manifest
+        except ManifestError as error:
+            raise type(error)(f"{self.location}: {error}", error.problems) from error
+
+    def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
+        """Take the manifest that the coordinator read; ``ranks`` load together."""
+        parsed = self._parse(manifest)
+        self._wished = None
+        root = self.location.within(parsed.root)
+        mapped = self.options.memory_map and self.location.driver == "file"
+        self.source = ChunkSource(self.location, root, parsed, mapped)
+        if ranks > 1 and self.options.share_reads:
+            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+            with contextlib.suppress(OSError):
+                self._exchange = Exchange()
+        return to_metadata(parsed)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan, with what this rank wants, if ranks of one host share their reads."""
+        if self._exchange is None:
+            return plan
+        wanted = np.array(sorted(self._wishes(plan).chunks), np.int64).tobytes()
+        announcement = Announcement(host_identity(), self._exchange.address, wanted)
+        return replace(plan, storage_data=announcement)
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans, with who reads what for whom."""
+        announced = [
+            None if plan.storage_data is None else msgspec.convert(plan.storage_data, Announcement)
+            for plan in plans
+        ]
+        if not any(announced):
+            return plans
+        shares = share_reads(announced)
+        return [
+            replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)
+        ]
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        """Read and verify this rank's items.
+
+        Raises:
+            CorruptCheckpointError: something is not what was saved.
+            StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
+        """
+        assert self.source is not None
+        with storage_errors(str(self.location)), self.source.noticing_replacement():
+            self._read_values(plan, planner)
+            wishes = self._wishes(plan)
+            if not wishes.arrays:
+                self.source.check_belonging()
+            self.source.prepare(wishes.arrays, check_documents=False)
+            share = SharedReads(0)
+            if self._exchange is not None:
+                share = msgspec.convert(plan.storage_data, SharedReads)
+            ChunkReads(self.source, wishes, planner, self.options).run(share, self._exchange)
+
+    def close(self) -> None:
+        """Let go of what was opened for a load."""
+        self._wished = None
+        if self._exchange is not None:
+            self._exchange.close()
+            self._exchange = None
+
+    def _wishes(self, plan: LoadPlan) -> ChunkWishes:
+        assert self.source is not None
+        tensors: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+        # The final plan of most planners reads what the local one did.
+        if self._wished is None or self._wished.items != tensors:
+            self.source.require_digests()
+            self._wished = ChunkWishes(self.source, tensors)
+        return self._wished
+
+    def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+        assert self.source is not None
+        entries = {leaf.name: leaf for leaf in self.source.manifest.leaves}
+        for item in plan.items:
+            if item.type is LoadItemType.BYTE_IO:
+                entry = entries[item.storage_index.fqn]
+                if isinstance(entry, ValueEntry):
+                    content = entry.value.encode("utf-8", "surrogatepass")
+                else:
+                    assert isinstance(entry, BytesEntry)
+                    content = self.read_bytes(entry)
+                with kept_errors():
+                    planner.load_bytes(item, io.BytesIO(content))
+
+    def read_bytes(self, entry: BytesEntry) -> bytes:
+        """The content of a long value, verified.
+
+        Raises:
+            CorruptCheckpointError: it is not what was saved.
+            LeafTooLargeError: there is no memory for it.
+        """
+        assert self.source is not None
+        key = (entry.name, 0)
+        self.source.prepare([key])
+        data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
+        numbers, boxes = cells((0,), (entry.size,), (entry.size,), (entry.chunk,))
+        for number, cell in zip(numbers.tolist(), boxes, strict=True):
+            part = data[cell.offsets[0] : cell.offsets[0] + cell.sizes[0]]
+            self.source.read(key, number, (cell.offsets, cell.sizes), part)
+        return data.tobytes()

@@ -1,0 +1,1 @@
+"""torch's sharded tensors: DTensor, ShardedTensor and LocalShardsWrapper."""

@@ -1,0 +1,210 @@
+"""Which rows of a tensor dimension a rank holds: integer arithmetic, nothing of torch.
+
+A mesh axis that shards a tensor dimension is a `Cut` of it: into how many parts, and which part is
+ours. Several mesh axes may cut one dimension, and torch writes down the order of those cuts in two
+ways that agree for sizes that divide evenly and differ for others:
+
+1. **Nested** (`nested`): one cut after the other, each by `torch.chunk`: parts of
+   ``ceil(n / parts)`` rows, the last ones shorter or empty. The result is one interval.
+   ``Shard`` placements cut left to right. FSDP2 over tensor parallelism cuts right to left, and
+   says so by a ``_StridedShard`` whose ``split_factor`` is the number of parts that the cuts done
+   before it make; `cut_order` recovers the order from the factors.
+2. **Literal** (`literal`): a ``_StridedShard`` as it is defined on its own: the dimension is first
+   cut into ``split_factor`` pieces, every piece into ``parts``, and the rank holds its part of
+   *each* piece. The result is up to ``split_factor`` intervals. Reshaping a DTensor makes these.
+
+`layouts` gives the readings of a list of cuts, the likelier one first; whoever has the local tensor
+takes the first whose size is the tensor's. Taking the wrong one cannot go unnoticed: the ranks'
+sizes add up under one reading only, so a wrong pick leaves a gap and an overlap in the cover.
+
+`Layout.of` combines the intervals of all dimensions into boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, product
+
+from xckpt.core.geometry.boxes import Boxes
+
+__all__ = [
+    "Cut",
+    "Interval",
+    "Layout",
+    "chunk",
+    "cut_order",
+    "layouts",
+    "length",
+    "literal",
+    "nested",
+]
+
+Interval = tuple[int, int]
+"""Rows ``[lo, hi)`` of a tensor dimension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A mesh axis that shards a tensor dimension, seen from one rank."""
+
+    parts: int
+    """The size of the mesh axis."""
+    part: int
+    """The rank's coordinate on it, in ``[0, parts)``."""
+    factor: int = 1
+    """``split_factor`` of a ``_StridedShard``; 1 for a ``Shard``."""
+
+
+def chunk(interval: Interval, parts: int, part: int) -> Interval:
+    """Part ``part`` of an interval that `torch.chunk` cuts into ``parts``; it may be empty.
+
+    Example:
+        >>> [chunk((10, 17), 4, part) for part in range(4)]
+        [(10, 12), (12, 14), (14, 16), (16, 17)]
+        >>> chunk((0, 3), 2, 1), chunk((0, 5), 4, 3)
+        ((2, 3), (5, 5))
+    """
+    lo, hi = interval
+    step = -(-(hi - lo) // parts)
+    return min(lo + step * part, hi), min(lo + step * (part + 1), hi)
+
+
+def nested(size: int, cuts: Sequence[Cut]) -> tuple[Interval, ...]:
+    """The rows left after one cut after the other, first to last; no interval if none are.
+
+    Example:
+        >>> nested(7, [Cut(parts=2, part=0), Cut(parts=3, part=1)])
+        ((2, 4),)
+    """
+    interval = (0, size)
+    for cut in cuts:
+        interval = chunk(interval, cut.parts, cut.part)
+    return (interval,) if interval[0] < interval[1] else ()
+
+
+def literal(size: int, cuts: Sequence[Cut]) -> tuple[Interval, ...]:
+    """The rows left when each cut first splits into ``factor`` pieces and takes a part of each.
+
+    The intervals ascend and do not touch.
+
+    Example:
+        >>> literal(9, [Cut(parts=4, part=1, factor=2)])
+        ((2, 4), (6, 7))
+    """
+    held: tuple[Interval, ...] = ((0, size),) if size else ()
+    for cut in cuts:
+        pieces = (chunk((0, length(held)), cut.factor, piece) for piece in range(cut.factor))
+        wanted = (chunk(piece, cut.parts, cut.part) for piece in pieces)
+        held = tuple(_joined(_rows(held, wanted)))
+    return held
+
+
+def length(intervals: Sequence[Interval]) -> int:
+    """How many rows the intervals hold."""
+    return sum(hi - lo for lo, hi in intervals)
+
+
+def cut_order(cuts: Sequence[Cut]) -> list[int] | None:
+    """In which order to cut, if the factors stand for an order; None if they do not.
+
+    A factor is the number of parts that the earlier ones among the cuts to its right make.
+
+    Example:
+        >>> cut_order([Cut(2, 0), Cut(2, 0)])  # Shard, Shard: left to right
+        [0, 1]
+        >>> cut_order([Cut(3, 0, factor=2), Cut(2, 0)])  # FSDP2 over tensor parallelism
+        [1, 0]
+        >>> cut_order([Cut(2, 0, factor=5)]) is None  # a reshape
+        True
+    """
+    order: list[int] = []
+    for index in reversed(range(len(cuts))):
+        position, parts = 0, 1
+        while parts != cuts[index].factor:
+            if position == len(order):
+                return None
+            parts *= cuts[order[position]].parts
+            position += 1
+        order.insert(position, index)
+    return order
+
+
+def layouts(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
+    """The rows that the cuts may stand for: one reading, or two that differ, the likelier first.
+
+    Example:
+        >>> layouts(8, [Cut(2, 0, factor=2), Cut(2, 1)])
+        [((4, 6),)]
+        >>> layouts(7, [Cut(3, 2, factor=2), Cut(2, 0)])  # FSDP2 holds nothing, torch's text row 6
+        [(), ((6, 7),)]
+    """
+    written = literal(size, cuts)
+    order = cut_order(cuts)
+    if order is None:
+        return [written]
+    ordered = nested(size, [cuts[index] for index in order])
+    return [ordered] if ordered == written else [ordered, written]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The boxes that a rank holds, and where each lies in its local tensor."""
+
+    boxes: Boxes
+    views: tuple[tuple[slice, ...], ...]
+    """For each box, the slices of the local tensor that hold it."""
+
+    @classmethod
+    def of(cls, held: Sequence[Sequence[Interval]]) -> Layout:
+        """Every combination of the dimensions' intervals, in the order of the local tensor.
+
+        Example:
+            >>> layout = Layout.of([[(0, 2), (5, 6)], [(4, 8)]])
+            >>> layout.boxes
+            Boxes([0, 2) x [4, 8), [5, 6) x [4, 8))
+            >>> layout.views[1]
+            (slice(2, 3, None), slice(0, 4, None))
+        """
+        starts = [list(accumulate((hi - lo for lo, hi in rows), initial=0)) for rows in held]
+        boxes: list[tuple[list[int], list[int]]] = []
+        views: list[tuple[slice, ...]] = []
+        for choice in product(*(range(len(rows)) for rows in held)):
+            rows = [dim[i] for dim, i in zip(held, choice, strict=True)]
+            local = [dim[i : i + 2] for dim, i in zip(starts, choice, strict=True)]
+            boxes.append(([lo for lo, _ in rows], [hi - lo for lo, hi in rows]))
+            views.append(tuple(slice(start, stop) for start, stop in local))
+        return cls(Boxes.of(boxes, rank=len(held)), tuple(views))
+
+
+def _rows(held: Sequence[Interval], wanted: Iterator[Interval]) -> Iterator[Interval]:
+    """Intervals of positions within the rows held, as intervals of the rows themselves.
+
+    Both ascend, so that one walk is enough.
+    """
+    rows = iter(held)
+    lo, hi = next(rows, (0, 0))
+    first = 0  # the position of row `lo`
+    for start, stop in wanted:
+        while start < stop:
+            if start - first >= hi - lo:
+                first += hi - lo
+                lo, hi = next(rows)
+                continue
+            taken = min(stop - first, hi - lo)
+            yield lo + start - first, lo + taken
+            start = first + taken
+
+
+def _joined(intervals: Iterator[Interval]) -> Iterator[Interval]:
+    """The same rows with neighbours that touch made one."""
+    last: Interval | None = None
+    for interval in intervals:
+        if last is not None and last[1] == interval[0]:
+            last = (last[0], interval[1])
+            continue
+        if last is not None:
+            yield last
+        last = interval
+    if last is not None:
+        yield last

@@ -1,0 +1,101 @@
+"""Objects with ``state_dict`` and ``load_state_dict``: modules, optimizers, schedulers, your own.
+
+1. Any object that has both methods is one (torch calls it `Stateful`), but no tensor and no class.
+2. `open_object` calls ``state_dict`` once. Saving, that dict takes the object's place in the tree.
+3. Loading, the dict's tensors are filled in place, and then, when every rank has read its part,
+   ``load_state_dict`` is called once with the loaded dict.
+4. An optimizer before its first step has no moments. Those of the checkpoint that have the shape of
+   their parameter are loaded as that parameter is: on its device, with its mesh and placements. Any
+   other tensor that the object has no place for is loaded whole, on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.names import KeyPath
+from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.buffers import torch_dtype
+
+__all__ = ["DictState", "keeps_state", "open_object"]
+
+
+class _Stateful(Protocol):
+    def state_dict(self) -> Mapping[str | int, object]: ...
+    def load_state_dict(self, state_dict: Mapping[str | int, object], /) -> object: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DictState:
+    """The state dict of an object."""
+
+    owner: _Stateful
+    tree: Mapping[str | int, object]
+
+    def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
+        """Like the parameter that an optimizer's tensor belongs to, else a whole on the CPU."""
+        wanted = torch_dtype(dtype)
+        if wanted is None:
+            return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
+        parameter = self._parameter(keys)
+        if parameter is None or tuple(parameter.shape) != shape:
+            return torch.empty(shape, dtype=wanted, device="meta")
+        if parameter.dtype == wanted:
+            return parameter.detach()
+        return torch.empty_like(parameter, dtype=wanted, device="meta", requires_grad=False)
+
+    def load(self, tree: object) -> None:
+        """Call the object's ``load_state_dict``."""
+        self.owner.load_state_dict(cast(Mapping[str | int, object], tree))
+
+    def _parameter(self, keys: KeyPath) -> torch.Tensor | None:
+        """The parameter whose state has a leaf at ``keys``; None if this is no optimizer."""
+        if not isinstance(self.owner, torch.optim.Optimizer) or keys[:1] != ("state",):
+            return None
+        groups = cast(Iterable[Mapping[str, object]], self.tree.get("param_groups", ()))
+        # The dict numbers the parameters in the order in which the groups hold them.
+        numbers = [key for group in groups for key in cast(Sequence[object], group["params"])]
+        parameters = [tensor for group in self.owner.param_groups for tensor in group["params"]]
+        return dict(zip(numbers, parameters, strict=False)).get(keys[1])
+
+
+def keeps_state(node: object) -> bool:
+    """Whether an object has a state of its own to give and to take.
+
+    Example:
+        >>> keeps_state(torch.nn.Linear(2, 2)), keeps_state(torch.nn.Linear), keeps_state({})
+        (True, False, False)
+    """
+    if isinstance(node, torch.Tensor | np.ndarray | type):
+        return False
+    methods = (getattr(node, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(callable(method) for method in methods)
+
+
+def open_object(node: object, name: str) -> DictState | None:
+    """The state dict of an object that has one, or None.
+
+    Raises:
+        UnsupportedLeafError: ``state_dict`` gives something else than a dict.
+
+    Example:
+        >>> state = open_object(torch.nn.Linear(2, 3), "model")
+        >>> list(state.tree), open_object(torch.ones(2), "w") is None
+        (['weight', 'bias'], True)
+    """
+    if not keeps_state(node):
+        return None
+    owner = cast(_Stateful, node)
+    tree = owner.state_dict()
+    if not isinstance(tree, Mapping):
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: state_dict() of this {type(node).__name__} gives a "
+            f"{type(tree).__name__}; it must be a dict"
+        )
+    return DictState(owner, tree)
