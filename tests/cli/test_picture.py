@@ -21,7 +21,7 @@ from xckpt.cli.axes import Axis, Span
 from xckpt.cli.canvas import JOINTS
 from xckpt.cli.picture import Picture, picture
 from xckpt.cli.report import ArrayReport
-from xckpt.cli.slices import Box, parse_box
+from xckpt.cli.slices import Window, parse_box
 
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 12, 16, 17, 30]) | st.integers(1, 40)
 DIRECTIONS = {
@@ -79,7 +79,7 @@ def whole(shape: Shape, chunk: Shape) -> list[ArrayReport]:
 class Layout:
     shape: Shape
     arrays: list[ArrayReport]
-    box: Box | None
+    box: Window | None
 
 
 @st.composite
@@ -281,7 +281,7 @@ def is_near(seen: Seen, place: int, d: int) -> bool:
     return low < seen.box[d].stop and seen.box[d].start < high
 
 
-def is_read(box: Box, held: ArrayReport, element: dict[int, int]) -> bool:
+def is_read(box: Window, held: ArrayReport, element: dict[int, int]) -> bool:
     """Whether the chunk with an element of an array meets a box."""
     for d, at in element.items():
         start = held.offset[d] + (at - held.offset[d]) // held.chunk[d] * held.chunk[d]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import xckpt
 from tests.support.boxed import rows
 from xckpt.cli.report import ArrayReport, CheckpointReport, LeafReport, Reading, checkpoint_report
-from xckpt.cli.slices import Box, parse_box, reading
+from xckpt.cli.slices import Window, parse_box, reading
 
 ARRAYS = {
     "even": np.arange(256, dtype=np.float32).reshape(16, 16),
@@ -77,7 +77,7 @@ def report(saved: Path) -> CheckpointReport:
     return checkpoint_report("", xckpt.open(saved).manifest)
 
 
-def meeting(array: ArrayReport, box: Box) -> Iterator[tuple[int, ...]]:
+def meeting(array: ArrayReport, box: Window) -> Iterator[tuple[int, ...]]:
     """The positions of the chunks that hold an element of a box, one element after another."""
     mine = (
         range(max(part.start, o), min(part.stop, o + n))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
 from xckpt.convert.reads import DENSE, blocks, readings, restrict_sources
-from xckpt.core.geometry.boxes import Boxes, cover_fault
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
 from xckpt.mapping.strided_copy import StridedCopy

@@ -13,7 +13,8 @@ from xckpt.convert import Mapping, Rule, TensorSpec
 from xckpt.convert.reads import readings
 from xckpt.convert.units import Unit, plan_units
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, cover_fault
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import GridOptions, cells, choose_grid
 from xckpt.mapping.operations import (
     Deinterleave,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
-from xckpt.core.geometry.boxes import cover_fault, unique
+from xckpt.core.geometry.boxes import unique
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import Adapter, SourceLeaf
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError

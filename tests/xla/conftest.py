@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ranks import Ranks
-from tests.support.xla_meshes import Transfers
+from tests.xla.meshes import Transfers
 
 
 @pytest.fixture

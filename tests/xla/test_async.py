@@ -10,7 +10,7 @@ import torch
 
 import xckpt
 from tests.support.jax_meshes import same
-from tests.support.xla_meshes import (
+from tests.xla.meshes import (
     DEVICES,
     Layout,
     Transfers,

@@ -15,7 +15,7 @@ from torch_xla.experimental.distributed_checkpoint import SPMDLoadPlanner, SPMDS
 
 import xckpt
 from tests.support.jax_meshes import same
-from tests.support.xla_meshes import DEVICES, Layout, assert_holds, device, numbers
+from tests.xla.meshes import DEVICES, Layout, assert_holds, device, numbers
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 from xckpt.torch.xla import SPMDSavePlanner as OurSavePlanner
 

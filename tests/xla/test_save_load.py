@@ -23,7 +23,8 @@ from tests.support.jax_meshes import meshes as jax_meshes
 from tests.support.jax_meshes import same, specs, ways
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import Case, cases
-from tests.support.xla_meshes import (
+from tests.torch.test_save_load import on_rank_save
+from tests.xla.meshes import (
     DTYPES,
     Array,
     Layout,
@@ -38,7 +39,6 @@ from tests.support.xla_meshes import (
     sharding,
     spmd,
 )
-from tests.torch.test_save_load import on_rank_save
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 from xckpt.torch.buffers import to_numpy

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import xckpt
 from tests.support.jax_meshes import same
-from tests.support.xla_meshes import (
+from tests.xla.meshes import (
     DEVICES,
     Layout,
     Transfers,
@@ -32,7 +32,7 @@ from tests.support.xla_meshes import (
     stager_of_torch_xla,
     sync,
 )
-from xckpt.core.geometry.boxes import cover_fault
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem, WriteItems
 from xckpt.errors import PlanError, UnsupportedLeafError

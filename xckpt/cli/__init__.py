@@ -20,7 +20,7 @@ from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, Xc
 
 if TYPE_CHECKING:
     from xckpt.cli.report import CheckpointReport, LeafReport
-    from xckpt.cli.slices import Box
+    from xckpt.cli.slices import Window
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = ["main"]
@@ -150,7 +150,7 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
     return replace(leaf, value=repr(checkpoint[leaf.name]))
 
 
-def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
+def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Window]:
     """A leaf with what a slice of it reads."""
     from msgspec.structs import replace
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from xckpt.cli.axes import Axis, Span, column_labels, row_labels, scale
 from xckpt.cli.canvas import Canvas
 from xckpt.cli.report import ArrayReport, counted
-from xckpt.cli.slices import Box, touched
+from xckpt.cli.slices import Window, touched
 
 __all__ = ["LEAST_HEIGHT", "LEAST_WIDTH", "Picture", "picture"]
 
@@ -48,7 +48,7 @@ class _View:
     layer: Mapping[int, int]
     """Each other dimension, and where it is looked at."""
 
-    def plane(self, ranges: Box) -> tuple[range, range]:
+    def plane(self, ranges: Window) -> tuple[range, range]:
         """The part of a box that is drawn, down and across."""
         return range(1) if self.down is None else ranges[self.down], ranges[self.across]
 
@@ -77,7 +77,7 @@ def picture(
     shape: Sequence[int],
     arrays: Sequence[ArrayReport],
     *,
-    box: Box | None = None,
+    box: Window | None = None,
     width: int = 64,
     height: int = 20,
 ) -> Picture:
@@ -142,7 +142,7 @@ def picture(
     return Picture(tuple(_labelled(canvas, down, across, outlines, margin)), tuple(notes))
 
 
-def _view(shape: Sequence[int], arrays: Sequence[ArrayReport], box: Box | None) -> _View:
+def _view(shape: Sequence[int], arrays: Sequence[ArrayReport], box: Window | None) -> _View:
     """The plane of the two slowest dimensions that are cut."""
 
     def rank(d: int) -> tuple[bool, bool, int]:
@@ -158,7 +158,7 @@ def _is_cut(shape: Sequence[int], arrays: Sequence[ArrayReport], d: int) -> bool
     return any(min(array.shape[d], array.chunk[d]) < shape[d] for array in arrays)
 
 
-def _pieces(arrays: Sequence[ArrayReport], box: Box | None, view: _View) -> list[_Piece]:
+def _pieces(arrays: Sequence[ArrayReport], box: Window | None, view: _View) -> list[_Piece]:
     """The arrays that have a part in the plane."""
     pieces: list[_Piece] = []
     for number, array in enumerate(arrays):

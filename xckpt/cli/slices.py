@@ -12,13 +12,13 @@ from math import prod
 
 from xckpt.cli.report import ArrayReport, LeafReport, Reading
 
-__all__ = ["Box", "parse_box", "reading", "touched"]
+__all__ = ["Window", "parse_box", "reading", "touched"]
 
-Box = tuple[range, ...]
+Window = tuple[range, ...]
 """Elements ``[start, stop)`` of each dimension."""
 
 
-def parse_box(text: str, shape: Sequence[int]) -> Box:
+def parse_box(text: str, shape: Sequence[int]) -> Window:
     """The box that a slice is.
 
     Args:
@@ -59,7 +59,7 @@ def _range(text: str, dimension: int, size: int) -> range:
     return range(low % size, low % size + 1)
 
 
-def touched(array: ArrayReport, box: Box) -> Box | None:
+def touched(array: ArrayReport, box: Window) -> Window | None:
     """The whole chunks of an array that a box meets, in the tensor's elements; None if none.
 
     Example:
@@ -77,7 +77,7 @@ def touched(array: ArrayReport, box: Box) -> Box | None:
     return tuple(around)
 
 
-def reading(leaf: LeafReport, box: Box) -> Reading:
+def reading(leaf: LeafReport, box: Window) -> Reading:
     """What reading a box of a tensor takes."""
     assert leaf.shape is not None
     elements = prod(leaf.shape)

@@ -24,8 +24,8 @@ from xckpt.cli.report import (
     readable_bytes,
     tree_rows,
 )
-from xckpt.cli.slices import Box
-from xckpt.core.geometry.boxes import interval
+from xckpt.cli.slices import Window
+from xckpt.core.geometry.box import Box
 
 __all__ = ["checkpoint_table", "console", "leaf_list", "leaf_picture", "leaf_table"]
 
@@ -113,7 +113,7 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
     return Group(_facts(facts), Text(), _pieces(leaf.arrays))
 
 
-def leaf_picture(leaf: LeafReport, box: Box | None = None, width: int = 64) -> RenderableType:
+def leaf_picture(leaf: LeafReport, box: Window | None = None, width: int = 64) -> RenderableType:
     """How a tensor lies in chunks, and which of them a slice of it reads."""
     assert leaf.shape is not None
     drawing = picture(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
@@ -125,7 +125,7 @@ def _reading(reading: Reading) -> list[tuple[str, str]]:
     read, wanted = readable_bytes(reading.bytes_read), readable_bytes(reading.bytes_wanted)
     times = f" ({reading.bytes_read / reading.bytes_wanted:.2f} x)" if reading.bytes_wanted else ""
     return [
-        ("slice", interval(reading.offset, reading.shape)),
+        ("slice", str(Box(reading.offset, reading.shape))),
         ("reads", f"{chunks}: {read} for the {wanted} wanted{times}"),
     ]
 
@@ -145,7 +145,7 @@ def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
     table.add_column("chunk", overflow="fold")
     table.add_column("chunks", justify="right")
     for number, array in enumerate(arrays[:SHOWN_PIECES]):
-        where = interval(array.offset, array.shape)
+        where = str(Box(array.offset, array.shape))
         table.add_row(str(number), where, _shape(array.chunk), str(array.chunks))
     if len(arrays) > SHOWN_PIECES:
         table.add_row("...", f"{len(arrays) - SHOWN_PIECES} more: --json lists them all")

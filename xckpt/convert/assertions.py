@@ -16,8 +16,7 @@ import numpy as np
 from xckpt.convert.make_unit import make_box
 from xckpt.convert.reads import hull
 from xckpt.convert.units import plan_units
-from xckpt.core.geometry.boxes import interval
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.errors import MappingError
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.bundle import Assertion
@@ -45,7 +44,7 @@ class _Asserted:
     def targets(self) -> Mapping[str, TensorSpec]:
         return {TENSOR: self.traced.spec}
 
-    def copies_into(self, name: str, box: ChunkStorageMetadata) -> Sequence[StridedCopy]:
+    def copies_into(self, name: str, box: Box) -> Sequence[StridedCopy]:
         return restrict(self.traced.copies, box)
 
 
@@ -56,7 +55,7 @@ class _Comparison:
     number: int
     """The assertion's, in the order in which they were given."""
     assertion: Assertion
-    box: ChunkStorageMetadata
+    box: Box
     nbytes: int
     """Memory that both sides take."""
 
@@ -109,7 +108,7 @@ def _problems(
     return problems
 
 
-def _difference(assertion: Assertion, source: TensorSource, box: ChunkStorageMetadata) -> str:
+def _difference(assertion: Assertion, source: TensorSource, box: Box) -> str:
     """How a box differs from what is expected; empty if it does not."""
     sides: list[np.ndarray] = []
     for traced in (assertion.tensor, assertion.expected):
@@ -122,16 +121,16 @@ def _difference(assertion: Assertion, source: TensorSource, box: ChunkStorageMet
     places = np.argwhere((found != expected).reshape(*box.sizes, item).any(axis=-1))
     first, last = places.min(axis=0), places.max(axis=0)
     low = tuple((first + np.array(box.offsets, np.int64)).tolist())
-    around = ChunkStorageMetadata(low, tuple((last - first + 1).tolist()))
+    around = Box(low, tuple((last - first + 1).tolist()))
     count = f"{len(places):,} element differs" if len(places) == 1 else f"{len(places):,} differ"
     return f"{_source_range(assertion, around)}: {count}: {assertion.reason}"
 
 
-def _source_range(assertion: Assertion, box: ChunkStorageMetadata) -> str:
+def _source_range(assertion: Assertion, box: Box) -> str:
     """Where a box of an assertion's tensor lies in the source; the box itself if nowhere."""
     copies = [copy for copy in restrict(assertion.tensor.copies, box) if copy.source]
     if not copies:
-        return interval(box.offsets, box.sizes)
+        return str(box)
     name = copies[0].source
     read = hull([copy.source_box for copy in copies if copy.source == name])
-    return f"{name}: {interval(read.offsets, read.sizes)}"
+    return f"{name}: {read}"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xckpt.convert.reads import readings
 from xckpt.convert.units import Part, Resolved
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, copy_elements, view
@@ -57,7 +57,7 @@ def make_box(
     source: TensorSource,
     spec: TensorSpec,
     copies: Sequence[StridedCopy],
-    box: ChunkStorageMetadata,
+    box: Box,
 ) -> Array:
     """A box of a tensor that copies make up.
 
@@ -76,7 +76,7 @@ def _carry_out(
     source: TensorSource,
     copies: Sequence[tuple[int, StridedCopy]],
     made: Sequence[Array],
-    boxes: Sequence[ChunkStorageMetadata],
+    boxes: Sequence[Box],
 ) -> None:
     for number, copy in copies:
         if not copy.source:
@@ -103,9 +103,7 @@ def _carry_out(
                 )
 
 
-def straight(
-    copy: StridedCopy, box: ChunkStorageMetadata, made: Array, origin: tuple[int, ...]
-) -> Array | None:
+def straight(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) -> Array | None:
     """The target's memory in the order of the box that is read, if each element has its place.
 
     Args:

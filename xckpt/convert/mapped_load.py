@@ -32,11 +32,11 @@ from xckpt.convert.make_unit import pieces, straight
 from xckpt.convert.reads import Reading, blocks, hull, readings, restrict_sources
 from xckpt.core import frameworks
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import Boxes, intersect, interval
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
@@ -62,7 +62,6 @@ from xckpt.storage.chunk import allocate
 __all__ = ["MappedLoadPlanner"]
 
 Array = NDArray[np.generic]
-Box = ChunkStorageMetadata
 
 
 @dataclass(slots=True)
@@ -278,7 +277,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         """
         read = Counter(item for item in plan.items if item.type is LoadItemType.TENSOR)
         problems = [
-            f"{item.dest_index.fqn}: {interval(item.storage_offsets, item.lengths)} of "
+            f"{item.dest_index.fqn}: {Box(item.storage_offsets, item.lengths)} of "
             f"{item.storage_index.fqn} would be read {read[item]} times"
             for item in {**self._items, **read}
             if read[item] != (item in self._items)

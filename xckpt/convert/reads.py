@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
-from xckpt.core.metadata import ChunkStorageMetadata, TensorStorageMetadata
+from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
 __all__ = ["Reading", "blocks", "hull", "readings", "restrict_sources"]
 
-Box = ChunkStorageMetadata
 
 DENSE = 2.0
 """A box is read whole if it has at most this many times the elements that are wanted of it."""

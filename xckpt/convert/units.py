@@ -25,14 +25,13 @@ from typing import Protocol
 
 from xckpt.convert.reads import Reading, readings
 from xckpt.core.dtypes import item_size
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
 __all__ = ["Part", "Unit", "plan_units"]
 
 Shape = tuple[int, ...]
-Box = ChunkStorageMetadata
 Chunks = Callable[[str], Shape]
 """Name -> the elements of each dimension that belong together."""
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from xckpt.core.geometry.grid import Grid
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.grid import Grid
 
 __all__ = [
     "BytesStorageMetadata",
@@ -30,17 +29,8 @@ JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSO
 """What `json` can carry."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkStorageMetadata:
-    """A box of a tensor: the elements ``[offset, offset + size)`` in each dimension.
-
-    Example:
-        >>> ChunkStorageMetadata(offsets=(0, 8), sizes=(4, 8))
-        ChunkStorageMetadata(offsets=(0, 8), sizes=(4, 8))
-    """
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
+ChunkStorageMetadata = Box
+"""torch's name of a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +75,7 @@ class TensorStorageMetadata:
     properties: TensorProperties
     size: tuple[int, ...]
     """The global shape in elements."""
-    chunks: Sequence[ChunkStorageMetadata]
+    chunks: Sequence[Box]
     """Disjoint boxes that cover the tensor: the shards of a plan, or the arrays of a checkpoint."""
     grid: Grid | None = None
     """How the boxes are laid out in zarr arrays; None until a planner or a storage has chosen."""

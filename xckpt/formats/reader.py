@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from xckpt.core import frameworks
 from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
     TensorProperties,
     TensorStorageMetadata,
@@ -182,7 +182,7 @@ class SourceReader:
         cuts = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
         bytes_each = item_size(self._dtype(item))
 
-        def read(box: ChunkStorageMetadata) -> None:
+        def read(box: Box) -> None:
             self._read_part(work, name, box)
             progress.add(prod(box.sizes) * bytes_each)
             if self._landed(work, prod(box.sizes)):
@@ -213,7 +213,7 @@ class SourceReader:
             scratch = allocate(item.lengths, numpy_dtype(self._dtype(item)), item.dest_index.fqn)
         return _Item(item, resolved, host, scratch, prod(item.lengths))
 
-    def _read_part(self, work: _Item, name: str, box: ChunkStorageMetadata) -> None:
+    def _read_part(self, work: _Item, name: str, box: Box) -> None:
         destination = work.scratch if work.host is None else work.host
         assert destination is not None
         starts = zip(box.offsets, work.item.storage_offsets, box.sizes, strict=True)
@@ -241,7 +241,7 @@ class SourceReader:
 
 def parts(
     offsets: Sequence[int], sizes: Sequence[int], chunk: Sequence[int], most: int
-) -> Iterator[ChunkStorageMetadata]:
+) -> Iterator[Box]:
     """Cut a box along multiples of ``chunk`` into boxes of about ``most`` elements, rows whole.
 
     Example:
@@ -250,14 +250,14 @@ def parts(
         >>> [box.sizes for box in parts((1, 0), (5, 8), (2, 8), 32)]
         [(3, 8), (2, 8)]
         >>> list(parts((), (), (), 1))
-        [ChunkStorageMetadata(offsets=(), sizes=())]
+        [Box(offsets=(), sizes=())]
     """
     if prod(sizes) <= most or not sizes:
-        yield ChunkStorageMetadata(tuple(offsets), tuple(sizes))
+        yield Box(tuple(offsets), tuple(sizes))
         return
     d = next((d for d, size in enumerate(sizes) if size > _room(offsets[d], chunk[d])), None)
     if d is None:
-        yield ChunkStorageMetadata(tuple(offsets), tuple(sizes))
+        yield Box(tuple(offsets), tuple(sizes))
         return
     row = prod(sizes[d + 1 :]) * prod(sizes[:d])
     step = max(1, most // max(1, row * chunk[d])) * chunk[d]

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["TensorSink"]
@@ -57,7 +57,7 @@ class TensorSink(Protocol):
         """
         ...
 
-    def write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box; from several threads and processes, in any order, again with the same data.
 
         Raises:

@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.geometry.grid import cells
 from xckpt.core.geometry.transpose import copy_bits
-from xckpt.core.metadata import ChunkStorageMetadata, Sharding, TensorStorageMetadata
+from xckpt.core.metadata import Sharding, TensorStorageMetadata
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
@@ -71,7 +72,7 @@ class TensorSource(Protocol):
         """
         ...
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box of a tensor; called from several threads.
 
         Args:
@@ -129,7 +130,7 @@ class XckptSource:
         >>> source.specs, source.values
         ({'w': TensorSpec(shape=(2, 3), dtype='float64')}, {'step': 7})
         >>> row = np.empty((1, 3))
-        >>> source.read("w", ChunkStorageMetadata((1, 0), (1, 3)), row)
+        >>> source.read("w", Box((1, 0), (1, 3)), row)
         >>> row
         array([[3., 4., 5.]])
     """
@@ -211,16 +212,14 @@ class XckptSource:
             return tuple(max(1, size) for size in stored.shape)
         return stored.pieces[0].chunk
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box of a tensor, verified; see `TensorSource.read`."""
         if prod(box.sizes) == 0:
             return
         with self._chunks.noticing_replacement():
             self._read(self._tensors[name], box, into)
 
-    def _read(
-        self, stored: StoredArray, box: ChunkStorageMetadata, into: NDArray[np.generic]
-    ) -> None:
+    def _read(self, stored: StoredArray, box: Box, into: NDArray[np.generic]) -> None:
         pieces = Boxes.of([(piece.offset, piece.shape) for piece in stored.pieces])
         _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), pieces)
         begun: deque[_Read] = deque()
@@ -247,7 +246,7 @@ class XckptSource:
         self,
         key: tuple[str, int],
         number: int,
-        cell: ChunkStorageMetadata,
+        cell: Box,
         into: NDArray[np.generic],
         origin: tuple[int, ...],
     ) -> _Read:

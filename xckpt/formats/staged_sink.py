@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.values import encode_value, value_kind
 from xckpt.formats.foreign_paths import local_path
 from xckpt.formats.staging import Staging
@@ -113,14 +113,14 @@ class StagedSink(ABC):
     def chunks(self, name: str) -> tuple[int, ...]:
         """Elements of each dimension that must be written together; see `TensorSink.chunks`."""
 
-    def write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box of whole chunks; see `TensorSink.write`."""
         if data.dtype == np.bool_:
             data = np.asarray(data.view(np.uint8) != 0)  # Memory may hold other bytes than 0 and 1.
         self._write(name, box, data)
 
     @abstractmethod
-    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box, whose bools are 0 or 1."""
 
     def commit(self) -> None:

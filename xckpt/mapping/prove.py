@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.errors import SHOWN_PROBLEMS
 from xckpt.mapping.resolved import ResolvedMapping
 from xckpt.mapping.rule import Rule
@@ -41,7 +41,7 @@ def problems_with(
 
 
 def _whole(spec: TensorSpec) -> str:
-    return interval((0,) * len(spec.shape), spec.shape)
+    return str(Box.whole(spec.shape))
 
 
 def _misfits(
@@ -86,7 +86,7 @@ def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
         pieces = [Piece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
         fault = piece_fault(resolved.targets[name].shape, pieces)
         if fault is not None:
-            box = interval(fault.offsets, fault.sizes)
+            box = str(fault)
             holders = " and ".join(repr(copies[i].source) for i in fault.holders)
             words = {"gap": "has a gap", "overlap": "overlaps", "outside": "reaches outside"}
             by = f", from {holders}" if holders else ""
@@ -128,7 +128,7 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
         fault = piece_fault(spec.shape, pieces)
         if fault is None or any(_could_take(rule, name) for rule in failed):
             continue
-        box = interval(fault.offsets, fault.sizes)
+        box = str(fault)
         if fault.kind == "gap":
             yield f"source {name!r}: nothing uses {box}"
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Bundle, Slot, Trace
 from xckpt.mapping.match import Instance, match_rules
@@ -104,7 +104,7 @@ def resolve_rules(
 def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
     """One more target leaf; one that is made already is a fault of both rules."""
     if name in found.made:
-        whole = interval((0,) * len(tensor.shape), tensor.shape)
+        whole = Box.whole(tensor.shape)
         both = f"rule {found.makers[name]} and rule {rule}"
         if rule == found.makers[name]:
             both = f"rule {rule} twice"
@@ -121,10 +121,7 @@ def _at(instance: Instance) -> str:
 def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
     """The leaves that an instance takes, each with its box."""
     names = [name for by_key in instance.sources for name in by_key.values()]
-    shown = [
-        f"{name!r} {interval((0,) * len(leaves[name].shape), leaves[name].shape)}"
-        for name in names[:SHOWN_LEAVES]
-    ]
+    shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
     more = f" and {len(names) - SHOWN_LEAVES} more" if len(names) > SHOWN_LEAVES else ""
     return f" on {', '.join(shown)}{more}" if names else ""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.mapping.bundle import Assertion, Lossy
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -42,7 +42,7 @@ class ResolvedMapping:
     """Target leaf -> the rule that makes it."""
     _boxes: dict[str, Boxes] = field(default_factory=dict, compare=False, repr=False)
 
-    def copies_into(self, name: str, box: ChunkStorageMetadata) -> tuple[StridedCopy, ...]:
+    def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
         """The copies of just the elements of a box of a target leaf.
 
         Offsets stay relative to the whole leaf.
@@ -59,7 +59,7 @@ MANY_COPIES = 8
 
 def copies_into(
     copies: tuple[StridedCopy, ...],
-    box: ChunkStorageMetadata,
+    box: Box,
     known: dict[str, Boxes] | None = None,
     name: str = "",
 ) -> tuple[StridedCopy, ...]:

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.transpose import copy_bits
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.mapping.arithmetic import Arithmetic
 
 __all__ = ["StridedCopy", "copy_elements", "restrict", "view"]
@@ -53,7 +53,7 @@ class StridedCopy:
         >>> copy = StridedCopy("w", "kernel", (2, 3), (0, 0), ((1, 0), (0, 1)),
         ...                    (0, 0), ((0, 1), (1, 0)))
         >>> copy.target_box
-        ChunkStorageMetadata(offsets=(0, 0), sizes=(3, 2))
+        Box(offsets=(0, 0), sizes=(3, 2))
         >>> copy.inverse().source
         'kernel'
         >>> copy.inverse().inverse() == copy
@@ -87,12 +87,12 @@ class StridedCopy:
         return prod(self.sizes)
 
     @property
-    def source_box(self) -> ChunkStorageMetadata:
+    def source_box(self) -> Box:
         """The smallest box of the source that holds everything read."""
         return _bounds(self.sizes, self.source_offsets, self.source_strides)
 
     @property
-    def target_box(self) -> ChunkStorageMetadata:
+    def target_box(self) -> Box:
         """The smallest box of the target that holds everything written."""
         return _bounds(self.sizes, self.target_offsets, self.target_strides)
 
@@ -180,7 +180,7 @@ def _moved(offsets: Ints, strides: Ints, steps: int) -> Ints:
     return tuple(o + s * steps for o, s in zip(offsets, strides, strict=True))
 
 
-def _bounds(sizes: Ints, offsets: Ints, strides: Strides) -> ChunkStorageMetadata:
+def _bounds(sizes: Ints, offsets: Ints, strides: Strides) -> Box:
     low, high = list(offsets), list(offsets)
     for size, steps in zip(sizes, strides, strict=True):
         for d, step in enumerate(steps):
@@ -189,10 +189,10 @@ def _bounds(sizes: Ints, offsets: Ints, strides: Strides) -> ChunkStorageMetadat
             elif step < 0:
                 low[d] += step * (size - 1)
     extents = tuple(h - lo + 1 for lo, h in zip(low, high, strict=True))
-    return ChunkStorageMetadata(tuple(low), extents)
+    return Box(tuple(low), extents)
 
 
-def restrict(copies: Iterable[StridedCopy], box: ChunkStorageMetadata) -> tuple[StridedCopy, ...]:
+def restrict(copies: Iterable[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
     """The copies of just those elements that go into a box of the target, exactly.
 
     Offsets stay relative to the whole target.
@@ -200,7 +200,7 @@ def restrict(copies: Iterable[StridedCopy], box: ChunkStorageMetadata) -> tuple[
     Example:
         >>> copy = StridedCopy("a", "b", (4, 2), (0,), ((2,), (1,)), (0,), ((1,), (4,)))
         >>> [(c.sizes, c.source_offsets, c.target_offsets)
-        ...  for c in restrict([copy], ChunkStorageMetadata((3,), (3,)))]
+        ...  for c in restrict([copy], Box((3,), (3,)))]
         [((1, 1), (6,), (3,)), ((2, 1), (1,), (4,))]
     """
     found: list[StridedCopy] = []

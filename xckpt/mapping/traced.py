@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Ints, StridedCopy, restrict
@@ -112,7 +112,7 @@ def part(tensor: Traced, axis: int, start: int, stop: int) -> Traced:
     offsets = tuple(start if d == axis else 0 for d in range(len(sizes)))
     if prod(sizes) == 0:
         return Traced(sizes, tensor.dtype, ())
-    copies = restrict(tensor.copies, ChunkStorageMetadata(offsets, sizes))
+    copies = restrict(tensor.copies, Box(offsets, sizes))
     return Traced(sizes, tensor.dtype, tuple(_shifted(copies, axis, -start)))
 
 

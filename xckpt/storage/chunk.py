@@ -19,7 +19,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import Manifest, ZarrArray, arrays, parse
 from xckpt.core.manifest.zarr_json import array_document, documents
 from xckpt.errors import (
@@ -383,11 +383,8 @@ class ChunkSource:
         )
 
     def _place(self, array: ZarrArray, cell: tuple[Shape, Shape]) -> str:
-        offsets = [a + b for a, b in zip(cell[0], array.offset, strict=True)]
-        return (
-            f"{array.leaf or 'the root'}: {interval(offsets, cell[1])} in "
-            f"{self.root.child(array.path)}"
-        )
+        box = Box(*cell).shifted(array.offset)
+        return f"{array.leaf or 'the root'}: {box} in {self.root.child(array.path)}"
 
 
 def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> NDArray[np.generic]:

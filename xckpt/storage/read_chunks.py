@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name, numpy_dtype
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.plan.host_reads import Publication, SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
@@ -105,7 +105,7 @@ class ChunkWishes:
         return list(dict.fromkeys(chunk.array for chunk in self.chunks.values()))
 
 
-def _wish(item: int, low: Shape, high: Shape, cell: ChunkStorageMetadata) -> Wish:
+def _wish(item: int, low: Shape, high: Shape, cell: Box) -> Wish:
     """What an item that wants ``[low, high)`` of an array wants of one of its chunks."""
     if low == cell.offsets and all(
         h - o == n for h, o, n in zip(high, low, cell.sizes, strict=True)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, ZarrArray, arrays
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
@@ -75,13 +75,13 @@ def _miswritten_in(
     if len(wrong) == 0:
         return
     if len(wrong) == array.count and not times.any():
-        yield f"{array.leaf}: {interval(array.offset, array.shape)} was written by no rank"
+        yield f"{array.leaf}: {Box(array.offset, array.shape)} was written by no rank"
         return
     _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
     for number in wrong[:SHOWN].tolist():
         ranks = [rank for rank, numbers in reported for _ in range(int(np.sum(numbers == number)))]
         low = tuple(a + b for a, b in zip(array.offset, boxes[number].offsets, strict=True))
-        yield f"{array.leaf}: {interval(low, boxes[number].sizes)} was written by {_ranks(ranks)}"
+        yield f"{array.leaf}: {Box(low, boxes[number].sizes)} was written by {_ranks(ranks)}"
     if len(wrong) > SHOWN:
         yield f"{array.leaf}: and {len(wrong) - SHOWN} more of its chunks"
 

@@ -28,10 +28,9 @@ from numpy.typing import NDArray
 
 from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import BytesEntry, ValueEntry, ZarrArray
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.names import zarr_path
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
@@ -122,7 +121,7 @@ class _Prepared:
     array: ZarrArray
     low: Shape
     """The item's first element in the array."""
-    units: Sequence[tuple[int, ChunkStorageMetadata]]
+    units: Sequence[tuple[int, Box]]
     """(number, box) of each."""
     data: NDArray[np.generic]
 
@@ -337,9 +336,7 @@ class ChunkWrites:
                 e <= s for e, s in zip(ends, order.shape, strict=True)
             ):
                 return _zarr_array(name, item.tensor_data.properties.dtype, order), low
-        raise PlanError(
-            f"{name}: {interval(box.offsets, box.sizes)} lies in no array of the checkpoint"
-        )
+        raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
 
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
@@ -361,9 +358,7 @@ class ChunkWrites:
         return self._opened[key]
 
 
-def _units(
-    item: WriteItem, array: ZarrArray, low: Shape
-) -> Sequence[tuple[int, ChunkStorageMetadata]]:
+def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[tuple[int, Box]]:
     """(number, box) of the units of an array that an item consists of.
 
     Raises:
@@ -373,13 +368,13 @@ def _units(
     box = item.tensor_data.chunk
     unit = array.shard or array.chunk
     if box.sizes == array.shape and all(n <= u for n, u in zip(box.sizes, unit, strict=True)):
-        return [(0, ChunkStorageMetadata(low, box.sizes))]
+        return [(0, Box(low, box.sizes))]
     high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
     numbers, units = cells(low, high, array.shape, unit)
     beyond = (units.offsets < np.array(low)).any() or (units.ends > np.array(high)).any()
     if beyond:
         raise PlanError(
-            f"{item.index.fqn}: {interval(box.offsets, box.sizes)} is to be written by this rank, "
+            f"{item.index.fqn}: {box} is to be written by this rank, "
             f"but shares a chunk with another; a planner must keep to the grid's chunks"
         )
     return list(zip(numbers.tolist(), units, strict=True))

@@ -11,9 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.tilings import Box, Shape, Tiling, paint, region, tiled_shapes
-from xckpt.core.geometry import boxes as module
-from xckpt.core.geometry.boxes import Boxes, cover_fault, intersect, interval, unique
+from tests.support.tilings import Box as Pair
+from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
+from xckpt.core.geometry import cover as module
+from xckpt.core.geometry.boxes import Boxes, intersect, unique
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import ChunkStorageMetadata
 
 
@@ -54,12 +56,12 @@ def imperfect_covers(draw: st.DrawFn) -> tuple[Shape, Tiling]:
     return shape, draw(st.permutations(boxes))
 
 
-def elements(box: Box) -> set[tuple[int, ...]]:
+def elements(box: Pair) -> set[tuple[int, ...]]:
     offsets, sizes = box
     return {tuple(o + i for o, i in zip(offsets, at, strict=True)) for at in np.ndindex(*sizes)}
 
 
-def pair(chunk: ChunkStorageMetadata) -> Box:
+def pair(chunk: ChunkStorageMetadata) -> Pair:
     return chunk.offsets, chunk.sizes
 
 
@@ -218,11 +220,6 @@ def test_boxes_are_a_sequence():
     assert repr(Boxes.of(pairs * 2)).endswith("... 2 more)")
     with pytest.raises(ValueError, match="must both be"):
         Boxes(np.zeros((1, 2), np.int64), np.zeros((2, 2), np.int64))
-
-
-def test_interval_of_a_scalar_says_so():
-    assert interval((), ()) == "the scalar"
-    assert interval((3,), (0,)) == "[3, 3)"
 
 
 def test_boxes_are_equal_by_all_that_they_say():

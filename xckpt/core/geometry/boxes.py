@@ -1,19 +1,12 @@
-"""The algebra of boxes: hyper-rectangles ``[offset, offset + size)`` of a tensor, many at a time.
+"""Many boxes of one tensor, in columns: what a planner does with all of them at once.
 
 A `Boxes` holds n boxes of one rank as two (n, rank) int64 arrays; every function here is vectorised
-over them and touches no data. What a planner asks:
+over them and touches no data:
 
 1. `intersect`: which boxes of one set meet which of another, and where (a load).
 2. `unique`: replicas of one box, found once (a save).
-3. `cover_fault`: do boxes cover a shape exactly once? If not, one witness: a box of elements that
-   nobody holds, or that two boxes hold.
 
-`cover_fault` compresses coordinates: the distinct boundaries of each dimension cut the tensor into
-cells that a box holds wholly or not at all. Counting how many boxes hold each cell is a
-d-dimensional difference array: add +-1 at the 2^d corners of each box, then sum along every axis.
-Where the cells would be too many (boxes with unrelated boundaries in several dimensions), or the
-corners, the tensor is halved along the dimension with the most boundaries and each half is checked
-on its own.
+`xckpt.core.geometry.cover` proves that boxes cover a shape exactly once.
 """
 
 from __future__ import annotations
@@ -21,28 +14,20 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
-from math import prod
 from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 
-__all__ = ["Boxes", "CoverFault", "cover_fault", "intersect", "interval", "unique"]
+__all__ = ["Boxes", "Int64s", "intersect", "unique"]
 
 Int64s = NDArray[np.int64]
 
-MAX_CELLS = 1 << 22
-"""Most cells that one difference array may have (an int32 each)."""
-
-MAX_CUT_DIMENSIONS = 6
-"""Most dimensions with several cells at once: n of them give a box 2^n corners."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Boxes(Sequence[ChunkStorageMetadata]):
+class Boxes(Sequence[Box]):
     """n boxes of one rank, in the order given.
 
     Example:
@@ -50,7 +35,7 @@ class Boxes(Sequence[ChunkStorageMetadata]):
         >>> len(boxes), boxes.rank
         (2, 2)
         >>> boxes[1]
-        ChunkStorageMetadata(offsets=(2, 0), sizes=(1, 4))
+        Box(offsets=(2, 0), sizes=(1, 4))
         >>> boxes.elements
         array([8, 4])
     """
@@ -84,7 +69,7 @@ class Boxes(Sequence[ChunkStorageMetadata]):
 
         Example:
             >>> list(Boxes.whole((3, 5)))
-            [ChunkStorageMetadata(offsets=(0, 0), sizes=(3, 5))]
+            [Box(offsets=(0, 0), sizes=(3, 5))]
         """
         return _whole(tuple(shape))
 
@@ -111,19 +96,17 @@ class Boxes(Sequence[ChunkStorageMetadata]):
         return self.offsets.shape[0]
 
     @overload
-    def __getitem__(self, index: int) -> ChunkStorageMetadata: ...
+    def __getitem__(self, index: int) -> Box: ...
     @overload
     def __getitem__(self, index: slice) -> Boxes: ...
-    def __getitem__(self, index: int | slice) -> ChunkStorageMetadata | Boxes:
+    def __getitem__(self, index: int | slice) -> Box | Boxes:
         if isinstance(index, slice):
             return Boxes(self.offsets[index], self.sizes[index])
-        return ChunkStorageMetadata(
-            tuple(self.offsets[index].tolist()), tuple(self.sizes[index].tolist())
-        )
+        return Box(tuple(self.offsets[index].tolist()), tuple(self.sizes[index].tolist()))
 
-    def __iter__(self) -> Iterator[ChunkStorageMetadata]:
+    def __iter__(self) -> Iterator[Box]:
         for offsets, sizes in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
-            yield ChunkStorageMetadata(tuple(offsets), tuple(sizes))
+            yield Box(tuple(offsets), tuple(sizes))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Boxes):
@@ -135,7 +118,7 @@ class Boxes(Sequence[ChunkStorageMetadata]):
         return NotImplemented
 
     def __repr__(self) -> str:
-        shown = [interval(o, s) for o, s in zip(self.offsets[:4], self.sizes[:4], strict=True)]
+        shown = [str(box) for box in self[:4]]
         more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
         return f"Boxes({', '.join(shown)}{more})"
 
@@ -146,19 +129,6 @@ def _whole(shape: tuple[int, ...]) -> Boxes:
     boxes = Boxes.of([((0,) * len(shape), shape)])
     boxes.offsets.flags.writeable = boxes.sizes.flags.writeable = False
     return boxes
-
-
-def interval(offsets: Iterable[int], sizes: Iterable[int]) -> str:
-    """A box as people read it.
-
-    Example:
-        >>> interval((0, 8), (3, 8))
-        '[0, 3) x [8, 16)'
-        >>> interval((), ())
-        'the scalar'
-    """
-    parts = [f"[{int(o)}, {int(o) + int(s)})" for o, s in zip(offsets, sizes, strict=True)]
-    return " x ".join(parts) or "the scalar"
 
 
 def intersect(a: Boxes, b: Boxes) -> tuple[Int64s, Int64s, Boxes]:
@@ -197,107 +167,3 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
     inverse = np.empty(len(rows), np.int64)
     inverse[order] = np.cumsum(first) - 1
     return boxes.take(order[first]), inverse
-
-
-@dataclass(frozen=True, slots=True)
-class CoverFault:
-    """Why boxes do not cover a shape exactly once."""
-
-    kind: str
-    """``"outside"``, ``"overlap"`` or ``"gap"``."""
-    box: ChunkStorageMetadata
-    """The witness: elements outside the shape, held twice, or held by nobody."""
-    holders: tuple[int, ...]
-    """The indices of (up to two) boxes that hold the witness; none for a gap."""
-
-
-def cover_fault(shape: Sequence[int], boxes: Boxes) -> CoverFault | None:
-    """None if the boxes cover ``shape`` exactly once, else one witness of where they do not.
-
-    Empty boxes hold nothing and are welcome anywhere.
-
-    Example:
-        >>> cover_fault((4, 2), Boxes.of([((0, 0), (2, 2)), ((2, 0), (2, 2))])) is None
-        True
-        >>> fault = cover_fault((4, 2), Boxes.of([((0, 0), (3, 2)), ((2, 0), (2, 2))]))
-        >>> fault.kind, interval(fault.box.offsets, fault.box.sizes), fault.holders
-        ('overlap', '[2, 3) x [0, 2)', (0, 1))
-    """
-    extent = np.array(shape, dtype=np.int64)
-    held = np.flatnonzero((boxes.sizes > 0).all(axis=1))
-    outside = held[((boxes.offsets[held] < 0) | (boxes.ends[held] > extent[None, :])).any(axis=1)]
-    if len(outside):
-        index = int(outside[0])
-        return CoverFault("outside", boxes[index], (index,))
-    fault = _cover_fault_in(np.zeros_like(extent), extent, boxes.take(held))
-    if fault is None:
-        return None
-    return CoverFault(fault.kind, fault.box, tuple(int(held[i]) for i in fault.holders))
-
-
-def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes) -> CoverFault | None:
-    """`cover_fault` within ``[low, high)``, for non-empty boxes that lie inside it."""
-    if (low >= high).any():
-        return None
-    if len(boxes) == 1 and np.array_equal(boxes.sizes[0], high - low):
-        return None
-    cuts = [
-        np.unique(
-            np.concatenate([boxes.offsets[:, d], boxes.ends[:, d], low[d : d + 1], high[d : d + 1]])
-        )
-        for d in range(len(low))
-    ]
-    cells = [len(cut) - 1 for cut in cuts]
-    several = [n for n in cells if n > 1]
-    if prod(n + 1 for n in several) > MAX_CELLS or len(several) > MAX_CUT_DIMENSIONS:
-        return _cover_fault_by_halves(low, high, boxes, cuts)
-    wrong = np.argwhere(_counts(boxes, cuts, cells) != 1)
-    if len(wrong) == 0:
-        return None
-    cell = wrong[0]
-    cell_low = np.array([cut[i] for cut, i in zip(cuts, cell, strict=True)], np.int64)
-    cell_high = np.array([cut[i + 1] for cut, i in zip(cuts, cell, strict=True)], np.int64)
-    holding = (boxes.offsets <= cell_low).all(axis=1) & (boxes.ends >= cell_high).all(axis=1)
-    holders = tuple(np.flatnonzero(holding)[:2].tolist())
-    witness = Boxes(cell_low[None], (cell_high - cell_low)[None])[0]
-    return CoverFault("overlap" if holders else "gap", witness, holders)
-
-
-def _counts(boxes: Boxes, cuts: Sequence[Int64s], cells: Sequence[int]) -> NDArray[np.int32]:
-    """How many boxes hold each cell: a difference array, summed along every axis.
-
-    A dimension that is one cell takes no part: every box spans it.
-    """
-    axes = [d for d, n in enumerate(cells) if n > 1]
-    if len(boxes) == 0 or not axes:
-        return np.full(cells, len(boxes), np.int32)
-    starts = [np.searchsorted(cuts[d], boxes.offsets[:, d]) for d in axes]
-    stops = [np.searchsorted(cuts[d], boxes.ends[:, d]) for d in axes]
-    counts = np.zeros([cells[d] + 1 for d in axes], np.int32)
-    for corner in product((0, 1), repeat=len(axes)):
-        where = tuple(stops[k] if side else starts[k] for k, side in enumerate(corner))
-        np.add.at(counts, where, -1 if sum(corner) % 2 else 1)
-    for axis in range(counts.ndim):
-        np.cumsum(counts, axis=axis, out=counts)
-    return counts[tuple(slice(0, cells[d]) for d in axes)].reshape(cells)
-
-
-def _cover_fault_by_halves(
-    low: Int64s, high: Int64s, boxes: Boxes, cuts: Sequence[Int64s]
-) -> CoverFault | None:
-    """`_cover_fault_in`, on each side of the middle cut of the dimension with the most cuts."""
-    axis = int(np.argmax([len(cut) for cut in cuts]))
-    middle = cuts[axis][len(cuts[axis]) // 2]
-    for start, stop in ((low[axis], middle), (middle, high[axis])):
-        meets = np.flatnonzero((boxes.offsets[:, axis] < stop) & (boxes.ends[:, axis] > start))
-        part = boxes.take(meets)
-        ends = np.minimum(part.ends[:, axis], stop)
-        part.offsets[:, axis] = np.maximum(part.offsets[:, axis], start)
-        part.sizes[:, axis] = ends - part.offsets[:, axis]
-        part_low, part_high = low.copy(), high.copy()
-        part_low[axis], part_high[axis] = start, stop
-        fault = _cover_fault_in(part_low, part_high, part)
-        if fault is not None:
-            holders = tuple(int(meets[i]) for i in fault.holders)
-            return CoverFault(fault.kind, fault.box, holders)
-    return None

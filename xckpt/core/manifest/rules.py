@@ -16,7 +16,9 @@ from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.geometry.boxes import Boxes, cover_fault, interval
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
 from xckpt.core.names import join_keys, split_name
@@ -140,14 +142,14 @@ def _pieces_problems(shape: Shape, pieces: tuple[PieceEntry, ...], item: int) ->
             o < 0 or n < 0 or o + n > size
             for o, n, size in zip(piece.offset, piece.shape, shape, strict=True)
         ):
-            where = interval(piece.offset, piece.shape)
+            where = Box(piece.offset, piece.shape)
             yield f"piece {number}, {where}, lies outside the shape {shape}"
             return
         yield from _grid_problems(piece.shape, piece.chunk, piece.shard, item)
     boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=len(shape))
     cover = cover_fault(shape, boxes)
     if cover is not None:
-        where = interval(cover.box.offsets, cover.box.sizes)
+        where = str(cover.box)
         yield f"{cover.kind} among the pieces at {where}"
 
 

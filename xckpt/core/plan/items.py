@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
-from xckpt.core.metadata import ChunkStorageMetadata, MetadataIndex, Sharding, TensorProperties
+from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 from xckpt.errors import PlanError
 
 __all__ = [
@@ -65,7 +66,7 @@ class LoadItemType(Enum):
 class TensorWriteData:
     """The tensor part of a write item."""
 
-    chunk: ChunkStorageMetadata
+    chunk: Box
     """The box to write."""
     properties: TensorProperties
     size: tuple[int, ...]
@@ -91,7 +92,7 @@ class WriteItem:
         """Bytes that the item's box takes in storage; None if it is not a tensor's.
 
         Example:
-            >>> box = ChunkStorageMetadata((0, 0), (2, 8))
+            >>> box = Box((0, 0), (2, 8))
             >>> data = TensorWriteData(box, TensorProperties("float32"), (4, 8))
             >>> item = WriteItem(MetadataIndex("w", (0, 0)), WriteItemType.SHARD, data)
             >>> item.tensor_storage_size()
@@ -151,7 +152,7 @@ class WriteItems(Sequence[WriteItem]):
 
     Example:
         >>> data = TensorWriteData(
-        ...     ChunkStorageMetadata((0,), (2,)), TensorProperties("int8"), (4,))
+        ...     Box((0,), (2,)), TensorProperties("int8"), (4,))
         >>> item = WriteItem(MetadataIndex("w", (0,)), WriteItemType.SHARD, data)
         >>> columns = WriteItems.of([item])
         >>> columns.table.names, list(columns) == [item]
@@ -185,7 +186,7 @@ class WriteItems(Sequence[WriteItem]):
             if problem:
                 problems[item.index.fqn] = f"{item.index.fqn}: {problem}"
                 continue
-            chunk = item.tensor_data.chunk if item.tensor_data else ChunkStorageMetadata((), ())
+            chunk = item.tensor_data.chunk if item.tensor_data else Box((), ())
             leaf, pairs = boxes.setdefault(len(chunk.offsets), ([], []))
             leaf.append(number)
             pairs.append((chunk.offsets, chunk.sizes))
@@ -237,7 +238,7 @@ class WriteItems(Sequence[WriteItem]):
     def __eq__(self, other: object) -> bool:
         return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
 
-    def _item(self, leaf: int, chunk: ChunkStorageMetadata) -> WriteItem:
+    def _item(self, leaf: int, chunk: Box) -> WriteItem:
         table = self.table
         if not table.is_tensor(leaf):
             index = MetadataIndex(table.names[leaf])

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import Boxes, cover_fault, interval, unique
+from xckpt.core.geometry.boxes import Boxes, unique
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 
 __all__ = ["Layout", "LeafShards", "Parts", "lay_out", "share"]
@@ -95,7 +96,7 @@ def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
     fault = cover_fault(shards.shape, boxes)
     if fault is not None:
         holders = [_some_ranks(ranks[inverse == holder]) for holder in fault.holders]
-        where = interval(fault.box.offsets, fault.box.sizes)
+        where = str(fault.box)
         if fault.kind == "gap":
             return f"{where} is held by no rank"
         if fault.kind == "outside":

@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from xckpt.core import frameworks
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import intersect, interval
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -310,7 +311,7 @@ class DefaultLoadPlanner(LoadPlanner):
         if missing == 0:
             wanted.target.commit(number)
         elif missing < 0:
-            where = interval(read_item.dest_offsets, read_item.lengths)
+            where = Box(read_item.dest_offsets, read_item.lengths)
             raise PlanError(
                 f"{read_item.dest_index.fqn}: {where} of box {number} was committed, but the box "
                 f"has got {-missing} elements too many; each read item must be committed once"
@@ -384,9 +385,7 @@ def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) ->
     landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
     for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
         box = wanted_boxes[i]
-        raise XckptError(
-            f"{name}: {interval(box.offsets, box.sizes)} is wanted, but not stored exactly once"
-        )
+        raise XckptError(f"{name}: {box} is wanted, but not stored exactly once")
     return items
 
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.boxes import Boxes, cover_fault, interval
-from xckpt.core.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorStorageMetadata,
-)
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.cover import cover_fault
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
 
 __all__ = ["source_problems", "stored_boxes", "target_problems"]
@@ -45,7 +43,7 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> list[str]:
         >>> source_problems([item], Metadata({}))
         ['step: an item reads it, but it is not in the checkpoint']
     """
-    arrays: dict[str, list[ChunkStorageMetadata]] = {}
+    arrays: dict[str, list[Box]] = {}
     found: list[str] = []
     for item in items:
         name = item.storage_index.fqn
@@ -79,7 +77,7 @@ def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
     )
 
 
-def _source_problem(item: ReadItem, arrays: Sequence[ChunkStorageMetadata]) -> str:
+def _source_problem(item: ReadItem, arrays: Sequence[Box]) -> str:
     """How an item does not lie in the array that it names; empty if it does."""
     index = item.storage_index
     number = index.index or 0
@@ -99,13 +97,13 @@ def _source_problem(item: ReadItem, arrays: Sequence[ChunkStorageMetadata]) -> s
         )
     for low, length, size in zip(start, lengths, array.sizes, strict=True):
         if low < 0 or length < 1 or low + length > size:
-            where = interval((a + b for a, b in zip(start, array.offsets, strict=True)), lengths)
-            return f"an item reads {where}, which is not in {interval(array.offsets, array.sizes)}"
+            where = Box(tuple(array.offsets), tuple(lengths)).shifted(start)
+            return f"an item reads {where}, which is not in {array}"
     return ""
 
 
 def target_problems(
-    items: Iterable[ReadItem], wanted: Mapping[str, Sequence[ChunkStorageMetadata] | None]
+    items: Iterable[ReadItem], wanted: Mapping[str, Sequence[Box] | None]
 ) -> list[str]:
     """A line for each target that the items do not fill exactly once.
 
@@ -115,7 +113,7 @@ def target_problems(
             Python value.
 
     Example:
-        >>> target_problems([], {"w": [ChunkStorageMetadata((4,), (2,))], "step": None})
+        >>> target_problems([], {"w": [Box((4,), (2,))], "step": None})
         ['w: [4, 6) is wanted, but no item reads it', 'step: wanted, but no item reads it']
     """
     values: dict[str, int] = {}
@@ -139,9 +137,7 @@ def target_problems(
     return found
 
 
-def _box_problems(
-    boxes: Sequence[ChunkStorageMetadata], items: Sequence[ReadItem]
-) -> Iterator[str]:
+def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[str]:
     if len(boxes) == len(items) == 1 and _fills_all(items[0], 0, boxes[0]):
         return
     filled: dict[int | None, list[ReadItem]] = {}
@@ -156,7 +152,7 @@ def _box_problems(
             yield f"an item fills box {number}, but {len(boxes)} are wanted, numbered from 0"
 
 
-def _fills_all(item: ReadItem, number: int, box: ChunkStorageMetadata) -> bool:
+def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
     """Whether an item fills the whole of a box, as most do."""
     offsets = item.dest_offsets
     return (
@@ -167,7 +163,7 @@ def _fills_all(item: ReadItem, number: int, box: ChunkStorageMetadata) -> bool:
     )
 
 
-def _cover_problem(box: ChunkStorageMetadata, regions: Regions) -> Iterator[str]:
+def _cover_problem(box: Box, regions: Regions) -> Iterator[str]:
     rank = len(box.sizes)
     for offsets, lengths in regions:
         if not len(offsets) == len(lengths) == rank:
@@ -179,11 +175,10 @@ def _cover_problem(box: ChunkStorageMetadata, regions: Regions) -> Iterator[str]
     fault = cover_fault(box.sizes, Boxes.of(regions, rank=rank))
     if fault is None:
         return
-    low = (a + b for a, b in zip(box.offsets, fault.box.offsets, strict=True))
-    where = interval(low, fault.box.sizes)
+    where = fault.box.shifted(box.offsets)
     if fault.kind == "gap":
         yield f"{where} is wanted, but no item reads it"
     elif fault.kind == "overlap":
         yield f"{where} is filled by two items"
     else:
-        yield f"an item fills {where}, beyond the box {interval(box.offsets, box.sizes)} wanted"
+        yield f"an item fills {where}, beyond the box {box} wanted"

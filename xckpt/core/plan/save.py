@@ -22,10 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core import frameworks
-from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
-from xckpt.core.metadata import ChunkStorageMetadata, Metadata
+from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
@@ -231,9 +232,7 @@ def _announce(leaves: Mapping[str, object], plan: SavePlan) -> None:
         leaf.expect(uses.get(name, [0] * len(leaf.boxes)))
 
 
-def _holder(
-    leaf: SourceLeaf, chunk: ChunkStorageMetadata
-) -> tuple[int, tuple[slice, ...] | None] | None:
+def _holder(leaf: SourceLeaf, chunk: Box) -> tuple[int, tuple[slice, ...] | None] | None:
     """The number of the box that holds a chunk, and where in it; None for where is all of it."""
     for index, box in enumerate(leaf.boxes):
         if box == chunk:
@@ -250,7 +249,7 @@ def _view(leaf: SourceLeaf, item: WriteItem) -> object:
     chunk = item.tensor_data.chunk
     held = _holder(leaf, chunk)
     if held is None:
-        where = interval(chunk.offsets, chunk.sizes)
+        where = str(chunk)
         raise PlanError(
             f"{item.index.fqn}: {where} is to be written by this rank, but not held by it"
         )

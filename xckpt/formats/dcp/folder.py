@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import KeyPath, join_keys
 from xckpt.errors import (
@@ -211,7 +211,7 @@ def _tensor(archive: Opener, tensor: StoredTensor, numbers: Sequence[int]) -> La
     boxes = tensor.boxes.take(np.array(numbers, np.int64))
     parts: list[MappedTensor] = []
     for number, box in zip(numbers, boxes, strict=True):
-        where = f"{tensor.name}: chunk {interval(box.offsets, box.sizes)}"
+        where = f"{tensor.name}: chunk {box}"
         try:
             part = archive(tensor.places[number]).value()
         except XckptError as error:

@@ -18,7 +18,8 @@ from pathlib import PurePosixPath
 from typing import Final, TypeGuard
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.geometry.boxes import Boxes, cover_fault, interval
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, as_record, load
@@ -260,8 +261,8 @@ class _Reader:
         fault = cover_fault(shape, boxes)
         if fault is None:
             return
-        where = interval(fault.box.offsets, fault.box.sizes)
-        chunks = [interval(boxes[n].offsets, boxes[n].sizes) for n in fault.holders]
+        where = str(fault.box)
+        chunks = [str(boxes[n]) for n in fault.holders]
         told = {
             "gap": "is in no chunk",
             "outside": f"lies outside its shape {shape}",

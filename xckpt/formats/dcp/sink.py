@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
 from xckpt.formats.foreign_paths import system_errors
@@ -51,7 +51,7 @@ class DCPSink(StagedSink):
     Example:
         >>> sink = DCPSink("for-dcp")
         >>> _ = sink.prepare({"model/w": TensorSpec((2, 2), "float32")}, {"step": 7}, {})
-        >>> box = ChunkStorageMetadata((0, 0), (2, 2))
+        >>> box = Box((0, 0), (2, 2))
         >>> sink.write("model/w", box, np.eye(2, dtype=np.float32))
         >>> sink.commit()
         >>> from xckpt.formats.dcp.source import DCPSource
@@ -97,7 +97,7 @@ class DCPSink(StagedSink):
         """The shape of a chunk: a file."""
         return self._chunks[name]
 
-    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         chunk = self._chunks[name]
         starts = zip(box.offsets, box.sizes, chunk, strict=True)
         for offsets in product(*(range(o, o + n, c) for o, n, c in starts)):

@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.leaf import LazySource
-from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
@@ -112,7 +112,7 @@ class DCPSource:
         free_bytes = StoredFile.free_bytes if isinstance(self.path, StoredPath) else 0
         return cheap_together(first.shape, first.strides, item_size(first.dtype), free_bytes)
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
 
         Raises:

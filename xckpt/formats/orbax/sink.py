@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
 from xckpt.formats.foreign_paths import file_problem, system_errors
@@ -50,7 +50,7 @@ class OrbaxSink(StagedSink):
     Example:
         >>> sink = OrbaxSink("for-orbax")
         >>> _ = sink.prepare({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}, {})
-        >>> sink.write("a/w", ChunkStorageMetadata((0, 0), (2, 2)), np.eye(2, dtype=np.float32))
+        >>> sink.write("a/w", Box((0, 0), (2, 2)), np.eye(2, dtype=np.float32))
         >>> sink.commit()
         >>> from xckpt.formats.orbax.source import OrbaxSource
         >>> source = OrbaxSource("for-orbax")
@@ -102,7 +102,7 @@ class OrbaxSink(StagedSink):
         """The shape of a chunk."""
         return self._chunks[name]
 
-    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.core.names import join_keys
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -233,7 +233,7 @@ class OrbaxSource:
         """The shape of a chunk, which is decoded as one."""
         return tuple(max(1, size) for size in self._arrays[name].chunk)
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
 
         Raises:

@@ -20,7 +20,7 @@ from math import prod
 from typing import Final, NoReturn
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 __all__ = [
@@ -153,7 +153,7 @@ def parse_header(text: bytes, file_size: int) -> Header:
             place = places[name] = Place(NAMES[dtype], shape, data_at + start)
             if place.nbytes != stop - start:
                 problems.append(
-                    f"{name}: {dtype} {interval((0,) * len(shape), shape)} takes {place.nbytes:,} "
+                    f"{name}: {dtype} {Box.whole(shape)} takes {place.nbytes:,} "
                     f"bytes, but its range [{start:,}, {stop:,}) has {stop - start:,}"
                 )
     problems += _range_problems(ranges, file_size - data_at)

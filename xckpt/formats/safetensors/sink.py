@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
@@ -72,7 +72,7 @@ class SafetensorsSink(StagedSink):
         >>> sink = SafetensorsSink("made.safetensors")
         >>> _ = sink.prepare({"w": TensorSpec((2, 2), "float32")}, {}, {})
         >>> for row in (1, 0):
-        ...     box = ChunkStorageMetadata((row, 0), (1, 2))
+        ...     box = Box((row, 0), (1, 2))
         ...     sink.write("w", box, np.full((1, 2), row, np.float32))
         >>> sink.commit()
         >>> from safetensors.numpy import load_file
@@ -132,7 +132,7 @@ class SafetensorsSink(StagedSink):
         """1 in each dimension: any box can be written."""
         return (1,) * len(self._specs[name].shape)
 
-    def _write(self, name: str, box: ChunkStorageMetadata, data: NDArray[np.generic]) -> None:
+    def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         holder, place = self._places[name]
         file = self._files[holder]
         with system_errors(f"{file.path}: {name}"):

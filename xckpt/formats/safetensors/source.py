@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.core.values import decode_value
 from xckpt.errors import (
     ManifestError,
@@ -67,7 +67,7 @@ class SafetensorsSource:
         >>> source.specs
         {'a.b': TensorSpec(shape=(2, 3), dtype='int32')}
         >>> into = np.zeros((2, 1), np.int32)
-        >>> source.read("a.b", ChunkStorageMetadata((0, 1), (2, 1)), into)
+        >>> source.read("a.b", Box((0, 1), (2, 1)), into)
         >>> into.tolist()
         [[1], [4]]
     """
@@ -113,7 +113,7 @@ class SafetensorsSource:
         strides = row_major(place.shape)
         return cheap_together(place.shape, strides, item_size(place.dtype), file.free_bytes)
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
 
         Raises:

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
@@ -84,7 +84,7 @@ class TorchSaveSource:
         >>> source.specs, source.values
         ({'model/w.weight': TensorSpec(shape=(3, 2), dtype='int64')}, {'step': 7})
         >>> into = np.zeros((1, 2), np.int64)
-        >>> source.read("model/w.weight", ChunkStorageMetadata((2, 0), (1, 2)), into)
+        >>> source.read("model/w.weight", Box((2, 0), (1, 2)), into)
         >>> into
         array([[2, 5]])
     """
@@ -122,7 +122,7 @@ class TorchSaveSource:
         free_bytes = self._files[tensor.path].free_bytes
         return cheap_together(tensor.shape, tensor.strides, item_size(tensor.dtype), free_bytes)
 
-    def read(self, name: str, box: ChunkStorageMetadata, into: NDArray[np.generic]) -> None:
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
 
         Raises:

@@ -23,7 +23,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.geometry.boxes import interval
+from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.zarr_json import array_metadata
 from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
@@ -69,7 +69,7 @@ class StoredZarr:
         """
         if not into.size:
             return
-        with _errors(f"{self.where}: {interval(offsets, into.shape)}"):
+        with _errors(f"{self.where}: {Box(tuple(offsets), into.shape)}"):
             destination = ts.array(into, copy=False, write=True)
             destination.write(self._region(offsets, into.shape)).result()
 

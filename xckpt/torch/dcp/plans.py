@@ -24,11 +24,11 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
-    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
@@ -76,7 +76,7 @@ def write_item(item: dcp.WriteItem, name: str) -> WriteItem:
         return WriteItem(MetadataIndex(name), WriteItemType.BYTE_IO, kind="opaque")
     offsets = tuple(data.chunk.offsets)
     kind = WriteItemType.SHARD if item.type is TorchItemType.SHARD else WriteItemType.TENSOR
-    chunk = ChunkStorageMetadata(offsets, tuple(data.chunk.sizes))
+    chunk = Box(offsets, tuple(data.chunk.sizes))
     properties = TensorProperties(format_dtype(data.properties.dtype) or "")
     return WriteItem(
         MetadataIndex(name, offsets),
@@ -185,7 +185,7 @@ def _once(layout: Layout, leaf: _Leaf) -> Layout | str:
     for offsets, sizes, rank in zip(leaf.offsets, leaf.sizes, leaf.ranks, strict=True):
         ranks.setdefault((offsets, sizes), []).append(rank)
     box, holders = next((b, r) for b, r in ranks.items() if len(r) > 1 and prod(b[1]))
-    return f"{interval(*box)} is to be written by ranks {holders[:8]}, not by one"
+    return f"{Box(*box)} is to be written by ranks {holders[:8]}, not by one"
 
 
 def check_metadata(planned: dcp.Metadata, laid_out: Metadata, names: Mapping[str, str]) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from xckpt.core.geometry.boxes import Boxes, interval
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
@@ -116,7 +116,7 @@ class LocalShards:
         ]
 
     def _label(self, shard: LocalShard) -> str:
-        return f"{self.name}: the shard {interval(shard.offsets, shard.sizes)}"
+        return f"{self.name}: the shard {shard}"
 
     def _boxes(self) -> tuple[Boxes, list[int]]:
         """The boxes of the shards that have elements, and which shards those are."""
