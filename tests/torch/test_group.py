@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Ranks, die
-from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
+from xckpt.engine.group import Group
+from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
 from xckpt.torch.group import TorchGroup, current_group
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.thread_group import ThreadGroup, results, run_ranks
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast, reduce_scatter
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import PlanError, RankFailure, RanksFailedError
 
 KINDS = ("reduce_scatter", "all_reduce", "broadcast")
