@@ -33,6 +33,7 @@ LAYERS = {
         "xckpt",
         "xckpt.api",
         "xckpt.loading",
+        "xckpt.state_dict",
         "xckpt.planner",
         "xckpt.metadata",
         "xckpt.staging",

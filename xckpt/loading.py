@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.storage import StorageReader
-from xckpt.engine import save
 from xckpt.engine.group import Group
+from xckpt.engine.load import load_state
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions
 
@@ -120,7 +120,7 @@ def load_in_place(
     tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
     before, planner.in_place = planner.in_place, True
     try:
-        metadata = save.load_state_dict(tree, reader, group=group, planner=planner)
+        metadata = load_state(tree, reader, group=group, planner=planner)
         planner.result()
     finally:
         planner.in_place = before

@@ -27,8 +27,9 @@ from xckpt.convert.units import Chunks, Unit, plan_units
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
-from xckpt.engine.save import save_state_dict
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.save import save_state
+from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import StorageError
 from xckpt.find_group import find_group
 from xckpt.formats.detect import open_sink
@@ -272,7 +273,7 @@ class _Work:
             overwrite=self.overwrite,
             options=options,
         )
-        save_state_dict(
+        save_state(
             tree,
             writer,
             group=self.group,
