@@ -114,8 +114,7 @@ class Boxes(Sequence[Box]):
                 self.sizes, other.sizes
             )
         if isinstance(other, Sequence):
-            others: Sequence[object] = other
-            return list(self) == list(others)
+            return list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
         return NotImplemented
 
     def __repr__(self) -> str:
