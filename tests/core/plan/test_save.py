@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.sharded_arrays import Sharded, cut, same_bits
 from tests.support.tilings import holders, paint, region, tiled_shapes
 from xckpt.core.geometry.boxes import Boxes
@@ -365,7 +366,7 @@ def test_resolve_data_is_a_view():
 
 
 @given(st.integers(1, 5), st.integers(1, 30))
-@settings(max_examples=20)
+@examples(20)
 def test_a_leaf_remembers_its_sharding_and_annotation(ranks, rows):
     sharding = Sharding(axes=(("dp", ranks),), placements=("Shard(0)",))
     array = numbered((rows * ranks,))
