@@ -26,7 +26,7 @@ from xckpt.loading import load_in_place, reader_and_planner
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
-    from xckpt.mapping.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import LeafMapping
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = [
@@ -169,7 +169,7 @@ def load(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-    mapping: ModelMapping | None = None,
+    mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
 ) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
@@ -238,7 +238,7 @@ def load_into(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-    mapping: ModelMapping | None = None,
+    mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
 ) -> None:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.

@@ -23,7 +23,7 @@ from xckpt.errors import XckptError
 from xckpt.options import LoadOptions
 
 if TYPE_CHECKING:
-    from xckpt.mapping.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import LeafMapping
 
 __all__ = ["load_in_place", "reader_and_planner"]
 
@@ -38,7 +38,7 @@ def reader_and_planner(
     cast: bool,
     planner: LoadPlanner | None,
     options: LoadOptions | None,
-    mapping: ModelMapping | None,
+    mapping: LeafMapping | None,
     allow_lossy: bool,
 ) -> tuple[StorageReader, LoadPlanner]:
     """What reads a path and what plans the load; for the arguments see `xckpt.load`.

@@ -156,7 +156,7 @@ def silent(cases: list[list[int]]) -> list[object]:
     return told
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_silent_ranks_are_named_on_the_others() -> None:
     cases = [[1, 2], [1], [0]]
     for rank, answers in enumerate(run(silent, 3, cases)):

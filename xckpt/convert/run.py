@@ -34,7 +34,7 @@ from xckpt.errors import StorageError
 from xckpt.find_group import find_group
 from xckpt.formats.detect import open_sink
 from xckpt.mapping.infer.leaf_names import specs_of
-from xckpt.mapping.mapping import Mapping
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
@@ -67,7 +67,7 @@ def convert(
     src: Path,
     dst: Path,
     *,
-    mapping: Mapping | None = None,
+    mapping: LeafMapping | None = None,
     dtype: str | None = None,
     executor: Executor | None = None,
     group: Group | None = None,
@@ -144,7 +144,7 @@ def convert(
         work.close()
 
 
-def _wanted(mapping: Mapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
+def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
     if like is None:
         return None
     if mapping is None:

@@ -26,12 +26,12 @@ from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor, Where
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import system_errors
 from xckpt.formats.staged_sink import StagedSink, chunk_of, value_problems
 from xckpt.formats.staging import foreign_files
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.errors import storage_errors
 
 __all__ = ["DCPSink"]
 
@@ -78,7 +78,7 @@ class DCPSink(StagedSink):
         """Write the values."""
         for name, value in self._values.items():
             path = self.folder / self._file(name)
-            with system_errors(f"{path}: {name}"):
+            with storage_errors(f"{path}: {name}"):
                 write_saved(path, value)
 
     def _open(self) -> None:
@@ -92,7 +92,7 @@ class DCPSink(StagedSink):
         for chunk in self._cells(name, box):
             path = self.folder / self._file(name, chunk.offsets)
             part = np.asarray(data[chunk.slices(box.offsets)])
-            with system_errors(f"{path}: {name}"):
+            with storage_errors(f"{path}: {name}"):
                 write_saved(path, part)
 
     def _cells(self, name: str, box: Box) -> Boxes:
@@ -111,7 +111,7 @@ class DCPSink(StagedSink):
         Raises:
             CorruptCheckpointError: chunks were not written; all are listed.
         """
-        with system_errors(self.folder):
+        with storage_errors(self.folder):
             (self.folder / METADATA).write_bytes(encode(self._described()))
             for path in self.folder.glob(".__0_*"):
                 path.unlink()  # A write that was killed has left it.
