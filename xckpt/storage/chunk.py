@@ -27,7 +27,7 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import open_array
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import chunk_damage, storage_errors
 from xckpt.storage.integrity import Integrity, digest_array
 from xckpt.storage.location import Location, file_problem, open_store
 
@@ -137,9 +137,9 @@ class ChunkSource:
         if into.nbytes <= SMALL_BYTES and self._is_plain(chunk):
             value = self._store.read(chunk.array.key(chunk.box.offsets))
             return PendingRead(chunk, into, partial(_take_value, value, into))
-        write = ts.array(into, copy=False, write=True).write(
-            self._open(chunk.array)[chunk.box.slices()]
-        )
+        memory = ts.array(into, copy=False, write=True)
+        with storage_errors(self.root):
+            write = memory.write(self._open(chunk.array)[chunk.box.slices()])
         return PendingRead(chunk, into, partial(_take_copy, write))
 
     def finish(self, pending: PendingRead) -> None:
@@ -152,7 +152,7 @@ class ChunkSource:
         try:
             reason = pending.wait()
         except ValueError as error:
-            reason = _damage(str(error))
+            reason = chunk_damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
             with storage_errors(self._place(pending.chunk)):
@@ -260,12 +260,3 @@ def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     chunks = prod(unit) // prod(array.chunk)
     index = 0 if array.shard is None else chunks * 16 + 4
     return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
-
-
-def _damage(error: str) -> str:
-    """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
-    if "NOT_FOUND" in error:
-        return "the chunk is missing"
-    if any(code in error for code in ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")):
-        return f"the chunk is truncated or damaged ({error[:200]})"
-    return ""

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from xckpt.core.manifest.codec import Manifest, ZarrArray, parse
 from xckpt.core.manifest.zarr_json import array_document, documents
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
-from xckpt.storage.commit.staging import DIGESTS, MANIFEST, storage_errors
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.errors import storage_errors
+from xckpt.storage.location import DIGESTS, MANIFEST, Location, file_problem, open_store
 
 __all__ = ["DIGEST_BYTES", "Integrity", "RequestedDocuments", "digest_array", "digest_bytes"]
 
@@ -86,7 +86,7 @@ class Integrity:
         try:
             yield
         except CorruptCheckpointError as error:
-            with storage_errors(str(self.home)):
+            with storage_errors(self.home):
                 present = open_store(self.home).read(MANIFEST).result()
             with contextlib.suppress(ManifestError):
                 if present.state != "value" or parse(present.value, digest_bytes) != self.manifest:

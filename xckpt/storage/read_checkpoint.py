@@ -34,10 +34,10 @@ from xckpt.options import LoadOptions
 from xckpt.storage.chunk import ChunkSource, allocate
 from xckpt.storage.chunk_requests import ChunkRequests
 from xckpt.storage.chunk_window import read_box
-from xckpt.storage.commit.staging import MANIFEST, kept_errors, storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.integrity import digest_bytes
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.location import MANIFEST, Location, file_problem, open_store
 from xckpt.storage.read_chunks import read_items, requests_of
 
 __all__ = ["ZarrStorageReader", "read_manifest"]
@@ -52,7 +52,7 @@ def read_manifest(location: Location) -> bytes:
         StorageError: the storage refused.
     """
     folder = location.folder
-    with storage_errors(str(location)):
+    with storage_errors(location):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
         problem = file_problem(location, MANIFEST, MAX_BYTES)
@@ -149,7 +149,7 @@ class ZarrStorageReader:
         """
         assert self.source is not None
         integrity = self.source.integrity
-        with storage_errors(str(self.location)), integrity.noticing_replacement():
+        with integrity.noticing_replacement():
             self._read_values(plan, planner)
             items, requests = self._requests(plan)
             if not requests:
@@ -188,8 +188,7 @@ class ZarrStorageReader:
                 else:
                     assert isinstance(entry, BytesEntry)
                     content = self.read_bytes(entry)
-                with kept_errors():
-                    planner.load_bytes(item, io.BytesIO(content))
+                planner.load_bytes(item, io.BytesIO(content))
 
     def read_bytes(self, entry: BytesEntry) -> bytes:
         """The content of a long value, verified.

@@ -29,7 +29,7 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunk import ChunkSource, allocate
 from xckpt.storage.chunk_requests import ChunkRequests
 from xckpt.storage.chunk_window import ChunkWindow
-from xckpt.storage.commit.staging import kept_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 
 __all__ = ["PlannedDestinations", "read_items", "requests_of"]
@@ -91,8 +91,7 @@ class PlannedDestinations:
         destination = self._all[number]
         with self._lock:
             if destination.memory is None:
-                with kept_errors():
-                    destination.resolved = self._planner.resolve_tensor(destination.item)
+                destination.resolved = self._planner.resolve_tensor(destination.item)
                 destination.memory = _host_memory(destination)
             return destination.memory
 
@@ -107,8 +106,7 @@ class PlannedDestinations:
         assert memory is not None
         if destination.copied:
             frameworks.copy_into(resolved, memory)
-        with kept_errors():
-            self._planner.commit_tensor(destination.item, resolved)
+        self._planner.commit_tensor(destination.item, resolved)
         destination.memory = destination.resolved = None
 
 
@@ -138,13 +136,14 @@ class _SharedChunks:
     def start(self, share: SharedReads, budget: int) -> None:
         """Begin to publish and to take, in threads."""
         sizes = [self.requests[publication.chunk].nbytes for publication in share.publish]
-        self.exchange.start(
-            share,
-            slot_bytes=max(sizes, default=0),
-            budget=budget,
-            take=self.take,
-            on_failure=self.window.pool.fail,
-        )
+        with storage_errors(self.source.home):
+            self.exchange.start(
+                share,
+                slot_bytes=max(sizes, default=0),
+                budget=budget,
+                take=self.take,
+                on_failure=self.window.pool.fail,
+            )
         for publication in share.publish:
             self.window.pool.submit(partial(self.publish, publication))
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunk import Chunk, ChunkSource, allocate
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
 __all__ = ["SLAB_BYTES", "ChunkStream"]
@@ -91,7 +91,7 @@ class ChunkStream:
     def _read(self, content: NDArray[np.uint8], position: int) -> None:
         """Fill memory with the bytes of the file from a position on."""
         try:
-            with storage_errors(str(self._file.path)):
+            with storage_errors(self._file.path):
                 self._file.read_into(position, content)
         except CorruptCheckpointError as error:
             raise self._source.damage(self._chunk, "the chunk is truncated") from error

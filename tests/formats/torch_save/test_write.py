@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.formats.arrays import filled, same_bits
+from tests.support.examples import examples
 from xckpt.core.dtypes import DTYPES
 from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.torch_save.archive import Archive, MappedTensor
@@ -20,7 +21,7 @@ from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
 from xckpt.torch.buffers import to_numpy, torch_dtype
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     dtype=st.sampled_from(sorted(SAVED_DTYPES)),
     shape=st.lists(st.integers(0, 5), max_size=4),

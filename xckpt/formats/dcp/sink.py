@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import system_errors
 from xckpt.formats.staged_sink import StagedSink, chunk_of, value_problems
 from xckpt.formats.staging import foreign_files
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.errors import storage_errors
 
 if TYPE_CHECKING:
     from xckpt.torch.dcp.folder_writer import Described
@@ -87,7 +87,7 @@ class DCPSink(StagedSink):
             raise UnsupportedLeafError.listing("DCP cannot carry this", newer)
         for name, value in self._values.items():
             path = self.folder / self._file(name)
-            with system_errors(f"{path}: {name}"):
+            with storage_errors(f"{path}: {name}"):
                 write_value(path, value)
 
     def _open(self) -> None:
@@ -104,7 +104,7 @@ class DCPSink(StagedSink):
             low = [a - o for a, o in zip(offsets, box.offsets, strict=True)]
             part = np.asarray(data[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))])
             path = self.folder / self._file(name, offsets)
-            with system_errors(f"{path}: {name}"):
+            with storage_errors(f"{path}: {name}"):
                 write_array(path, part)
 
     def _file(self, name: str, offsets: Shape = ()) -> str:
@@ -119,7 +119,7 @@ class DCPSink(StagedSink):
         """
         from xckpt.torch.dcp.folder_writer import write_metadata
 
-        with system_errors(self.folder):
+        with storage_errors(self.folder):
             write_metadata(
                 self.folder,
                 {self._names[name]: self._described(name) for name in self._specs},
