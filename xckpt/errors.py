@@ -6,14 +6,14 @@
     ├── NotACheckpointError      (also a FileNotFoundError)  nothing is committed at the path
     ├── CheckpointExistsError    (also a FileExistsError)    the path is taken already
     ├── ManifestError            (also a ValueError)         the manifest cannot be trusted
-    │   ├── VersionError                                     it was written by a newer xckpt
-    │   └── UnsafePickleError                                a pickle names what is foreign to it
-    ├── CorruptCheckpointError   (also a ValueError)         data are not what was saved
+    │   ├── VersionError                                     a newer xckpt wrote it
+    │   └── UnsafePickleError                                a pickle names a class it must not
+    ├── CorruptCheckpointError   (also a ValueError)         the data differ from what was saved
     ├── TreeMismatchError        (also a ValueError)         the target does not fit
     ├── PlanError                (also a ValueError)         ranks disagree, or leave gaps
     ├── MappingError             (also a ValueError)         a mapping does not fit the tensors
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
-    ├── LeafTooLargeError        (also a MemoryError)        a leaf that memory cannot hold
+    ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
     ├── StorageError             (also an OSError)           the disk or the bucket refused
     └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
 
@@ -98,11 +98,11 @@ class VersionError(ManifestError):
 
 
 class UnsafePickleError(ManifestError):
-    """A pickle in another library's checkpoint names what has no place there; nothing was run."""
+    """A pickle in another library's checkpoint names a class that it must not; nothing was run."""
 
 
 class CorruptCheckpointError(XckptError, ValueError):
-    """A chunk, its digest or its zarr metadata is not what was saved."""
+    """A chunk, its digest or its zarr metadata differs from what was saved."""
 
 
 class TreeMismatchError(XckptError, ValueError):
@@ -110,7 +110,7 @@ class TreeMismatchError(XckptError, ValueError):
 
 
 class PlanError(XckptError, ValueError):
-    """The ranks' shards do not make up whole tensors, or the ranks contradict each other."""
+    """The ranks' shards do not cover each tensor exactly once, or the ranks disagree."""
 
 
 class MappingError(XckptError, ValueError):
@@ -122,7 +122,7 @@ class UnsupportedLeafError(XckptError, TypeError):
 
 
 class LeafTooLargeError(XckptError, MemoryError):
-    """There is no memory for what is to be loaded of a leaf; the message gives its name."""
+    """There is not enough memory to load a leaf; the message gives its name."""
 
 
 class StorageError(XckptError, OSError):

@@ -1,6 +1,6 @@
-"""Which processes save or load together: the ones named, or those that the frameworks have joined.
+"""The group that saves or loads together: the one named, or the one that a framework has joined.
 
-A framework is asked only if the program has imported it already.
+Only frameworks that the program has imported already are asked.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ __all__ = ["find_group"]
 
 
 def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
-    """The processes that work together.
+    """The group of processes that work together.
 
     Args:
         process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
             if it is initialised, else of JAX if there are several, else this process alone.
-        coordinator_rank: who decides and commits, as a rank within the group. A `Group` has its
-            own coordinator, so only 0 or that one may be given with it.
+        coordinator_rank: the rank within the group that decides and commits. A `Group` has its
+            own coordinator, so only 0 or that rank may be given with it.
 
     Raises:
         TypeError: ``process_group`` is neither.
@@ -49,7 +49,7 @@ def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group
 
 
 def _group_of_torch(process_group: object, coordinator_rank: int) -> Group | None:
-    """A process group of torch as a `Group`; None for anything else."""
+    """A torch process group as a `Group`; None for anything else."""
     if "torch.distributed" not in sys.modules:
         return None
     from xckpt.torch.group import group_of
@@ -58,7 +58,7 @@ def _group_of_torch(process_group: object, coordinator_rank: int) -> Group | Non
 
 
 def _current_group(coordinator_rank: int) -> Group:
-    """The processes that a framework has joined, else this one alone."""
+    """The group that a framework has joined, else this process alone."""
     finders: list[Callable[[int], Group | None]] = []
     if "torch.distributed" in sys.modules:
         from xckpt.torch.group import current_group as of_torch

@@ -13,7 +13,7 @@ MEBIBYTE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far this rank has come."""
+    """How many bytes this rank has written or read so far."""
 
     done: int
     """Bytes written or read and verified."""
@@ -22,8 +22,11 @@ class Progress:
 
 
 def processors() -> int:
-    """The processors that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Number of processors that this process may use."""
+    # macOS and Windows cannot restrict a process to some of them.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def default_threads() -> int:
@@ -37,7 +40,7 @@ def default_threads() -> int:
 
 
 MOST_CHUNK_BYTES = 1 << 29
-"""A grid may exceed the target eightfold, and the format takes chunks of up to 4 GiB."""
+"""A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
 
 def _check(name: str, value: int | None, least: int, most: int | None = None) -> None:
@@ -61,16 +64,16 @@ class SaveOptions:
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
     crc32c: bool = False
-    """Also put a checksum into each chunk, for readers that know no manifest; costs speed. Where
-    several ranks save, the coordinator decides."""
+    """Also store a checksum in each chunk, for readers that ignore the manifest; this costs speed.
+    The coordinator's value counts for all ranks."""
     threads: int | None = None
-    """Threads that hash and write; 1 for the caller's own, None for what suits the machine."""
+    """Threads that hash and write; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes in flight at a time; a single shard above it goes alone."""
+    """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool = False
     """Refuse plain tensors and values that differ between the ranks that hold them."""
     serialise: Callable[[object], bytes] | None = None
-    """Turns a leaf of an unknown type into bytes; by default such a leaf is refused by name."""
+    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
     progress: Callable[[Progress], None] | None = None
     """Called with this rank's progress, from worker threads, one call at a time."""
 
@@ -91,9 +94,9 @@ class LoadOptions:
     """
 
     threads: int | None = None
-    """Threads that read and verify; 1 for the caller's own, None for what suits the machine."""
+    """Threads that read and verify; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes of scratch memory at a time; a single chunk above it goes alone."""
+    """Bytes of scratch memory at a time; a single chunk above this limit goes alone."""
     memory_map: bool = True
     """Read local files through memory maps, which saves a copy; turn it off on network file
     systems."""

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 from tests.support.boxed import rows
+from tests.support.examples import examples
 from xckpt.cli.report import ArrayReport, CheckpointReport, LeafReport, Reading, checkpoint_report
 from xckpt.cli.slices import parse_box, reading
 from xckpt.core.geometry.box import Box
@@ -103,7 +104,7 @@ def hidden(files: list[Path]) -> Iterator[None]:
             file.with_suffix(".hidden").rename(file)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(name=st.sampled_from(sorted(ARRAYS)), ends=st.lists(st.integers(0, 101), min_size=8))
 def test_the_chunks_named_are_the_ones_that_are_read(
     saved: Path, report: CheckpointReport, name: str, ends: list[int]

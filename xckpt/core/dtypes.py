@@ -1,7 +1,7 @@
 """The element types of the format: one table of names, sizes and NumPy spellings.
 
 A name is what zarr.json and the manifest carry, what NumPy (with ml_dtypes) calls the type, and
-what torch and jax call it too wherever they have it, so adapters can look types up by name:
+what torch and jax call it where they have it. Adapters look types up by name:
 ``getattr(torch, name)``, ``jnp.dtype(name)``.
 """
 
@@ -29,7 +29,7 @@ DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
     **{name: np.dtype(name) for name in _STANDARD},
     **{name: np.dtype(getattr(ml_dtypes, name)) for name in _EXTENDED},
 }
-"""Format name -> NumPy dtype. Types below 8 bits take one byte an element, as in NumPy."""
+"""Format name -> NumPy dtype. Types below 8 bits take one byte per element, as in NumPy."""
 
 _NAMES: Final[dict[np.dtype[np.generic], str]] = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -48,7 +48,7 @@ def numpy_dtype(name: str) -> np.dtype[np.generic]:
 
 
 def item_size(name: str) -> int:
-    """Bytes an element takes.
+    """Bytes per element.
 
     Raises:
         KeyError: the format has no such type.

@@ -1,10 +1,10 @@
-"""What JSON carries as it is, and what it would silently change.
+"""Which values JSON carries unchanged.
 
-JSON writers turn NaN into null, bytes into text, sets into lists and int keys into strings, so what
-a user passes is checked before anything is written. Tuples are lists to JSON and pass.
+JSON writers turn NaN into null, bytes into text, sets into lists and int keys into strings, so a
+user's values are checked before anything is written. Tuples become lists and are accepted.
 
-JSON readers take the first or the last of two members of one name, or both: `repeated_name` finds
-them, so that nobody can show one reader what another does not see.
+Where an object has a name twice, JSON readers take the first member, the last or both.
+`repeated_name` finds such names, so that no two readers see different documents.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from typing import cast
 
 from xckpt.errors import ManifestError
 
 __all__ = ["check_json", "json_problems", "repeated_name"]
 
 DEEPEST = 64
-"""Most containers around a value."""
+"""The most containers that may surround a value."""
 
 LONGEST_INT = 4096
-"""Most bits of an int; Python refuses to read back what has more than about 14,000."""
+"""The most bits of an int; Python refuses to read back more than about 14,000."""
 
 
 def check_json(value: object, what: str) -> None:
-    """Refuse what JSON would not give back.
+    """Refuse values that JSON would not give back.
 
     Raises:
-        ManifestError: lists every such place.
+        ManifestError: there are such values; lists each with its place.
 
     Example:
         >>> check_json({"run": "a", "betas": (0.9, 0.99)}, "metadata")
@@ -45,7 +46,7 @@ def check_json(value: object, what: str) -> None:
 
 
 def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Iterator[str]:
-    """A line for each part of a value that JSON would not give back.
+    """One line for each part of a value that JSON would not give back.
 
     ``above`` holds the ids of the containers around the value.
     """
@@ -54,14 +55,14 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
     elif len(above) > DEEPEST:
         yield f"{where[:80]}...: more than {DEEPEST} containers deep"
     elif isinstance(value, dict):
-        for key, child in value.items():
+        for key, child in cast("dict[object, object]", value).items():
             if type(key) is not str:
                 yield f"{where}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
             else:
                 yield from _string_problem(key, where)
                 yield from json_problems(child, f"{where}/{key}", (*above, id(value)))
     elif isinstance(value, list | tuple):
-        for index, child in enumerate(value):
+        for index, child in enumerate(cast("list[object] | tuple[object, ...]", value)):
             yield from json_problems(child, f"{where}/{index}", (*above, id(value)))
     elif type(value) is str:
         yield from _string_problem(value, where)
@@ -87,19 +88,19 @@ class _RepeatedName(Exception):
 
 
 def repeated_name(text: bytes) -> str | None:
-    """A name that some object of a JSON text has twice, however it is spelled; None if none has.
+    """A name that an object of a JSON text has twice, however it is spelled; None if there is none.
 
     Raises:
-        RecursionError: the text is nested too deep to look through.
-        UnicodeDecodeError: it is no UTF-8.
-        ValueError: it is no JSON.
+        RecursionError: the text is nested too deeply.
+        UnicodeDecodeError: the text is not UTF-8.
+        ValueError: the text is not JSON.
 
     Example:
         >>> repeated_name(b'{"a":{"b":1},"b":[{"c":1,"\\\\u0063":2}]}')
         'c'
     """
     try:
-        # What the names stand for is of no interest, and an int may be too long to be one.
+        # Only names matter here, and Python refuses to parse a very long int.
         json.loads(text.decode(), object_pairs_hook=_names_once, parse_int=len, parse_float=len)
     except _RepeatedName as found:
         return str(found)

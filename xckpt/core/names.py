@@ -1,7 +1,7 @@
 """Key path <-> leaf name <-> zarr path.
 
-A key path is what leads from the root of a tree to a leaf: dict keys, attribute names and sequence
-indices. A leaf name is what people type; a zarr path is what file systems and buckets store.
+A key path leads from the root of a tree to a leaf: dict keys, attribute names and sequence indices.
+People type a leaf name; file systems and buckets store a zarr path.
 
 Name: the keys joined with ``/``.
 
@@ -14,11 +14,11 @@ Path: the name, component by component, made safe to store.
 
 1. A byte of the component's UTF-8 outside letters, digits and ``-_.%+@=,() `` becomes ``%XX``.
 2. A component that a store reserves (``zarr.json``, a leading ``.`` or ``__``, and so on) has its
-   first character escaped, and so has a final dot or space. What ends in ``.__lock``, as
-   TensorStore's lock files do, has that dot escaped.
+   first character escaped; a final dot or space is escaped too. In a component that ends in
+   ``.__lock``, as TensorStore's lock files do, that dot is escaped.
 3. A component of more than 160 bytes keeps its first 100 and adds ``~`` and a 128-bit digest of the
-   whole. The manifest holds the name, so nothing has to read this one backwards.
-4. The root itself, when it is a leaf, is ``%root``.
+   whole. The manifest holds the name, so this path is never decoded.
+4. A root that is itself a leaf is ``%root``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def split_name(name: str) -> KeyPath:
 
 @functools.lru_cache(maxsize=1 << 16)
 def zarr_path(name: str) -> str:
-    """Where a leaf's zarr node is stored, relative to the checkpoint's root group.
+    """The path of a leaf's zarr node, relative to the checkpoint's root group.
 
     Example:
         >>> zarr_path("model/layers.0.weight"), zarr_path("a%2Fb/naïve"), zarr_path("zarr.json")

@@ -1,8 +1,8 @@
 """Python values as text, so that they come back as they were.
 
-None, bool, int, float, complex, str and bytes are leaves of their own. Each is one JSON string next
-to its type's name, exact for every value: ``repr`` of a float round-trips, an int has any length,
-and what UTF-8 cannot carry of a str is escaped.
+None, bool, int, float, complex, str and bytes are leaves. Each is one JSON string beside its type's
+name, exact for every value: ``repr`` of a float round-trips, an int may have any length, and
+characters that UTF-8 cannot encode are escaped.
 """
 
 from __future__ import annotations
@@ -21,31 +21,43 @@ Value = None | bool | int | float | complex | str | bytes
 
 
 def _escape(text: str) -> str:
-    """Backslashes and lone surrogates as backslash sequences; all else as it is."""
+    """A text with backslashes and lone surrogates escaped."""
     return re.sub(
         r"[\\\ud800-\udfff]",
-        lambda found: "\\\\" if found[0] == "\\" else f"\\u{ord(found[0]):04x}",
+        lambda match: "\\\\" if match[0] == "\\" else f"\\u{ord(match[0]):04x}",
         text,
     )
 
 
 def _unescape(text: str) -> str:
-    def plain(found: re.Match[str]) -> str:
-        if not found[1]:
+    def plain(match: re.Match[str]) -> str:
+        if not match[1]:
             raise ValueError("a backslash that begins no escape")
-        return "\\" if found[1] == "\\" else chr(int(found[1][1:], 16))
+        return "\\" if match[1] == "\\" else chr(int(match[1][1:], 16))
 
     return re.sub(r"\\(\\|u[0-9a-f]{4}|)", plain, text)
 
 
+def _nothing(_: None) -> str:
+    return ""
+
+
+def _both_parts(value: complex) -> str:
+    return f"{value.real!r},{value.imag!r}"
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
 _ENCODE: Final[dict[type, tuple[str, Callable[..., str]]]] = {
-    type(None): ("None", lambda value: ""),
+    type(None): ("None", _nothing),
     bool: ("bool", str),
     int: ("int", hex),
     float: ("float", repr),
-    complex: ("complex", lambda value: f"{value.real!r},{value.imag!r}"),
+    complex: ("complex", _both_parts),
     str: ("str", _escape),
-    bytes: ("bytes", lambda value: base64.b64encode(value).decode("ascii")),
+    bytes: ("bytes", _base64),
 }
 
 _DECODE: Final[dict[str, Callable[[str], Value]]] = {
@@ -66,46 +78,47 @@ _FORMS: Final = {
     "complex": re.compile(f"{_NUMBER},{_NUMBER}"),
     "None": re.compile(""),
 }
-"""What the text of a type looks like, where Python would take much else (``" 1_0"``)."""
+"""The spelling of a type's text, where Python would accept more (``" 1_0"``)."""
 
 KINDS: Final = frozenset(_DECODE)
-"""The types that the format carries."""
+"""Names of the types that the format carries."""
 
 
 def value_kind(leaf: object) -> str | None:
     """The name of a Python value's type if the format carries it, else None.
 
-    Subclasses (an IntEnum, a str of some library) are not the type itself and would not come back.
+    Subclasses (an IntEnum, a library's own str) are refused, since they would not come back.
 
     Example:
         >>> value_kind(True), value_kind(b"x"), value_kind({1, 2})
         ('bool', 'bytes', None)
     """
-    found = _ENCODE.get(type(leaf))
-    return found[0] if found else None
+    codec = _ENCODE.get(type(leaf))
+    return codec[0] if codec else None
 
 
 def encode_value(value: object) -> str:
     """The text of a Python value.
 
     Raises:
-        UnsupportedLeafError: it is none of the types that the format carries.
+        UnsupportedLeafError: the format does not carry its type.
 
     Example:
         >>> encode_value(255), encode_value(float("-inf")), encode_value(b"hi")
         ('0xff', '-inf', 'aGk=')
     """
-    found = _ENCODE.get(type(value))
-    if found is None:
-        raise UnsupportedLeafError(f"a {type(value).__qualname__} is no value of the format")
-    return found[1](value)
+    codec = _ENCODE.get(type(value))
+    if codec is None:
+        raise UnsupportedLeafError(f"the format carries no {type(value).__qualname__}")
+    _, encode = codec
+    return encode(value)
 
 
 def decode_value(kind: str, text: str) -> Value:
     """The Python value of a kind and its text; inverse of `encode_value`.
 
     Raises:
-        ManifestError: the text is no such value.
+        ManifestError: the text does not spell a value of this kind.
 
     Example:
         >>> decode_value("complex", "1.5,-0.0")
@@ -120,10 +133,10 @@ def decode_value(kind: str, text: str) -> Value:
 
 
 def decode_content(name: str, kind: str, content: bytes) -> Value:
-    """The value of a leaf whose text is stored as bytes of UTF-8; opaque bytes are themselves.
+    """The value of a leaf whose text is stored as UTF-8; opaque bytes come back as they are.
 
     Raises:
-        CorruptCheckpointError: the content is no such value.
+        CorruptCheckpointError: the content does not spell a value of this kind.
 
     Example:
         >>> decode_content("step", "int", b"0x7"), decode_content("blob", "opaque", b"0x7")
