@@ -14,12 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import LoadPlan, decode_load_plan, encode_load_plan
+from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import source_problems
 from xckpt.core.storage import StorageReader
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
+from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError
 
 __all__ = ["load_state"]

@@ -15,24 +15,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import msgspec
-
 from xckpt.core.json_values import check_json
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.plan.items import PlanCodec
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
+from xckpt.engine.wire import SavePlanCodec, decode_report, encode_report
 
 __all__ = ["save_state", "save_when_ready"]
 
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
 
 
 def save_state(
@@ -91,7 +86,7 @@ def _save(
     user: JSONValue,
 ) -> Metadata:
     is_coordinator = group.rank == group.coordinator
-    codec = PlanCodec()
+    codec = SavePlanCodec()
     decided: list[Metadata] = []
 
     def plan_locally() -> bytes:
@@ -115,9 +110,9 @@ def _save(
     def write() -> bytes:
         plan = planner.finish_plan(share)
         check_finished(share, plan)
-        return _encode(writer.write_data(plan, planner))
+        return encode_report(writer.write_data(plan, planner))
 
     def commit(results: list[bytes]) -> bytes:
-        return writer.finish(decided[0], [_decode(result) for result in results])
+        return writer.finish(decided[0], [decode_report(result) for result in results])
 
     return writer.committed_metadata(all_reduce(group, WRITE, write, commit))

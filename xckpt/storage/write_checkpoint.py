@@ -39,7 +39,8 @@ from xckpt.core.manifest.codec import (
 )
 from xckpt.core.manifest.zarr_json import documents
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions

@@ -34,7 +34,7 @@ from xckpt.core.manifest.codec import BytesEntry, ValueEntry, ZarrArray
 from xckpt.core.names import zarr_path
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import open_array, open_chunk
 from xckpt.storage.budget import Pool, ProgressCounter
@@ -99,7 +99,7 @@ class Written(msgspec.Struct, array_like=True):
     values: dict[str, ValueEntry | BytesEntry]
 
 
-look_at_types(WriteOrders, Written)
+prepare_structs(WriteOrders, Written)
 
 
 @dataclass(slots=True)

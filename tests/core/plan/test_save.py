@@ -27,9 +27,10 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import PlanCodec, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
+from xckpt.engine.wire import SavePlanCodec
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 State = dict[str, Any]
@@ -40,7 +41,7 @@ def plan_all(
 ) -> tuple[list[DefaultSavePlanner], list[SavePlan], Metadata]:
     """What an engine does up to the shares: a planner a rank, plans carried as bytes."""
     planners = planners or [DefaultSavePlanner() for _ in states]
-    codec = PlanCodec()
+    codec = SavePlanCodec()
     plans = []
     for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
         planner.set_up_planner(state, None, rank == 0)
