@@ -1,8 +1,8 @@
 """Processes of one torch.distributed group that live as long as the tests that share them.
 
-Ranks are forked from a process that has imported torch (`fork_server`): a group takes some tenths of
-a second. Tests that share a `Ranks` send it functions: every rank calls ``function(rank, *args)``,
-and `Ranks.run` gives back what they returned.
+Ranks are forked from a process that has imported torch (`fork_server`), so a group starts in some
+tenths of a second. Tests that share a `Ranks` send it functions: every rank calls
+``function(rank, *args)``, and `Ranks.run` gives back what they returned.
 """
 
 from __future__ import annotations
