@@ -144,9 +144,9 @@ import os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from tests.convert.test_runing import MAPPING
+from tests.convert.test_run import MAPPING
 from tests.convert.test_resuming import OPTIONS
-from xckpt.convert.converting import convert
+from xckpt.convert import convert
 
 source, target, method = sys.argv[1:]
 
