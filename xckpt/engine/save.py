@@ -35,6 +35,7 @@ from xckpt.core.plan.load_checks import source_problems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
 from xckpt.errors import PlanError
 
@@ -112,7 +113,9 @@ def _save(
     def plan_locally() -> bytes:
         if is_coordinator:
             check_json(user, "metadata")
-        planner.set_up_planner(state(), writer.storage_meta(), is_coordinator)
+        given = state()
+        planner.use_adapters(loaded_adapters())
+        planner.set_up_planner(given, writer.storage_meta(), is_coordinator)
         writer.set_up_storage_writer(is_coordinator)
         return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))
 
@@ -167,6 +170,7 @@ def load_state_dict(
     def plan_locally() -> bytes:
         metadata = storage_reader.set_up_storage_reader(manifest, group.size)
         found.append(metadata)
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state_dict, metadata, is_coordinator)
         plan = planner.create_local_plan()
         _check_sources(plan, metadata)

@@ -23,7 +23,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
@@ -302,7 +301,7 @@ class ChunkReads:
 
     def _host_memory(self, destination: _Destination) -> NDArray[np.generic]:
         item = destination.item
-        host = frameworks.to_writable_numpy(destination.resolved)
+        host = self.planner.adapters.writable_numpy(destination.resolved)
         destination.copied = host is None
         if host is None:
             key = (item.storage_index.fqn, item.storage_index.index or 0)
@@ -325,7 +324,7 @@ class ChunkReads:
             host, resolved = destination.host, destination.resolved
             assert host is not None
             if destination.copied:
-                frameworks.copy_into(resolved, host)
+                self.planner.adapters.copy_into(resolved, host)
             with kept_errors():
                 self.planner.commit_tensor(destination.item, resolved)
             destination.host = destination.resolved = None
