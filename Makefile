@@ -1,4 +1,4 @@
-# make test | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
+# make test | make test-thorough | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
 # make fuzz | make demo | make bench | make lint | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
@@ -26,7 +26,10 @@ FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
 FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
-.PHONY: env env-xla test test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
+# What a run leaves: each test's result and seconds, and the slowest on the screen.
+REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
+
+.PHONY: env env-xla test test-thorough test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
 
 env: $(STAMP)
 
@@ -64,8 +67,13 @@ lint: env
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 
+# The default tier: no test above five seconds. Durations and results stay in build/reports.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(call REPORT,test)
+
+# Every test, and ten times the examples.
+test-thorough: lint
+	$(BIN)/python -m pytest -m 'not models' --hypothesis-profile=thorough $(call REPORT,thorough)
 
 test-xla: env-xla
 	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_adapter.py tests/torch/test_buffers.py

@@ -1,4 +1,4 @@
-"""Set-up for every test and doctest: environment, spawn, seeds, working folder of doctests.
+"""Set-up for every test and doctest: environment, spawn, seeds, profiles, folder of doctests.
 
 It stands at the root because the doctests of `xckpt/` need it as much as `tests/` does.
 """
@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from tests.support.examples import QUICK
 
 DEVICES_FLAG = "--xla_force_host_platform_device_count=8"
 
@@ -32,17 +35,17 @@ set_environment()
 # TensorStore aborts in a forked child once its parent has used it.
 multiprocessing.set_start_method("spawn", force=True)
 
-# A fixed number of examples and no limit in seconds: a slow machine changes nothing.
+# A fixed number of examples and no limit in seconds: a slow machine changes nothing. What was once
+# found is tried first in every later run; `.hypothesis` may be kept and shared.
 COMMON = {
     "deadline": None,
-    "database": None,
+    "database": DirectoryBasedExampleDatabase(Path(__file__).parent / ".hypothesis" / "examples"),
     "print_blob": True,
     "suppress_health_check": [HealthCheck.too_slow],
 }
-settings.register_profile("ci", max_examples=100, **COMMON)
-settings.register_profile("quick", max_examples=20, **COMMON)
-settings.register_profile("thorough", max_examples=2000, **COMMON)
-settings.load_profile("ci")
+settings.register_profile("quick", max_examples=QUICK, **COMMON)
+settings.register_profile("thorough", max_examples=10 * QUICK, **COMMON)
+settings.load_profile("quick")
 
 
 @pytest.hookimpl(tryfirst=True)

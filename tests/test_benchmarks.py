@@ -84,7 +84,7 @@ def test_a_loader_of_other_arrays_is_named() -> None:
             oracle_loader.verify(loaders)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_the_part_on_conversions_runs(tmp_path: Path) -> None:
     """Small models, as ``python -m benchmarks.run`` has it."""
     output = tmp_path / "results.json"

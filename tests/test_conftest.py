@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
 
 def test_jax_sees_eight_cpu_devices() -> None:
@@ -28,4 +30,10 @@ def test_the_seed_of_the_run_is_known(pytestconfig: pytest.Config) -> None:
 
 def test_examples_are_counted_and_not_timed() -> None:
     assert settings().deadline is None
-    assert settings().max_examples >= 20
+    assert settings().max_examples >= 100
+
+
+def test_what_was_found_is_kept() -> None:
+    database = settings().database
+    assert isinstance(database, DirectoryBasedExampleDatabase)
+    assert database.path.parent == Path(__file__).parents[1] / ".hypothesis"

@@ -57,7 +57,7 @@ def read(node):
     return whole
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_demo_passes_and_zarr_reads_both_its_checkpoints(tmp_path):
     run = subprocess.run(

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.sharded_arrays import cut
 from tests.support.states import LAYOUTS, arrays, everything, expected, random_array, same
 from tests.support.thread_group import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(
     shape=st.lists(st.integers(0, 9), max_size=4).map(tuple),
     dtype=st.sampled_from(["bool", "int8", "bfloat16", "float32", "complex128"]),

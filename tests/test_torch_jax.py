@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.jax_meshes import meshes as jax_meshes
 from tests.support.jax_meshes import same, specs, ways
 from tests.support.ranks import Ranks
@@ -113,7 +114,7 @@ def example_journey() -> list[tuple[Case, NamedSharding]]:
     return [(Case((14, 12), "bfloat16", "2x2", (0, 0)), sharding)]
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(journeys=JOURNEYS)
 @example(journeys=example_journey())
 def test_torch_saves_and_jax_loads(
@@ -133,7 +134,7 @@ def test_torch_saves_and_jax_loads(
         same(leaf, random_bits(case))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(journeys=JOURNEYS, in_place=st.booleans())
 @example(journeys=example_journey(), in_place=True)
 def test_jax_saves_and_torch_loads(

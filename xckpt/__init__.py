@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING
 from xckpt.api import (
     load,
     load_into,
-    load_state_dict,
     open,
     save,
     save_async,
-    save_state_dict,
 )
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
@@ -49,6 +47,7 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.options import LoadOptions, Progress, SaveOptions
+from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
     from xckpt import metadata as metadata

@@ -1,24 +1,24 @@
-"""The functions that people call: save, save_async, load, load_into, open, and the state dicts'.
+"""The functions that people call with a path: save, save_async, load, load_into, open.
 
 Each is a thin composition over one engine: find the group (`xckpt.find_group`), make storage and
-planner (`xckpt.saving`, `xckpt.loading`), run the steps. `save_state_dict` and `load_state_dict`
-take any storage, the others a path.
+planner, run the steps (`xckpt.engine.save`, `xckpt.engine.load`). `xckpt.state_dict` has torch's
+spelling of the same.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.engine import save as engine
 from xckpt.engine.background import SaveFuture, begin
-from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.group import Group
+from xckpt.engine.load import load_state
+from xckpt.engine.save import save_when_ready
 from xckpt.engine.saving import planner_for, save_in_turn
 from xckpt.engine.stager import AsyncStager
 from xckpt.find_group import find_group
@@ -26,17 +26,15 @@ from xckpt.loading import load_in_place, reader_and_planner
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
-    from xckpt.mapping.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import LeafMapping
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = [
     "load",
     "load_into",
-    "load_state_dict",
     "open",
     "save",
     "save_async",
-    "save_state_dict",
 ]
 
 Path = str | os.PathLike[str]
@@ -157,7 +155,7 @@ def save_async(
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
         writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
-        return engine.save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
+        return save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
 
     return begin(str(path), state, stager, find_group() if group is None else group, run)
 
@@ -171,7 +169,7 @@ def load(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-    mapping: ModelMapping | None = None,
+    mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
 ) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
@@ -227,7 +225,7 @@ def load(
         allow_lossy=allow_lossy,
     )
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    engine.load_state_dict(tree, reader, group=group, planner=planner)
+    load_state(tree, reader, group=group, planner=planner)
     return planner.result()
 
 
@@ -240,7 +238,7 @@ def load_into(
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
-    mapping: ModelMapping | None = None,
+    mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
 ) -> None:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
@@ -306,80 +304,6 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     from xckpt.storage.checkpoint import Checkpoint
 
     return Checkpoint(path, options=options)
-
-
-def save_state_dict(
-    state_dict: Mapping[str, object],
-    storage_writer: StorageWriter,
-    *,
-    process_group: object = None,
-    coordinator_rank: int = 0,
-    no_dist: bool = False,
-    planner: SavePlanner | None = None,
-) -> Metadata:
-    """Save a state dict through a storage writer, as torch's users know it; collective.
-
-    Args:
-        state_dict: any tree that `save` takes.
-        storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
-        process_group: the ranks that save together: a torch process group or a `Group`; found by
-            itself (see `xckpt.find_group.find_group`).
-        coordinator_rank: who decides and commits, as a rank within the process group.
-        no_dist: this process saves alone, whatever other processes there are.
-        planner: how to divide the work; by default what `save` does with the writer's ``options``.
-
-    Returns:
-        The checkpoint's metadata, the same on every rank.
-
-    Raises:
-        XckptError: as `save`.
-
-    Example:
-        >>> import numpy as np, xckpt
-        >>> writer = xckpt.storage.ZarrStorageWriter("memory://example-state-dict")
-        >>> saved = xckpt.save_state_dict({"w": np.ones((4, 2), np.float32), "step": 3}, writer)
-        >>> saved.state_dict_metadata["w"].size
-        (4, 2)
-    """
-    if planner is None:
-        options = getattr(storage_writer, "options", None)
-        planner = planner_for(options if isinstance(options, SaveOptions) else SaveOptions())
-    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    return save_in_turn(state_dict, storage_writer, group=group, planner=planner)
-
-
-def load_state_dict(
-    state_dict: MutableMapping[str, Any],
-    storage_reader: StorageReader,
-    *,
-    process_group: object = None,
-    coordinator_rank: int = 0,
-    no_dist: bool = False,
-    planner: LoadPlanner | None = None,
-) -> Metadata:
-    """Load a checkpoint into the torch tensors and NumPy arrays of a state dict, in place.
-
-    Python values are replaced in the dicts and lists that hold them. The other arguments are those
-    of `save_state_dict`; by default every leaf must fit (`DefaultLoadPlanner(strict=, cast=)`).
-
-    Returns:
-        The checkpoint's metadata, the same on every rank.
-
-    Raises:
-        XckptError: as `load`; after an error some tensors may be filled already.
-
-    Example:
-        >>> import numpy as np, xckpt
-        >>> _ = xckpt.save("memory://example-load-state-dict", {"w": np.arange(4.0), "step": 3})
-        >>> state = {"w": np.zeros(4), "step": 0}
-        >>> reader = xckpt.storage.ZarrStorageReader("memory://example-load-state-dict")
-        >>> metadata = xckpt.load_state_dict(state, reader)
-        >>> state, list(metadata.state_dict_metadata)
-        ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
-    """
-    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    planner = DefaultLoadPlanner() if planner is None else planner
-    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
 
 
 def _check_path(path: object, call: str) -> None:

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.storage import StorageReader
-from xckpt.engine import save
 from xckpt.engine.group import Group
+from xckpt.engine.load import load_state
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions
 
 if TYPE_CHECKING:
-    from xckpt.mapping.mapping import Mapping as ModelMapping
+    from xckpt.mapping.mapping import LeafMapping
 
 __all__ = ["load_in_place", "reader_and_planner"]
 
@@ -38,7 +38,7 @@ def reader_and_planner(
     cast: bool,
     planner: LoadPlanner | None,
     options: LoadOptions | None,
-    mapping: ModelMapping | None,
+    mapping: LeafMapping | None,
     allow_lossy: bool,
 ) -> tuple[StorageReader, LoadPlanner]:
     """What reads a path and what plans the load; for the arguments see `xckpt.load`.
@@ -120,7 +120,7 @@ def load_in_place(
     tree: Mapping[str, object] = state  # type: ignore[assignment]  # our planners take any tree
     before, planner.in_place = planner.in_place, True
     try:
-        metadata = save.load_state_dict(tree, reader, group=group, planner=planner)
+        metadata = load_state(tree, reader, group=group, planner=planner)
         planner.result()
     finally:
         planner.in_place = before

@@ -21,6 +21,7 @@ from conformance.cases import (
 )
 from conformance.implementation import Array
 from conformance.tilings import Placed, shapes, tilings
+from tests.support.examples import examples
 
 
 def counts(shape: tuple[int, ...], placed: tuple[Placed, ...]) -> np.ndarray:
@@ -31,7 +32,7 @@ def counts(shape: tuple[int, ...], placed: tuple[Placed, ...]) -> np.ndarray:
 
 
 @given(st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_a_tiling_covers_its_shape_exactly_once(data: st.DataObject) -> None:
     shape, ranks = data.draw(shapes()), data.draw(st.integers(1, 5))
     tiling = data.draw(tilings(shape, ranks))
@@ -41,7 +42,7 @@ def test_a_tiling_covers_its_shape_exactly_once(data: st.DataObject) -> None:
 
 
 @given(cases())
-@settings(max_examples=30)
+@examples(30)
 def test_a_case_survives_a_file(case: Case) -> None:
     again = from_json(json.loads(json.dumps(to_json(case))))
     assert again == case
@@ -50,7 +51,7 @@ def test_a_case_survives_a_file(case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=30)
+@examples(30)
 def test_wanted_boxes_lie_in_the_array(case: Case) -> None:
     for rank in case.wanted():
         for wanted in rank.values():

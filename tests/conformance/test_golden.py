@@ -167,7 +167,7 @@ def test_readers_that_die_or_eat_memory_are_found_out() -> None:
     assert set(hungry.outcomes) == {"memory"} and hungry.most_memory > confined.MEMORY
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_readers_that_hang_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confined, "SECONDS", 8)
     (hung,) = run("tests.conformance.hanging_reader", every=20_000, only="empty")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from conformance.cases import Case, cases
 from conformance.implementation import Even, Refused, find
 from conformance.laws.properties import LAWS
+from tests.support.examples import examples
 
 
 @pytest.mark.parametrize("law", LAWS)
 @given(case=cases())
-@settings(max_examples=20)
+@examples(20)
 def test_xckpt_keeps(law: str, case: Case) -> None:
     LAWS[law](find("conformance.implementations.xckpt"), case)
 
@@ -23,7 +24,7 @@ def test_frameworks_reshard(module: str) -> None:
     outcomes: list[bool] = []
 
     @given(case=cases(even=isinstance(implementation, Even) and implementation.even))
-    @settings(max_examples=15)
+    @examples(15)
     def reshards(case: Case) -> None:
         try:
             LAWS["reshard"](implementation, case)

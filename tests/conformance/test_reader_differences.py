@@ -14,11 +14,12 @@ from math import prod
 from typing import Any
 
 import xxhash
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import parse as parse_strictly
+from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.manifest.codec import Manifest, arrays, encode, parse
 from xckpt.errors import ManifestError
@@ -98,7 +99,7 @@ def theirs(data: bytes) -> list[tuple[object, ...]] | str:
 
 
 @given(altered())
-@settings(max_examples=150)
+@examples(150)
 def test_both_refuse_the_same_manifests(body: dict[str, Any]) -> None:
     data = sealed(body)
     one, other = ours(data), theirs(data)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert import Mapping as ModelMapping
 from xckpt.convert import TensorSpec
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.strided_copy import copy_elements
 
 Arrays = dict[str, NDArray[Any]]
 
 
-def carried(mapping: ModelMapping, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
+def carried(mapping: LeafMapping, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     """The target's arrays by mapping name, made of the source's."""
     specs = {name: TensorSpec(array.shape, str(array.dtype)) for name, array in arrays.items()}
     resolved = mapping.resolve(specs)

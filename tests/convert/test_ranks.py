@@ -31,7 +31,7 @@ from xckpt.convert import Mapping, Rule
 from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import Converted, convert
 from xckpt.core.geometry.boxes import Boxes
-from xckpt.engine.save import load_state_dict
+from xckpt.engine.load import load_state
 from xckpt.errors import MappingError, RanksFailedError
 from xckpt.formats.source import XckptSource
 from xckpt.mapping.operations import Transpose
@@ -198,7 +198,7 @@ def test_a_shard_reads_just_what_it_needs(tmp_path: Path, parts: int) -> None:
         )
         like: Any = {"kernel": Wanted((64, 256), "float32", boxes)}
         group = run_ranks(1, lambda group: group)[0].result
-        load_state_dict(like, reader, group=group, planner=planner)
+        load_state(like, reader, group=group, planner=planner)
         loaded: Any = planner.result()
         [found] = loaded["kernel"].parts
         np.testing.assert_array_equal(found, weights.T[:, part * width : (part + 1) * width])

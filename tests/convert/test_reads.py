@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import prod
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
+from tests.support.examples import examples
 from xckpt.convert.reads import DENSE, blocks, readings, restrict_sources
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
@@ -35,7 +36,7 @@ def _inside(inner: Box, outer: Box) -> bool:
 
 
 @given(cases())
-@settings(max_examples=60)
+@examples(60)
 def test_each_copy_is_read_once_and_not_much_else(case: Case) -> None:
     copies = _copies(case)
     found = readings(copies)
@@ -50,7 +51,7 @@ def test_each_copy_is_read_once_and_not_much_else(case: Case) -> None:
 
 
 @given(cases(), st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_cut_copies_take_what_the_whole_ones_took(case: Case, data: st.DataObject) -> None:
     copies = [copy for _, copy in _copies(case) if copy.source]
     for reading in readings(enumerate(copies)):
@@ -80,7 +81,7 @@ def test_cut_copies_take_what_the_whole_ones_took(case: Case, data: st.DataObjec
     st.integers(1, 4096),
     st.data(),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_blocks_cover_the_part_along_chunks(
     shape: list[int], target: int, data: st.DataObject
 ) -> None:

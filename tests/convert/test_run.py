@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 from tests.mapping.mappings import Case, cases
+from tests.support.examples import examples
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.run import Converted, convert
 from xckpt.errors import (
@@ -98,7 +99,7 @@ def same(found: Any, expected: Any) -> None:
     memory=st.integers(1 << 14, 200_000),
     dtype=st.sampled_from(["float32", "float16"]),
 )
-@settings(max_examples=15)
+@examples(15)
 def test_any_chunks_and_any_budget_give_the_same(
     source_chunk: int, target_chunk: int, memory: int, dtype: str
 ) -> None:
@@ -271,7 +272,7 @@ def test_a_target_tree_says_what_is_made_and_in_which_containers() -> None:
 
 
 @given(case=cases(), memory=st.integers(1 << 10, 1 << 16))
-@settings(max_examples=25)
+@examples(25)
 def test_random_mappings_convert_and_load_bit_for_bit(case: Case, memory: int) -> None:
     small = xckpt.SaveOptions(chunk_bytes=256, memory_bytes=memory)
     source: Any = tree_of(case.source)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
+from tests.support.examples import examples
 from xckpt.convert import Mapping, Rule, TensorSpec
 from xckpt.convert.reads import readings
 from xckpt.convert.units import Unit, plan_units
@@ -33,7 +34,7 @@ Shape = tuple[int, ...]
 
 
 @given(cases(), st.integers(1, 4096), st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_the_parts_cover_every_target_once(case: Case, size: int, data: st.DataObject) -> None:
     resolved = case.mapping.resolve(case.source_specs, case.target_specs)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.tilings import chunk_edges, holders, paint, tiled_shapes
 
 
 @given(tiled_shapes())
-@settings(max_examples=50)
+@examples(50)
 def test_a_tiling_covers_its_shape_exactly_once(tiled):
     shape, boxes = tiled
     assert (paint(shape, boxes) == 1).all()
@@ -22,7 +23,7 @@ def test_chunk_edges_are_those_of_ceiling_division():
 
 
 @given(st.data())
-@settings(max_examples=20)
+@examples(20)
 def test_every_box_has_a_holder(data):
     held = data.draw(holders(5, 3))
     assert len(held) == 5

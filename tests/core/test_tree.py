@@ -7,9 +7,10 @@ from collections import Counter, OrderedDict, UserDict, namedtuple
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.core.tree import DEEPEST, FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
@@ -103,7 +104,7 @@ def rebuild_back(new: Any, old: Any) -> Any:
 
 
 @given(trees)
-@settings(max_examples=50)
+@examples(50)
 def test_assign_gives_the_leaves_and_keeps_dicts_and_lists(tree):
     changed = {name: ("new", name) for name in flatten(tree).leaves}
     kept = {id(node) for node in mutable_containers(tree)}

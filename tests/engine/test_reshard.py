@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
 from tests.core.test_names import NASTY
+from tests.support.examples import examples
 from tests.support.jobs import Job, fresh_path, jobs
 from tests.support.sharded_arrays import cut, holds, same_bits, wish
 from tests.support.thread_group import Outcome, ThreadGroup, results, run_ranks
@@ -99,7 +100,7 @@ def test_one_process_reads_what_many_ranks_saved(job):
 
 
 @given(jobs())
-@settings(max_examples=FEW)
+@examples(FEW)
 def test_zarr_python_reads_what_many_ranks_saved(tmp_path_factory, job):
     folder = tmp_path_factory.mktemp("job") / "ckpt"
     save_job(job, folder)
@@ -118,7 +119,7 @@ def test_zarr_python_reads_what_many_ranks_saved(tmp_path_factory, job):
 
 
 @given(jobs())
-@settings(max_examples=FEW)
+@examples(FEW)
 def test_what_was_loaded_can_be_filled_in_place(job):
     """`load_into` fills strided views of memory that the ranks own, and nothing else of it."""
     path = fresh_path()
@@ -218,7 +219,7 @@ def expect_failures(outcomes: list[Outcome[Any]], ranks: set[int], text: str) ->
 
 
 @given(st.sampled_from(SAVE_HOOKS), st.sets(st.integers(0, 1), min_size=1), st.integers(0, 1))
-@settings(max_examples=20)
+@examples(20)
 def test_a_rank_that_fails_to_save_fails_all_and_commits_nothing(hook, unwell, coordinator):
     path = fresh_path()
     if hook == "create_global_plan":
@@ -248,7 +249,7 @@ def test_a_rank_that_fails_to_save_fails_all_and_commits_nothing(hook, unwell, c
 
 
 @given(st.sampled_from(LOAD_HOOKS), st.sets(st.integers(0, 1), min_size=1), st.booleans())
-@settings(max_examples=20)
+@examples(20)
 def test_a_rank_that_fails_to_load_fails_all(hook, unwell, share_reads):
     path = fresh_path()
     save_rows(path)

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import tensorstore as ts
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 from tests.formats import orbax_writers
 from tests.formats.arrays import read
+from tests.support.examples import examples
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert import convert
 from xckpt.formats.detect import SOURCES, detect, open_source
@@ -77,7 +78,7 @@ def test_any_damage(originals: Path, tmp_path_factory: pytest.TempPathFactory, k
     files = sorted(each.relative_to(original) for each in original.rglob("*") if each.is_file())
     work = tmp_path_factory.mktemp("damaged") / "ckpt"
 
-    @settings(max_examples=30)
+    @examples(30)
     @given(
         st.sampled_from(files),
         st.sampled_from(["alter", "cut", "remove", "empty", "swap", "folder", "append"]),

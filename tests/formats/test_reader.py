@@ -20,7 +20,7 @@ from tests.support.thread_group import ThreadGroup, results
 from tests.support.tilings import Box, paint
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.group import Group, LocalGroup
-from xckpt.engine.save import load_state_dict
+from xckpt.engine.load import load_state
 from xckpt.formats import reader as source_reader
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader, parts
@@ -43,7 +43,7 @@ def load(path: Path, like: Any, group: Group | None = None, **options: Any) -> A
     reader = SourceReader(
         lambda: open_source(path), str(path), options=xckpt.LoadOptions(**options)
     )
-    load_state_dict(like, reader, group=group or LocalGroup(), planner=planner)
+    load_state(like, reader, group=group or LocalGroup(), planner=planner)
     return planner.result()
 
 
@@ -115,7 +115,7 @@ def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
     reader = SourceReader(lambda: source)
     with pytest.raises(xckpt.CorruptCheckpointError, match="truncated"):
-        load_state_dict(None, reader, group=LocalGroup(), planner=DefaultLoadPlanner())
+        load_state(None, reader, group=LocalGroup(), planner=DefaultLoadPlanner())
 
 
 @given(boxes(), st.lists(st.integers(1, 5), min_size=4, max_size=4), st.integers(1, 200))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from tests.support.examples import examples
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, MappingError
 from xckpt.formats.source import TensorSource, XckptSource
@@ -37,7 +38,7 @@ def test_it_is_a_source_and_says_what_it_holds(source: XckptSource) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_a_box_is_what_numpy_slices(source: XckptSource, data: st.DataObject) -> None:
     low = [data.draw(st.integers(0, n)) for n in W.shape]
     high = [data.draw(st.integers(a, n)) for a, n in zip(low, W.shape, strict=True)]

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.jax_jobs import ROOT, run
-from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
+from xckpt.engine.group import Group
+from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
 from xckpt.jax.group import PART_BYTES, JaxGroup, current_group
 
@@ -155,7 +156,7 @@ def silent(cases: list[list[int]]) -> list[object]:
     return told
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_silent_ranks_are_named_on_the_others() -> None:
     cases = [[1, 2], [1], [0]]
     for rank, answers in enumerate(run(silent, 3, cases)):

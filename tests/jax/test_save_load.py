@@ -15,12 +15,13 @@ import pytest
 import zarr
 from flax import nnx
 from flax.training.train_state import TrainState
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.jax_jobs import run
 from tests.support.jax_meshes import DTYPES, meshes, same, specs, values, ways
 
@@ -72,7 +73,7 @@ def same_tree(found: object, expected: object) -> None:
         same(a, b)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(cases=st.lists(moves(), min_size=1, max_size=4), chunk=st.sampled_from([16, 1 << 20]))
 def test_any_mesh_to_any_other(
     cases: list[Case], chunk: int, tmp_path_factory: pytest.TempPathFactory
@@ -383,7 +384,7 @@ def load_and_save_job(path: str, model: int, again: str) -> list[str]:
     return right
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_processes_save_and_others_load(tmp_path: Path) -> None:
     """2 processes of 3 devices save; 3 of 2 load and save; this process loads both."""
     first, second = str(tmp_path / "first"), str(tmp_path / "second")

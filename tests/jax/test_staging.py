@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
 from tests.support import jax_jobs
+from tests.support.examples import examples
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
 from xckpt.core.leaf import HostSource
 from xckpt.core.plan.save import DefaultSavePlanner
@@ -48,7 +49,7 @@ def stage(state: Any) -> Any:
     return BlockingAsyncStager().stage(state)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(shardings(), st.sampled_from(DTYPES))
 def test_nothing_is_copied_and_the_description_is_kept(
     case: tuple[NamedSharding, tuple[int, ...]], dtype: str

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from xckpt.convert import Mapping
 from xckpt.core.dtypes import DTYPES, numpy_dtype
-from xckpt.mapping.mapping import Mapping
 from xckpt.mapping.operations import (
     Concatenate,
     Deinterleave,

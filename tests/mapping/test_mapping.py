@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.mapping.mappings import Arrays, made_by, same_bits, specs_of
+from xckpt.convert import Mapping
 from xckpt.errors import MappingError
-from xckpt.mapping.mapping import Mapping
 from xckpt.mapping.operations import (
     Add,
     Cast,

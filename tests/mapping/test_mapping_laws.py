@@ -5,15 +5,16 @@ from __future__ import annotations
 import tomllib
 
 import numpy as np
-from hypothesis import given, settings
+import tomli_w
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases, execute, made_by, same_bits
+from tests.support.examples import examples
+from xckpt.convert import Mapping
 from xckpt.core.metadata import ChunkStorageMetadata
-from xckpt.mapping.mapping import Mapping
 from xckpt.mapping.operations import Add, Scale
 from xckpt.mapping.rule import Rule
-from xckpt.mapping.toml import write_document
 
 
 @given(cases())
@@ -35,7 +36,7 @@ def test_the_inverse_of_the_inverse_is_the_mapping(case: Case) -> None:
 @given(cases())
 def test_a_mapping_and_its_inverse_come_back_from_toml(case: Case) -> None:
     for mapping in (case.mapping, case.mapping.inverse()):
-        written = write_document(mapping.to_document())
+        written = tomli_w.dumps(mapping.to_document())
         assert Mapping.from_document(tomllib.loads(written)) == mapping
 
 
@@ -62,7 +63,7 @@ def test_the_copies_into_a_box_are_a_slice_of_the_whole(case: Case, data: st.Dat
 
 
 @given(cases())
-@settings(max_examples=50)
+@examples(50)
 def test_assertions_hold_where_the_mapping_made_the_data(case: Case) -> None:
     back = case.mapping.inverse().resolve(case.target_specs, case.source_specs)
     for assertion in back.assertions:
@@ -75,7 +76,7 @@ def test_assertions_hold_where_the_mapping_made_the_data(case: Case) -> None:
 
 
 @given(cases(most_rules=1))
-@settings(max_examples=60)
+@examples(60)
 def test_a_mapping_and_then_its_inverse_is_the_identity(case: Case) -> None:
     both = case.mapping.then(case.mapping.inverse())
     assert same_bits(made_by(both, case.source, case.source_specs), case.source)
@@ -84,7 +85,7 @@ def test_a_mapping_and_then_its_inverse_is_the_identity(case: Case) -> None:
 
 
 @given(cases(most_rules=1, dtypes=["float16", "bfloat16", "float32", "float8_e5m2"]), st.data())
-@settings(max_examples=60)
+@examples(60)
 def test_arithmetic_is_the_same_wherever_a_tensor_is_cut(case: Case, data: st.DataObject) -> None:
     """Every element is computed as NumPy does it in float32, step by step; NaN stays NaN."""
     steps = Mapping([Rule("{name...}", "{name...}", [Scale(0.7), Add(1.0)])])

@@ -22,10 +22,10 @@ import xckpt
 from tests.convert.carrying import carried, numbered
 from tests.mapping import toys
 from tests.mapping.training import adamw, optax_adamw, train_optax, train_torch
-from xckpt.convert import Mapping as ModelMapping
 from xckpt.convert import Rule, TensorSpec, convert, infer, with_optimizer
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.operations import Pad, Scale, Stack, Tie, Transpose, Untie
 from xckpt.mapping.optimizer.states import find_moments
 
@@ -63,7 +63,7 @@ def empty_flax_state(model: Any) -> dict[str, Any]:
     return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), state)
 
 
-def torch_names(params: Any, mapping: ModelMapping) -> dict[str, np.ndarray[Any, Any]]:
+def torch_names(params: Any, mapping: LeafMapping) -> dict[str, np.ndarray[Any, Any]]:
     """Flax parameters under torch's names and in its layout."""
     flat = {
         "/".join(key.key for key in path): np.asarray(leaf)
@@ -167,7 +167,7 @@ def test_each_form_of_a_torch_optimizer_gives_the_same(form: str) -> None:
     whole = with_optimizer(mapping, tree, like, parameters=names)
     source = specs_of(tree)
     whole.check(source, specs_of(like))
-    assert ModelMapping.from_document(whole.to_document()) == whole
+    assert LeafMapping.from_document(whole.to_document()) == whole
     arrays = numbered(source) | {name: np.float32(5) for name in source if name.endswith("step")}
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     made = carried(whole, arrays)
@@ -203,7 +203,7 @@ TRANSPOSED = Rule("w.weight", "w/kernel", [Transpose((1, 0))])
 def test_a_lossy_operation_is_not_applied_to_moments() -> None:
     rule = Rule("w.weight", "w/kernel", [Transpose((1, 0)), Scale(0.5)])
     with pytest.raises(MappingError, match=r"w/kernel: scale 0\.5.* lossy on a parameter"):
-        with_optimizer(ModelMapping([rule]), TORCH, OPTAX)
+        with_optimizer(LeafMapping([rule]), TORCH, OPTAX)
 
 
 def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_steps_that_differ_are_refused(tmp_path: Path) -> None:
     wanted = OPTAX | {
         f"{root}/b/scale": spec(4) for root in ("params", "opt_state/0/mu", "opt_state/0/nu")
     }
-    mapping = ModelMapping([TRANSPOSED, Rule("b.weight", "b/scale")])
+    mapping = LeafMapping([TRANSPOSED, Rule("b.weight", "b/scale")])
     whole = with_optimizer(mapping, specs_of(nested(state)), wanted)
     xckpt.save(tmp_path / "torch", nested(state))
     with pytest.raises(MappingError, match=r"tied tensors must be equal.*count"):
@@ -235,7 +235,7 @@ def nested(arrays: Mapping[str, Any]) -> dict[str, Any]:
 def test_a_count_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
     state = numbered(TORCH) | {"optim/state/w.weight/step": np.array(2.5, np.float32)}
     xckpt.save(tmp_path / "torch", nested(state))
-    whole = with_optimizer(ModelMapping([TRANSPOSED]), TORCH, OPTAX)
+    whole = with_optimizer(LeafMapping([TRANSPOSED]), TORCH, OPTAX)
     with pytest.raises(MappingError, match=r"come back from int32 as the same float32.*step"):
         convert(tmp_path / "torch", tmp_path / "flax", mapping=whole)
 
@@ -243,7 +243,7 @@ def test_a_count_that_is_no_whole_number_is_refused(tmp_path: Path) -> None:
 def test_numbers_without_names_are_refused() -> None:
     state = MODEL | adam("optim/state/0", spec(4, 2))
     with pytest.raises(MappingError, match=r"parameter number 0 is; pass parameters="):
-        with_optimizer(ModelMapping([TRANSPOSED]), state, OPTAX)
+        with_optimizer(LeafMapping([TRANSPOSED]), state, OPTAX)
 
 
 def test_numbers_that_follow_no_pattern_are_refused() -> None:
@@ -254,7 +254,7 @@ def test_numbers_that_follow_no_pattern_are_refused() -> None:
     roots = ("params", "opt_state/0/mu", "opt_state/0/nu")
     optax_state = {f"{root}/w": spec(3, 2) for root in roots}
     optax_state["opt_state/0/count"] = spec(dtype="int32")
-    mapping = ModelMapping([Rule("layers.{layer}.w", "w", [Stack("layer")])])
+    mapping = LeafMapping([Rule("layers.{layer}.w", "w", [Stack("layer")])])
     order = ["layers.0.w", "layers.2.w", "layers.1.w"]
     with pytest.raises(MappingError, match="numbers that follow from the indices"):
         with_optimizer(mapping, torch_state, optax_state, parameters=order)
@@ -266,9 +266,9 @@ def test_a_tied_weight_has_one_moment() -> None:
     """torch keeps one state for a tensor of two names."""
     torch_state = TORCH | {"model/head.weight": spec(4, 2)}
     rule = Rule(("w.weight", "head.weight"), "w/kernel", [Untie(2), Transpose((1, 0))])
-    whole = with_optimizer(ModelMapping([rule]), torch_state, OPTAX)
+    whole = with_optimizer(LeafMapping([rule]), torch_state, OPTAX)
     whole.check(torch_state, OPTAX)
-    back = with_optimizer(ModelMapping([rule]).inverse(), OPTAX, torch_state)
+    back = with_optimizer(LeafMapping([rule]).inverse(), OPTAX, torch_state)
     back.check(OPTAX, torch_state)
     [moments] = [rule for rule in back.rules if rule.source[0].startswith("opt_state/0/mu")]
     assert Tie not in {type(each) for each in moments.operations}
@@ -277,7 +277,7 @@ def test_a_tied_weight_has_one_moment() -> None:
 def test_the_moments_of_a_pad_are_zeros() -> None:
     padded = {name: spec(2, 6) if of.shape else of for name, of in OPTAX.items()}
     rule = Rule("w.weight", "w/kernel", [Transpose((1, 0)), Pad(2, axis=1, value=-1)])
-    whole = with_optimizer(ModelMapping([rule]), TORCH, padded)
+    whole = with_optimizer(LeafMapping([rule]), TORCH, padded)
     whole.check(TORCH, padded)
     made = carried(whole, numbered(TORCH))
     assert (made["params/w/kernel"][:, 4:] == -1).all()
@@ -290,21 +290,21 @@ def test_layers_called_mu_and_buffers_are_no_moments() -> None:
     found = find_moments(optax_state)
     assert set(found.slots["first moment"]) == {"params/w/kernel"}
     rules = [TRANSPOSED, Rule("mu.weight", "mu/scale")]
-    whole = with_optimizer(ModelMapping(rules), torch_state, optax_state)
+    whole = with_optimizer(LeafMapping(rules), torch_state, optax_state)
     assert len(whole.rules) == 2 + 2 + 1
 
 
 def test_states_without_moments_in_common() -> None:
     with pytest.raises(MappingError, match="no moments in common"):
-        with_optimizer(ModelMapping([TRANSPOSED]), MODEL, OPTAX)
+        with_optimizer(LeafMapping([TRANSPOSED]), MODEL, OPTAX)
 
 
 def test_a_mapping_that_fits_nothing() -> None:
     with pytest.raises(MappingError, match="source names fit no part of the source state"):
-        with_optimizer(ModelMapping([Rule("x", "y")]), TORCH, OPTAX)
+        with_optimizer(LeafMapping([Rule("x", "y")]), TORCH, OPTAX)
 
 
 def test_moments_of_nothing() -> None:
     state = TORCH | adam("optim/state/gone", spec(2))
     with pytest.raises(MappingError, match="'gone' there is no parameter"):
-        with_optimizer(ModelMapping([TRANSPOSED]), state, OPTAX)
+        with_optimizer(LeafMapping([TRANSPOSED]), state, OPTAX)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
+from xckpt.core.geometry.box import Box
 from xckpt.mapping.strided_cover import Piece, PieceFault, piece_fault
 
 
@@ -58,7 +59,7 @@ def judge(shape: tuple[int, ...], given_pieces: list[Piece]) -> None:
     if fault.kind == "outside":
         assert not inside
         return
-    box = tuple(slice(o, o + n) for o, n in zip(fault.offsets, fault.sizes, strict=True))
+    box = fault.box.slices()
     assert counts[box].size
     if fault.kind == "gap":
         assert (counts[box] == 0).all()
@@ -96,7 +97,9 @@ def test_a_piece_that_holds_an_element_twice_overlaps(shape: tuple[int, ...], pi
 def test_an_element_held_twice_is_the_witness_and_not_its_neighbour() -> None:
     twice = Piece((2, 2), (0, 0), ((1, 0), (1, 0)))
     beside = Piece((3,), (0, 1), ((1, 0),))
-    assert piece_fault((3, 2), [twice, beside]) == PieceFault("overlap", (1, 0), (1, 1), (0, 0))
+    assert piece_fault((3, 2), [twice, beside]) == PieceFault(
+        "overlap", Box((1, 0), (1, 1)), (0, 0)
+    )
 
 
 @given(cases(most_rules=1), st.data())

@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import xckpt
-from xckpt.mapping.mapping import Mapping as ModelMapping
+from xckpt.mapping.mapping import LeafMapping
 
 RANKS = 2
 Arrays = Mapping[str, NDArray[Any]]
@@ -51,7 +51,7 @@ def on_rank_load(
         name: on_rank_distribute(torch.zeros(shape, dtype=dtype))
         for name, (shape, dtype) in wanted.items()
     }
-    document = ModelMapping.from_document(mapping)
+    document = LeafMapping.from_document(mapping)
     state, seconds, peak = measured(lambda: xckpt.load(path, like, mapping=document))
     for name, leaf in state.items():
         assert leaf.placements == like[name].placements, name

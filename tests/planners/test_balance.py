@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import xckpt
 from examples.planners.balance import BalancingPlanner, deal
+from tests.support.examples import examples
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
 from tests.support.thread_group import ThreadGroup, results
@@ -79,7 +80,7 @@ def test_replicas_are_spread_evenly(ranks, sizes):
 
 
 @given(held())
-@settings(max_examples=20)
+@examples(20)
 def test_what_was_dealt_out_is_saved(case):
     ranks, holders = case
     path, of_ranks = fresh_path(), states(holders, ranks)

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
 from examples.planners.half_precision import HalfPrecisionPlanner
+from tests.support.examples import examples
 from tests.support.jobs import fresh_path
 from tests.support.thread_group import ThreadGroup, results
 from xckpt.engine.adapters import loaded_adapters
@@ -106,7 +107,7 @@ def test_a_cast_brings_float32_back():
 
 
 @given(st.lists(st.sampled_from(DTYPES), max_size=5))
-@settings(max_examples=20)
+@examples(20)
 def test_only_float32_changes(dtypes):
     planner = HalfPrecisionPlanner()
     planner.use_adapters(loaded_adapters())

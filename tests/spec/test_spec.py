@@ -10,13 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 
 import xckpt
 from tests.spec.cases import NO_NAMES, NO_VALUES
 from tests.spec.generate import SPEC, generated
+from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests
 from tests.support.states import LAYOUTS, everything
 from xckpt.core import tree
@@ -82,7 +83,7 @@ def test_golden_documents_fit_their_schemas() -> None:
 
 
 @given(manifests())
-@settings(max_examples=30)
+@examples(30)
 def test_any_document_fits_its_schema(manifest: Manifest) -> None:
     MANIFEST.validate(json.loads(encode(manifest, digest)))
     for _, content in documents(manifest):

@@ -150,7 +150,7 @@ except xckpt.StorageError as error:
 """
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_an_endpoint_that_does_not_answer() -> None:
     """A clear error in half a minute, not in the quarter of an hour of TensorStore's defaults."""
     before = time.monotonic()

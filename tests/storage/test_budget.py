@@ -7,14 +7,15 @@ import time
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.options import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     sizes=st.lists(st.integers(0, 150), max_size=30),
     budget=st.integers(1, 100),

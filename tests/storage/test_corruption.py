@@ -139,7 +139,7 @@ def test_flipped_bits(saved: Path) -> None:
     assert found_by_verify(saved) == []
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_bytes_flipped_all_over(saved: Path) -> None:
     folders = array_paths(saved)
     for number, file in enumerate(files(saved)):
@@ -167,7 +167,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.long)]
+    "every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
 )
 def test_damaged_files(saved: Path, every: int) -> None:
     folders = array_paths(saved)

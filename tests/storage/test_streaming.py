@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from tests.support.examples import examples
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage import chunk as chunks
@@ -79,7 +80,7 @@ def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=100)
+@examples(100)
 def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject) -> None:
     from xckpt.formats.source import XckptSource
 

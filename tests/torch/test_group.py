@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from tests.support.ranks import Ranks, die
-from xckpt.engine.group import Group, all_reduce, broadcast, reduce_scatter
+from xckpt.engine.group import Group
+from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
 from xckpt.torch.group import TorchGroup, current_group
 
@@ -167,7 +168,7 @@ def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], fl
     return "", [], time.monotonic() - started, False
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim, when", [(2, "plan"), (1, "write"), (0, "write")])
 def test_a_killed_rank_is_noticed_at_once(victim: int, when: str) -> None:
     with Ranks(3) as ranks:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks, die
 from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_mesh
 from tests.torch.sharded.test_dtensor import Held, assert_holds, held_by
@@ -117,7 +118,7 @@ def on_rank_load(
     return held
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(
     journey=(
@@ -365,7 +366,7 @@ def on_rank_save_and_die(rank: int, path: Path, victim: int) -> str:
     return "saved"
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_dies_commits_nothing(tmp_path: Path, victim: int) -> None:
     path = tmp_path / "ckpt"

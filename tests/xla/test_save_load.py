@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.jax_meshes import meshes as jax_meshes
 from tests.support.jax_meshes import same, specs, ways
 from tests.support.ranks import Ranks
@@ -89,7 +90,7 @@ def test_every_kind_of_sharding_is_saved_and_loaded(
     assert loaded["step"] == 3
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(journeys())
 def test_any_mesh_to_any_other(
     folders: Iterator[Path], journeys: list[tuple[Array, Layout, Layout]]
@@ -121,7 +122,7 @@ def jax_shardings(draw: st.DrawFn) -> tuple[NamedSharding, tuple[int, ...]]:
     return sharding, tuple(parts * draw(factors) for parts in ways(sharding, rank))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(jax_shardings(), st.data())
 def test_xla_to_jax_and_back(
     folders: Iterator[Path], jax_side: tuple[NamedSharding, tuple[int, ...]], data: st.DataObject
@@ -143,7 +144,7 @@ def test_xla_to_jax_and_back(
     assert_holds(target["w"], array)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(cases(), min_size=1, max_size=4), st.data())
 def test_dtensors_to_xla(
     folders: Iterator[Path], four_ranks: Ranks, saved: list[Case], data: st.DataObject

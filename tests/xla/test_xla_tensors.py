@@ -34,7 +34,8 @@ from tests.xla.meshes import (
 )
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import WriteItems
+from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import to_numpy

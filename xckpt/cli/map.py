@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xckpt.mapping.infer.infer import Inference
-    from xckpt.mapping.mapping import Mapping
+    from xckpt.mapping.mapping import LeafMapping
     from xckpt.mapping.resolved import ResolvedMapping
     from xckpt.mapping.spec import TensorSpec
 
@@ -178,9 +178,9 @@ def show(
         screen.print(f"\nThe mapping is in {output}.")
 
 
-def _rule_tables(rules: Mapping) -> Iterable[RenderableType]:
+def _rule_tables(rules: LeafMapping) -> Iterable[RenderableType]:
     """A table for each step of a mapping."""
-    step: Mapping | None = rules
+    step: LeafMapping | None = rules
     while step is not None:
         rows = [
             (

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from xckpt.mapping.mapping import Mapping
+    from xckpt.mapping.mapping import LeafMapping
 
 __all__ = ["Given", "family_options", "given_mapping"]
 
@@ -49,7 +49,7 @@ def given_mapping(
     config: str | None = None,
     choices: Sequence[str] = (),
     inverse: bool = False,
-) -> Mapping:
+) -> LeafMapping:
     """The mapping that a user names.
 
     Args:
@@ -64,17 +64,17 @@ def given_mapping(
         click.UsageError: an option does not go with what is given.
     """
     from xckpt.errors import MappingError
-    from xckpt.mapping.mapping import Mapping
+    from xckpt.mapping.mapping import LeafMapping
 
     if _is_family(given):
-        from xckpt.mapping.families import family
+        from xckpt.convert import family
 
         rules = family(given, _config(given, near, config), **dict(map(_choice, choices)))
     else:
         if config is not None or choices:
             raise click.UsageError("--config and --choose are for a model family's name")
         try:
-            rules = Mapping.from_file(given)
+            rules = LeafMapping.from_file(given)
         except OSError as error:
             raise MappingError(f"{given} is no mapping's file: {error.strerror}") from error
     return rules.inverse() if inverse else rules

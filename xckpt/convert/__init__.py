@@ -10,10 +10,11 @@ before.
 import importlib
 from typing import TYPE_CHECKING
 
-from xckpt.mapping.families import family
+from xckpt.convert.family import family
 from xckpt.mapping.infer.infer import Inference, infer
-from xckpt.mapping.mapping import Mapping, ResolvedMapping
+from xckpt.mapping.mapping import LeafMapping as Mapping
 from xckpt.mapping.optimizer.rules import with_optimizer
+from xckpt.mapping.resolved import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy

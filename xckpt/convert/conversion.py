@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping as Map
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import ml_dtypes
@@ -21,7 +21,7 @@ from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.arithmetic import Arithmetic
-from xckpt.mapping.mapping import Mapping
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolved import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
@@ -73,7 +73,7 @@ class Conversion:
     """Where the source is."""
     format: str | None = None
     """What the source is; None to find out."""
-    mapping: Mapping | None = None
+    mapping: LeafMapping | None = None
     """None to leave names and layouts as they are."""
     dtype: str | None = None
     """Element type of all floating-point tensors; None to leave them as they are."""
@@ -128,7 +128,7 @@ def require_lossless(resolved: ResolvedMapping) -> None:
         )
 
 
-def identity(specs: Map[str, TensorSpec]) -> ResolvedMapping:
+def identity(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
     """Every tensor as it is, under its own name."""
     copies = {
         name: tuple(replace(copy, target=name) for copy in leaf(name, spec).copies)

@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 __all__ = ["Journal", "Start", "read_journal"]
@@ -43,7 +43,7 @@ class _Done(msgspec.Struct, array_like=True, frozen=True):
     report: bytes
 
 
-look_at_types(Start, _Done)
+prepare_structs(Start, _Done)
 
 
 def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:

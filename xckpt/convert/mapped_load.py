@@ -19,8 +19,7 @@ import contextlib
 import io
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from collections.abc import Mapping as Map
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +49,7 @@ from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import LeafTooLargeError, MappingError, PlanError, UnsupportedLeafError
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.mapping import Mapping as Rules
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import by_mapping_name, keys_of, mapping_name
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolved import ResolvedMapping
@@ -103,7 +102,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
 
     def __init__(
         self,
-        mapping: Rules,
+        mapping: LeafMapping,
         open_source: Callable[[], TensorSource],
         *,
         strict: bool = True,
@@ -121,7 +120,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         self._open_source = open_source
         self._ranks = rank, ranks
         self._stored = Metadata({})
-        self._stored_names: Map[str, str] = {}
+        self._stored_names: Mapping[str, str] = {}
         self._names: dict[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
         self._items: dict[ReadItem, _Item] = {}
@@ -131,7 +130,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
 
     def set_up_planner(
         self,
-        state_dict: Map[str, object] | None,
+        state_dict: Mapping[str, object] | None,
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
@@ -164,7 +163,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         values = [name for name, wanted in self._wanted.items() if wanted.target is None]
         self._kept = frozenset(values) - described.keys()
 
-    def _resolve(self, likes: Map[str, str], flat: FlatTree) -> ResolvedMapping:
+    def _resolve(self, likes: Mapping[str, str], flat: FlatTree) -> ResolvedMapping:
         sources = {
             name: TensorSpec(tuple(stored.size), stored.properties.dtype)
             for name, leaf in self._stored_names.items()
@@ -369,7 +368,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             self.adapters.copy_into(target.beyond, target.host)
 
 
-def _specs(likes: Map[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
+def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
     """What the tensors of a target tree are."""
     found: dict[str, TensorSpec] = {}
     for name, leaf in likes.items():

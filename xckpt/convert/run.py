@@ -27,13 +27,14 @@ from xckpt.convert.units import Chunks, Unit, plan_units
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
-from xckpt.engine.save import save_state_dict
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.save import save_state
+from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import StorageError
 from xckpt.find_group import find_group
 from xckpt.formats.detect import open_sink
 from xckpt.mapping.infer.leaf_names import specs_of
-from xckpt.mapping.mapping import Mapping
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
@@ -66,7 +67,7 @@ def convert(
     src: Path,
     dst: Path,
     *,
-    mapping: Mapping | None = None,
+    mapping: LeafMapping | None = None,
     dtype: str | None = None,
     executor: Executor | None = None,
     group: Group | None = None,
@@ -143,7 +144,7 @@ def convert(
         work.close()
 
 
-def _wanted(mapping: Mapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
+def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
     if like is None:
         return None
     if mapping is None:
@@ -272,7 +273,7 @@ class _Work:
             overwrite=self.overwrite,
             options=options,
         )
-        save_state_dict(
+        save_state(
             tree,
             writer,
             group=self.group,

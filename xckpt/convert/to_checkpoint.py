@@ -30,7 +30,7 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
-from xckpt.storage.commit.staging import begin, storage_errors
+from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
@@ -85,7 +85,7 @@ class CheckpointOutput:
         }
         writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
         try:
-            with storage_errors(str(self.where)), Pool(threads=1, budget=1 << 62) as pool:
+            with Pool(threads=1, budget=1 << 62) as pool:
                 writes.write_tensors(items, pool, meanwhile=_nothing)
             return _encode(writes.finish())
         except BaseException:
@@ -185,11 +185,10 @@ class ConvertingWriter(ZarrStorageWriter):
 
     def _write_values(self, orders: WriteOrders, plan: SavePlan, planner: SavePlanner) -> Written:
         writes = ChunkWrites(orders, planner, ProgressCounter(0, None), self.target)
-        with storage_errors(str(self.target)):
-            for item in plan.items:
-                if item.tensor_data is None:
-                    writes.write_value(*self._value(item, planner))
-            return writes.finish()
+        for item in plan.items:
+            if item.tensor_data is None:
+                writes.write_value(*self._value(item, planner))
+        return writes.finish()
 
     def _items(self, plan: SavePlan) -> dict[Part, WriteItem]:
         """The plan's tensor items by the parts that they are of."""

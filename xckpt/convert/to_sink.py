@@ -36,7 +36,7 @@ from xckpt.storage.commit.claims import (
     remove_journals,
 )
 from xckpt.storage.commit.folder import make_folder
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location
 
 __all__ = ["Layout", "SinkOutput", "SinkWriter"]
@@ -167,7 +167,7 @@ class SinkWriter:
         """
         folder = Location.parse(self.layout.destination).folder
         assert folder is not None
-        with storage_errors(str(folder)):
+        with storage_errors(folder):
             make_folder(folder.parent)
             remove_dead(folder, but=IDENTITY)
             found = reclaim(folder, IDENTITY)
@@ -237,7 +237,7 @@ class SinkWriter:
         """There is nothing to go on with."""
         if self._claim is not None:
             remove_journals(self._claim.folder)
-            with storage_errors(str(self._claim.folder)):
+            with storage_errors(self._claim.folder):
                 self._claim.folder.rmdir()
             self._claim.release()
             self._claim = None

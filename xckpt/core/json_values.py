@@ -13,6 +13,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import isfinite
+from typing import cast
 
 from xckpt.errors import ManifestError
 
@@ -54,14 +55,14 @@ def json_problems(value: object, where: str, above: tuple[int, ...] = ()) -> Ite
     elif len(above) > DEEPEST:
         yield f"{where[:80]}...: more than {DEEPEST} containers deep"
     elif isinstance(value, dict):
-        for key, child in value.items():
+        for key, child in cast("dict[object, object]", value).items():
             if type(key) is not str:
                 yield f"{where}: the key {key!r} is a {type(key).__name__}; JSON keys are strings"
             else:
                 yield from _string_problem(key, where)
                 yield from json_problems(child, f"{where}/{key}", (*above, id(value)))
     elif isinstance(value, list | tuple):
-        for index, child in enumerate(value):
+        for index, child in enumerate(cast("list[object] | tuple[object, ...]", value)):
             yield from json_problems(child, f"{where}/{index}", (*above, id(value)))
     elif type(value) is str:
         yield from _string_problem(value, where)

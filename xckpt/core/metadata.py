@@ -118,7 +118,7 @@ class Metadata:
 
     state_dict_metadata: Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
     """Leaf name -> what the leaf is, in the order in which the leaves were saved."""
-    containers: Mapping[str, str] = field(default_factory=dict)
+    containers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of each container that is not a plain dict -> its kind; see `xckpt.core.tree`."""
     user: JSONValue = None
     """What the caller passed as ``metadata=`` to `xckpt.save`."""

@@ -38,14 +38,26 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\(\\|u[0-9a-f]{4}|)", plain, text)
 
 
+def _nothing(_: None) -> str:
+    return ""
+
+
+def _both_parts(value: complex) -> str:
+    return f"{value.real!r},{value.imag!r}"
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
 _ENCODE: Final[dict[type, tuple[str, Callable[..., str]]]] = {
-    type(None): ("None", lambda value: ""),
+    type(None): ("None", _nothing),
     bool: ("bool", str),
     int: ("int", hex),
     float: ("float", repr),
-    complex: ("complex", lambda value: f"{value.real!r},{value.imag!r}"),
+    complex: ("complex", _both_parts),
     str: ("str", _escape),
-    bytes: ("bytes", lambda value: base64.b64encode(value).decode("ascii")),
+    bytes: ("bytes", _base64),
 }
 
 _DECODE: Final[dict[str, Callable[[str], Value]]] = {

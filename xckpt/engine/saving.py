@@ -7,9 +7,9 @@ from typing import Any
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.storage import StorageWriter
-from xckpt.engine import save
 from xckpt.engine.background import settle
 from xckpt.engine.group import Group
+from xckpt.engine.save import save_when_ready
 from xckpt.options import SaveOptions
 
 __all__ = ["planner_for", "save_in_turn"]
@@ -43,4 +43,4 @@ def save_in_turn(
             raise failure
         return state
 
-    return save.save_when_ready(ready, writer, group=group, planner=planner, metadata=metadata)
+    return save_when_ready(ready, writer, group=group, planner=planner, metadata=metadata)

@@ -14,13 +14,14 @@ from importlib import import_module
 from typing import Final, cast
 
 from xckpt.errors import NotACheckpointError
-from xckpt.formats.foreign_paths import system_errors
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
+from xckpt.storage.location import MANIFEST
 
 __all__ = ["detect", "open_sink", "open_source"]
 
@@ -85,8 +86,8 @@ def detect(path: str | os.PathLike[str]) -> str:
         StorageError: the storage refused.
     """
     place = find_path(path)
-    with system_errors(place):
-        if (place / "xckpt.json").is_file():
+    with storage_errors(place):
+        if (place / MANIFEST).is_file():
             return "xckpt"
         if not place.exists():
             raise NotACheckpointError(f"{place}: nothing is there; check the path")

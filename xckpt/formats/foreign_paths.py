@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import read_whole
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
 from xckpt.storage.location import Location
@@ -18,7 +19,6 @@ __all__ = [
     "local_path",
     "naming",
     "read_text",
-    "system_errors",
 ]
 
 
@@ -45,7 +45,7 @@ def existing_path(path: str | os.PathLike[str]) -> Path | StoredPath:
         NotACheckpointError: nothing is there.
     """
     found = find_path(path)
-    with system_errors(found):
+    with storage_errors(found):
         if not found.exists():
             raise NotACheckpointError(f"{found}: nothing is there; check the path")
     return found
@@ -70,19 +70,8 @@ def read_text(path: FilePath, most: int) -> bytes:
     Raises:
         StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
     """
-    with system_errors(path):
+    with storage_errors(path):
         return read_whole(path, most)
-
-
-@contextlib.contextmanager
-def system_errors(where: object) -> Iterator[None]:
-    """Turn what the system raises into a `StorageError` that says where."""
-    try:
-        yield
-    except XckptError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{where}: {error.strerror or error}") from error
 
 
 @contextlib.contextmanager

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.formats.foreign_paths import system_errors
 from xckpt.storage.commit.folder import exchange, make_folder, sync_folder
+from xckpt.storage.errors import storage_errors
 
 __all__ = ["Staging", "foreign_files"]
 
@@ -68,7 +68,7 @@ class Staging:
             CheckpointExistsError: something is there that may not be replaced.
             StorageError: the folder cannot be made.
         """
-        with system_errors(target):
+        with storage_errors(target):
             target = Path(os.path.realpath(target))
             _check_free(target, replaceable, single=single)
             staging = cls(target, uuid.uuid4().hex[:12], single)
@@ -79,7 +79,7 @@ class Staging:
 
     def note(self, layout: bytes) -> None:
         """Let others attach, if they mean the same layout."""
-        with system_errors(self._layout):
+        with storage_errors(self._layout):
             self._layout.write_bytes(layout)
 
     @classmethod
@@ -95,7 +95,7 @@ class Staging:
             raise NotACheckpointError(
                 f"{staging.folder}: what was written of {target} is gone; begin anew"
             )
-        with system_errors(staging._layout):
+        with storage_errors(staging._layout):
             if staging._layout.read_bytes() != layout:
                 raise NotACheckpointError(f"{staging.folder} was begun for other tensors")
         return staging
@@ -110,7 +110,7 @@ class Staging:
             CheckpointExistsError: somebody else has taken the name meanwhile.
             StorageError: the system refused.
         """
-        with system_errors(self.target):
+        with storage_errors(self.target):
             _sync_tree(self.output)
             there = self.target.exists()
             if there and not replace and (self.single or any(self.target.iterdir())):

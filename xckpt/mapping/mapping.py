@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable
-from collections.abc import Mapping as Map
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import tomli_w
 
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
@@ -24,22 +25,21 @@ from xckpt.mapping.resolve import Resolution, resolve_rules
 from xckpt.mapping.resolved import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.toml import write_document
 from xckpt.mapping.traced import leaf
 
-__all__ = ["Mapping", "ResolvedMapping"]
+__all__ = ["LeafMapping"]
 
 VERSION = 1
 """Version of the mapping file's form."""
 
 
 @dataclass(frozen=True, slots=True, init=False)
-class Mapping:
-    """How the leaves of one model become those of another.
+class LeafMapping:
+    """How the leaves of one model become those of another; publicly `xckpt.convert.Mapping`.
 
     Example:
         >>> from xckpt.mapping.operations import Transpose
-        >>> mapping = Mapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))]),
+        >>> mapping = LeafMapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))]),
         ...                    Rule("fc.bias", "fc/bias")])
         >>> source = {"fc.weight": TensorSpec((8, 4), "float32"),
         ...           "fc.bias": TensorSpec((8,), "float32")}
@@ -55,31 +55,31 @@ class Mapping:
     rules: tuple[Rule, ...]
     """In any order: no leaf may be matched by two of them."""
 
-    following: Mapping | None
+    following: LeafMapping | None
     """The next step, on what the rules make; see `then`."""
 
-    def __init__(self, rules: Iterable[Rule] = (), following: Mapping | None = None) -> None:
+    def __init__(self, rules: Iterable[Rule] = (), following: LeafMapping | None = None) -> None:
         object.__setattr__(self, "rules", tuple(rules))
         object.__setattr__(self, "following", following)
 
-    def inverse(self) -> Mapping:
+    def inverse(self) -> LeafMapping:
         """The mapping back, derived: each rule inverted, the last step first."""
-        back = Mapping(rule.inverse() for rule in self.rules)
+        back = LeafMapping(rule.inverse() for rule in self.rules)
         return back if self.following is None else self.following.inverse().then(back)
 
-    def then(self, following: Mapping) -> Mapping:
+    def then(self, following: LeafMapping) -> LeafMapping:
         """This mapping, and another one on what it makes; no leaf is made in between.
 
         Example:
             >>> from xckpt.mapping.operations import Transpose
-            >>> there = Mapping([Rule("a.weight", "b/kernel", [Transpose((1, 0))])])
+            >>> there = LeafMapping([Rule("a.weight", "b/kernel", [Transpose((1, 0))])])
             >>> both = there.then(there.inverse())
             >>> resolved = both.resolve({"a.weight": TensorSpec((2, 3), "int8")})
             >>> resolved.copies["a.weight"][0].source_strides
             ((1, 0), (0, 1))
         """
         last = following if self.following is None else self.following.then(following)
-        return Mapping(self.rules, last)
+        return LeafMapping(self.rules, last)
 
     def resolve(self, source: object, wanted: object = None) -> ResolvedMapping:
         """The target leaves that a source of these shapes gives, and the copies that make them.
@@ -120,7 +120,7 @@ class Mapping:
         return resolved
 
     def _resolution(
-        self, source: Map[str, TensorSpec], wanted: Map[str, TensorSpec] | None
+        self, source: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec] | None
     ) -> Resolution:
         if "" in source:
             raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
@@ -128,7 +128,7 @@ class Mapping:
         if self.following is None:
             return resolve_rules(self.rules, source, leaves, wanted)
         step = resolve_rules(self.rules, source, leaves, None)
-        following: Mapping | None = self.following
+        following: LeafMapping | None = self.following
         while following is not None:
             last = following.following is None
             step = step.followed_by(following.rules, wanted if last else None)
@@ -136,7 +136,7 @@ class Mapping:
         return step
 
     @classmethod
-    def from_document(cls, document: Map[str, Any]) -> Mapping:
+    def from_document(cls, document: Mapping[str, Any]) -> LeafMapping:
         """The mapping that a parsed TOML document stands for.
 
         Raises:
@@ -147,7 +147,7 @@ class Mapping:
         if document.get("version", VERSION) != VERSION:
             raise MappingError(f"mapping version {document['version']!r} is not {VERSION}")
         rules = document.get("rule", [])
-        if not isinstance(rules, list) or not all(isinstance(rule, Map) for rule in rules):
+        if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
             raise MappingError("rules are tables, each under [[rule]]")
         problems: list[str] = []
         found: list[Rule] = []
@@ -159,7 +159,7 @@ class Mapping:
         if problems:
             raise MappingError.listing("the mapping's rules are wrong", problems)
         following = document.get("then")
-        if following is not None and not isinstance(following, Map):
+        if following is not None and not isinstance(following, Mapping):
             raise MappingError("what follows is a table with rules of its own: [[then.rule]]")
         return cls(found, None if following is None else cls.from_document(following))
 
@@ -172,7 +172,7 @@ class Mapping:
         return document
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Mapping:
+    def from_file(cls, path: str | os.PathLike[str]) -> LeafMapping:
         """Read a mapping from a TOML file.
 
         Raises:
@@ -190,4 +190,4 @@ class Mapping:
     def to_file(self, path: str | os.PathLike[str]) -> None:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
         with open(path, "w", encoding="utf-8", newline="\n") as file:
-            file.write(write_document(self.to_document()))
+            file.write(tomli_w.dumps(self.to_document()))

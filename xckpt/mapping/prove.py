@@ -86,11 +86,11 @@ def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
         pieces = [Piece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
         fault = piece_fault(resolved.targets[name].shape, pieces)
         if fault is not None:
-            box = str(fault)
             holders = " and ".join(repr(copies[i].source) for i in fault.holders)
             words = {"gap": "has a gap", "overlap": "overlaps", "outside": "reaches outside"}
             by = f", from {holders}" if holders else ""
-            yield f"target {name!r} {words[fault.kind]}: {box}{by} (rule {resolved.makers[name]})"
+            maker = resolved.makers[name]
+            yield f"target {name!r} {words[fault.kind]}: {fault.box}{by} (rule {maker})"
 
 
 Use = tuple[StridedCopy, str]
@@ -128,13 +128,12 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
         fault = piece_fault(spec.shape, pieces)
         if fault is None or any(_could_take(rule, name) for rule in failed):
             continue
-        box = str(fault)
         if fault.kind == "gap":
-            yield f"source {name!r}: nothing uses {box}"
+            yield f"source {name!r}: nothing uses {fault.box}"
         else:
             both = " and ".join(users[i][1] for i in fault.holders)
             words = "is used twice" if fault.kind == "overlap" else "lies outside, used"
-            yield f"source {name!r}: {box} {words}, by {both}"
+            yield f"source {name!r}: {fault.box} {words}, by {both}"
 
 
 def _could_make(rule: Rule, name: str) -> bool:

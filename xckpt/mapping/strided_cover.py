@@ -21,6 +21,8 @@ from typing import Literal
 
 import numpy as np
 
+from xckpt.core.geometry.box import Box
+
 __all__ = ["Piece", "PieceFault", "piece_fault"]
 
 Ints = tuple[int, ...]
@@ -41,8 +43,7 @@ class PieceFault:
     """One box of elements that no piece holds, that two hold, or that lies outside."""
 
     kind: Literal["gap", "overlap", "outside"]
-    offsets: Ints
-    sizes: Ints
+    box: Box
     holders: Ints
     """Ordinals of pieces that hold the box: none, two (equal ones, if one holds it twice), or one
     that reaches outside."""
@@ -56,9 +57,9 @@ def piece_fault(shape: Ints, pieces: Sequence[Piece]) -> PieceFault | None:
         >>> piece_fault((6,), [even, odd]) is None
         True
         >>> piece_fault((6,), [even])
-        PieceFault(kind='gap', offsets=(1,), sizes=(1,), holders=())
+        PieceFault(kind='gap', box=Box(offsets=(1,), sizes=(1,)), holders=())
         >>> piece_fault((6,), [even, odd, Piece((2,), (3,), ((1,),))])
-        PieceFault(kind='overlap', offsets=(3,), sizes=(1,), holders=(1, 2))
+        PieceFault(kind='overlap', box=Box(offsets=(3,), sizes=(1,)), holders=(1, 2))
     """
     if 0 in shape:
         return None
@@ -70,8 +71,8 @@ def piece_fault(shape: Ints, pieces: Sequence[Piece]) -> PieceFault | None:
         if fault is not None:
             return fault
         if product.repeats:
-            low = product.offsets
-            return PieceFault("overlap", low, (1,) * len(low), (product.holder,) * 2)
+            element = Box(product.offsets, (1,) * len(product.offsets))
+            return PieceFault("overlap", element, (product.holder,) * 2)
     return _fault_from(shape, 0, products, ())
 
 
@@ -137,7 +138,7 @@ def _outside(shape: Ints, product: _Product) -> PieceFault | None:
         return None
     offsets = tuple(low for low, _ in ends)
     sizes = tuple(high - low + 1 for low, high in ends)
-    return PieceFault("outside", offsets, sizes, (product.holder,))
+    return PieceFault("outside", Box(offsets, sizes), (product.holder,))
 
 
 def _is_interval(axes: Axes) -> bool:
@@ -187,8 +188,9 @@ def _fault(
     kind: Literal["gap", "overlap"], shape: Ints, found: tuple[tuple[int, int], ...], holders: Ints
 ) -> PieceFault:
     """A fault in the box found, and in all of the dimensions after it."""
-    box = (*found, *((0, size) for size in shape[len(found) :]))
-    return PieceFault(kind, tuple(low for low, _ in box), tuple(size for _, size in box), holders)
+    ranges = (*found, *((0, size) for size in shape[len(found) :]))
+    box = Box(tuple(low for low, _ in ranges), tuple(size for _, size in ranges))
+    return PieceFault(kind, box, holders)
 
 
 Class = tuple[int, int, list[int], int | None]

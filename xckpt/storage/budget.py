@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from xckpt.options import Progress, default_threads, processors
-from xckpt.storage.commit.staging import kept_errors
 
 __all__ = ["Pool", "ProgressCounter"]
 
@@ -129,5 +128,4 @@ class ProgressCounter:
             return
         with self._lock:
             self.done += size
-            with kept_errors():
-                self._callback(Progress(self.done, self.total))
+            self._callback(Progress(self.done, self.total))

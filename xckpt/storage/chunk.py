@@ -29,9 +29,9 @@ from xckpt.errors import (
     StorageError,
 )
 from xckpt.storage.array import open_array
-from xckpt.storage.commit.staging import DIGESTS, MANIFEST, storage_errors
+from xckpt.storage.errors import chunk_damage, storage_errors
 from xckpt.storage.integrity import DIGEST_BYTES, digest_array, digest_bytes
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.location import DIGESTS, MANIFEST, Location, file_problem, open_store
 
 __all__ = ["ArrayKey", "ChunkSource", "PendingRead", "RequestedDocuments", "allocate"]
 
@@ -112,7 +112,7 @@ class ChunkSource:
         try:
             yield
         except CorruptCheckpointError as error:
-            with storage_errors(str(self.home)):
+            with storage_errors(self.home):
                 found = open_store(self.home).read(MANIFEST).result()
             with contextlib.suppress(ManifestError):
                 if found.state != "value" or parse(found.value, digest_bytes) != self.manifest:
@@ -298,7 +298,9 @@ class ChunkSource:
             return PendingRead(key, number, cell, into, self._store.read(array.key(cell[0])))
         region = tuple(slice(o, o + n) for o, n in zip(*cell, strict=True))
         destination = ts.array(into, copy=False, write=True)
-        return PendingRead(key, number, cell, into, destination.write(self._open(key)[region]))
+        with storage_errors(self.root):
+            written = destination.write(self._open(key)[region])
+        return PendingRead(key, number, cell, into, written)
 
     def _check_file(self, array: ZarrArray, cell: tuple[Shape, Shape]) -> None:
         most = _most_bytes(array, self.manifest.codecs)
@@ -347,7 +349,7 @@ class ChunkSource:
         try:
             found = pending.future.result()
         except ValueError as error:
-            reason = _damage(str(error))
+            reason = chunk_damage(error)
             if reason:
                 raise self._chunk_error(array, pending.cell, reason) from error
             with storage_errors(self._place(array, pending.cell)):
@@ -418,12 +420,3 @@ def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     chunks = prod(unit) // prod(array.chunk)
     index = 0 if array.shard is None else chunks * 16 + 4
     return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
-
-
-def _damage(error: str) -> str:
-    """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
-    if "NOT_FOUND" in error:
-        return "the chunk is missing"
-    if any(code in error for code in ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")):
-        return f"the chunk is truncated or damaged ({error[:200]})"
-    return ""

@@ -17,8 +17,22 @@ from urllib.parse import unquote
 import tensorstore as ts
 
 from xckpt.errors import StorageError
+from xckpt.storage.errors import storage_errors
 
-__all__ = ["Location", "context", "file_problem", "is_location", "open_store"]
+__all__ = [
+    "DIGESTS",
+    "MANIFEST",
+    "Location",
+    "context",
+    "file_problem",
+    "is_location",
+    "open_store",
+]
+
+MANIFEST = "xckpt.json"
+"""Key of the manifest: where it is, a checkpoint is."""
+DIGESTS = "xckpt.digests"
+"""Key of the digests of all chunks."""
 
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
@@ -182,7 +196,5 @@ def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
     Raises:
         StorageError: the store cannot be opened.
     """
-    try:
+    with storage_errors(location):
         return ts.KvStore.open(location.store_spec(), context=context(mapped=mapped)).result()
-    except ValueError as error:
-        raise StorageError(f"{location}: {error}") from error

@@ -32,10 +32,10 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunk import ChunkSource, allocate
-from xckpt.storage.commit.staging import MANIFEST, kept_errors, storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.integrity import digest_bytes
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.location import MANIFEST, Location, file_problem, open_store
 from xckpt.storage.read_chunks import ChunkReads, ChunkWishes
 
 __all__ = ["ZarrStorageReader", "read_manifest"]
@@ -50,7 +50,7 @@ def read_manifest(location: Location) -> bytes:
         StorageError: the storage refused.
     """
     folder = location.folder
-    with storage_errors(str(location)):
+    with storage_errors(location):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
         problem = file_problem(location, MANIFEST, MAX_BYTES)
@@ -146,7 +146,7 @@ class ZarrStorageReader:
             StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
         """
         assert self.source is not None
-        with storage_errors(str(self.location)), self.source.noticing_replacement():
+        with self.source.noticing_replacement():
             self._read_values(plan, planner)
             wishes = self._wishes(plan)
             if not wishes.arrays:
@@ -184,8 +184,7 @@ class ZarrStorageReader:
                 else:
                     assert isinstance(entry, BytesEntry)
                     content = self.read_bytes(entry)
-                with kept_errors():
-                    planner.load_bytes(item, io.BytesIO(content))
+                planner.load_bytes(item, io.BytesIO(content))
 
     def read_bytes(self, entry: BytesEntry) -> bytes:
         """The content of a long value, verified.

@@ -33,7 +33,7 @@ from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunk import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead, allocate
-from xckpt.storage.commit.staging import kept_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 
 __all__ = ["ChunkReads", "ChunkWishes", "WantedChunk"]
@@ -179,13 +179,14 @@ class ChunkReads:
         taken = set(share.taken) & set(self.chunks)
         with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
             if exchange is not None:
-                exchange.start(
-                    share,
-                    slot_bytes=max((self.chunks[n].nbytes for n in published), default=0),
-                    budget=self.options.memory_bytes,
-                    take=self._take,
-                    on_failure=pool.fail,
-                )
+                with storage_errors(self.source.home):
+                    exchange.start(
+                        share,
+                        slot_bytes=max((self.chunks[n].nbytes for n in published), default=0),
+                        budget=self.options.memory_bytes,
+                        take=self._take,
+                        on_failure=pool.fail,
+                    )
                 for publication in share.publish:
                     pool.submit(partial(self._publish, publication, exchange))
             own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
@@ -294,8 +295,7 @@ class ChunkReads:
         destination = self.destinations[number]
         with self.lock:
             if destination.host is None:
-                with kept_errors():
-                    destination.resolved = self.planner.resolve_tensor(destination.item)
+                destination.resolved = self.planner.resolve_tensor(destination.item)
                 destination.host = self._host_memory(destination)
             return destination.host
 
@@ -325,6 +325,5 @@ class ChunkReads:
             assert host is not None
             if destination.copied:
                 self.planner.adapters.copy_into(resolved, host)
-            with kept_errors():
-                self.planner.commit_tensor(destination.item, resolved)
+            self.planner.commit_tensor(destination.item, resolved)
             destination.host = destination.resolved = None

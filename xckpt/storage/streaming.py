@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunk import ArrayKey, ChunkSource, allocate
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
 __all__ = ["SLAB_BYTES", "ChunkStream"]
@@ -100,7 +100,7 @@ class ChunkStream:
     def _read(self, content: NDArray[np.uint8], at: int) -> None:
         """Fill memory with the bytes of the file from ``at`` on."""
         try:
-            with storage_errors(str(self._file.path)):
+            with storage_errors(self._file.path):
                 self._file.read_into(at, content)
         except CorruptCheckpointError as error:
             raise self._source.damage(self._key, self._cell, "the chunk is truncated") from error

@@ -39,14 +39,16 @@ from xckpt.core.manifest.codec import (
 )
 from xckpt.core.manifest.zarr_json import documents
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.staging import DIGESTS, Staging, begin, kept_errors, storage_errors
+from xckpt.storage.commit.staging import Staging, begin
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import DIGESTS, Location, open_store
 from xckpt.storage.reports import merge_values, miswritten
 from xckpt.storage.write_chunks import ArrayOrder, ChunkWrites, WriteOrders, Written
 
@@ -152,8 +154,9 @@ class ZarrStorageWriter:
         """Start writing the zarr.json files, as far as they are known before the values are."""
         if self._staging is not None and self._draft is not None:
             store = open_store(self._staging.location)
-            for key, content in documents(self._draft):
-                self._documents[key] = _Document(content, store.write(key, content))
+            with storage_errors(self.target):
+                for key, content in documents(self._draft):
+                    self._documents[key] = _Document(content, store.write(key, content))
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = self.storage_meta()
@@ -186,10 +189,7 @@ class ZarrStorageWriter:
             self.target,
         )
         try:
-            with (
-                storage_errors(str(self.target)),
-                Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool,
-            ):
+            with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
@@ -205,8 +205,7 @@ class ZarrStorageWriter:
     ) -> tuple[ValueEntry | BytesEntry, bytes]:
         """A value's entry and content: spelled out, or an array of bytes if long or opaque."""
         name = item.index.fqn
-        with kept_errors():
-            data = planner.resolve_data(item)
+        data = planner.resolve_data(item)
         if not isinstance(data, io.BytesIO):
             raise PlanError(
                 f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
@@ -234,7 +233,7 @@ class ZarrStorageWriter:
         digests = _assemble(manifest, written)
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
         data = encode(manifest, digest_bytes)
-        with storage_errors(str(self.target)):
+        with storage_errors(self.target):
             store = open_store(self._staging.location)
             self._documents[DIGESTS] = _Document(digests, store.write(DIGESTS, digests))
             self._await_documents()

@@ -33,11 +33,11 @@ from xckpt.core.manifest.codec import BytesEntry, ValueEntry, ZarrArray
 from xckpt.core.names import zarr_path
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import open_array, open_chunk
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.staging import kept_errors, storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store
 
@@ -98,7 +98,7 @@ class Written(msgspec.Struct, array_like=True):
     values: dict[str, ValueEntry | BytesEntry]
 
 
-look_at_types(WriteOrders, Written)
+prepare_structs(WriteOrders, Written)
 
 
 @dataclass(slots=True)
@@ -340,8 +340,7 @@ class ChunkWrites:
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
         assert item.tensor_data is not None
-        with kept_errors():
-            data = self.planner.adapters.to_numpy(self.planner.resolve_data(item))
+        data = self.planner.adapters.to_numpy(self.planner.resolve_data(item))
         chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
         if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
             raise PlanError(

@@ -113,7 +113,7 @@ def test_a_crash_leaves_old_or_new(recordings: dict[str, Recording], scenario: S
     assert list(faults(scenario, recording, 150)) == []
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.law)
 def test_every_crash_leaves_old_or_new(
     recordings: dict[str, Recording], scenario: Scenario

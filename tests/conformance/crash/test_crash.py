@@ -34,7 +34,7 @@ def test_other_ways_to_commit(place: Implementation) -> None:
     check(outcomes(place, 20), 150)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "place", [IMPLEMENTATION, places.Generations(), places.InPlace()], ids=lambda p: p.name
 )
@@ -42,7 +42,7 @@ def test_every_power_cut(place: Implementation) -> None:
     check(outcomes(place, 1_000_000), 700)
 
 
-LONG = pytest.mark.long
+LONG = pytest.mark.thorough
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from conformance.crash.disk import Disk, Image, apply, power_cuts, starting
 from conformance.crash.operations import (
@@ -25,6 +25,7 @@ from conformance.crash.operations import (
 )
 from conformance.crash.recording import image_of, memory, replay
 from tests.conformance.crash.operations import perform_all, some_operations
+from tests.support.examples import examples
 
 
 def after(operations: Sequence[Operation], disk: Disk | None = None) -> Disk:
@@ -54,7 +55,7 @@ def test_what_is_synced_is_certain_and_the_rest_may_be_there(operations: list[Op
 
 
 @given(some_operations)
-@settings(max_examples=30)
+@examples(30)
 def test_an_image_comes_back_from_a_folder(operations: list[Operation]) -> None:
     with tempfile.TemporaryDirectory(dir=memory()) as name:
         one, other = Path(name) / "one", Path(name) / "other"

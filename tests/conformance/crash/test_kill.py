@@ -65,7 +65,7 @@ def test_some_moments(ranks: KilledRanks, folder: Path) -> None:
     check(ranks, folder, 6, 1)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(4))
 def test_many_moments(ranks: KilledRanks, folder: Path, seed: int) -> None:
     check(ranks, folder, 60, seed)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.crash import savers
@@ -29,6 +29,7 @@ from conformance.crash.recording import (
 from conformance.implementation import Held, Implementation, Refused
 from conformance.implementations.xckpt import IMPLEMENTATION, Xckpt
 from tests.conformance.crash.operations import perform_all, perform_in_saver, some_operations
+from tests.support.examples import examples
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def image_after(found: Recording) -> dict[str, bytes | None]:
 
 
 @given(some_operations)
-@settings(max_examples=40)
+@examples(40)
 def test_operations_are_recorded(recorder: Recorder, operations: list[Operation]) -> None:
     with tempfile.TemporaryDirectory(dir=memory()) as one, tempfile.TemporaryDirectory() as other:
         found = recorder.record(Path(one), perform_in_saver, operations, Path(one))
@@ -54,7 +55,7 @@ def test_operations_are_recorded(recorder: Recorder, operations: list[Operation]
 
 
 @given(some_operations, st.integers(0, 10))
-@settings(max_examples=40)
+@examples(40)
 def test_a_process_is_killed_before_an_operation(
     recorder: Recorder, operations: list[Operation], most: int
 ) -> None:

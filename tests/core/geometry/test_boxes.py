@@ -8,9 +8,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.tilings import Box as Pair
 from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
 from xckpt.core.geometry import cover as module
@@ -143,7 +144,7 @@ def test_cover_fault_agrees_where_it_works_in_halves(cover, cells):
 
 
 @given(st.integers(5, 9), st.data())
-@settings(max_examples=30)
+@examples(30)
 def test_cover_fault_of_many_dimensions(rank, data):
     """Halves of halves: what a mesh of many axes makes of a tensor of many small dimensions."""
     shape = (2,) * rank

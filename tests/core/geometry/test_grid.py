@@ -7,9 +7,10 @@ from math import gcd, prod
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.tilings import Shape, Tiling, chunk_edges, region, tiled_shapes
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import (
@@ -187,7 +188,7 @@ def test_cells_are_those_that_a_box_meets(case):
 
 
 @given(st.integers(1, 200), st.integers(1, 100), st.integers(1, 300))
-@settings(max_examples=200)
+@examples(200)
 def test_a_free_step_pads_little(size, item, target):
     grid = choose_grid((size,), item, Boxes.whole((size,)), GridOptions(target))
     step = int(grid.chunks[0, 0])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.core.geometry import transpose
 from xckpt.core.geometry.transpose import copy_bits
 
@@ -42,7 +43,7 @@ def orders(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(orders=orders(), tile=st.integers(1, 64), across=st.integers(1, 8), short=st.integers(0, 4))
-@settings(max_examples=300)
+@examples(300)
 def test_the_bits_are_those_that_numpy_copies(
     orders: tuple[np.ndarray, np.ndarray], tile: int, across: int, short: int
 ) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests, metadata
 from xckpt.core.manifest import codec as module
 from xckpt.core.manifest.codec import (
@@ -221,7 +222,7 @@ HOSTILE: list[Any] = [
 
 
 @given(st.sampled_from(list(nodes(content()))), st.sampled_from(HOSTILE), st.booleans())
-@settings(max_examples=400)
+@examples(400)
 def test_a_hostile_manifest_is_refused_or_harmless(where, value, delete):
     """Any part replaced or removed, and the digest put right: no other error, nothing huge."""
 

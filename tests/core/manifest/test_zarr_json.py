@@ -8,11 +8,12 @@ import warnings
 
 import msgspec
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from zarr.core.buffer import default_buffer_prototype
 from zarr.storage import MemoryStore
 
 import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
+from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.manifest.codec import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
@@ -45,7 +46,7 @@ def opened(manifest: Manifest) -> tuple[Group, Group]:
 
 
 @given(manifests())
-@settings(max_examples=40)
+@examples(40)
 def test_zarr_python_finds_every_array_as_the_manifest_has_it(manifest):
     for group in opened(manifest):
         for array in arrays(manifest):
@@ -58,7 +59,7 @@ def test_zarr_python_finds_every_array_as_the_manifest_has_it(manifest):
 
 
 @given(manifests())
-@settings(max_examples=20)
+@examples(20)
 def test_the_consolidated_tree_is_the_whole_tree(manifest):
     consolidated, plain = opened(manifest)
     names = {name for name, _ in consolidated.members(max_depth=None)}
@@ -95,7 +96,7 @@ def test_every_chunk_has_a_checksum_where_the_manifest_asks_for_one():
 
 
 @given(manifests())
-@settings(max_examples=30)
+@examples(30)
 def test_documents_are_a_function_of_the_manifest(manifest):
     """The same bytes each time, each key once, the root's last; a leaf's own depend on it alone."""
     made = list(documents(manifest))

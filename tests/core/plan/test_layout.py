@@ -6,9 +6,10 @@ from math import prod
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.tilings import Box, Shape, Tiling, holders, region, tiled_shapes
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
@@ -123,7 +124,7 @@ def total_loads(layouts: list[Layout], ranks: int) -> tuple[list[int], int]:
 
 
 @given(leaf_shapes, st.integers(1, 8), options)
-@settings(max_examples=50)
+@examples(50)
 @example([(3, 1)] * 20, 2, GridOptions(4))
 @example([(9, 1)] * 20, 8, GridOptions(4))
 def test_replicas_share_the_writing_evenly(leaves, ranks, given_options):
@@ -142,7 +143,7 @@ def test_replicas_share_the_writing_evenly(leaves, ranks, given_options):
 
 
 @given(leaf_shapes, st.integers(2, 4), st.integers(1, 4), options)
-@settings(max_examples=50)
+@examples(50)
 @example([(3, 1)] * 20, 2, 2, GridOptions(4))
 def test_hybrid_shards_share_the_writing_evenly(leaves, replicas, shards, given_options):
     """Rows sharded inside a replica group, as HSDP does: so is the work inside each shard."""
@@ -163,7 +164,7 @@ def test_hybrid_shards_share_the_writing_evenly(leaves, replicas, shards, given_
 
 
 @given(st.integers(1, 6), st.integers(1, 20))
-@settings(max_examples=30)
+@examples(30)
 def test_boxes_that_all_ranks_hold_are_dealt_out(ranks, rows):
     """Sharded on each rank's devices and the same on every rank: a rank holds many of the boxes."""
     boxes = [((row, 0), (1, 4)) for row in range(rows)]

@@ -24,11 +24,12 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import LoadItemType, ReadItem, decode_load_plan, encode_load_plan
+from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, local_reads
 from xckpt.core.plan.mismatch import compare
 from xckpt.core.values import encode_value, value_kind
 from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 Moments = namedtuple("Moments", "mu nu")

@@ -10,9 +10,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.sharded_arrays import Sharded, cut, same_bits
 from tests.support.tilings import holders, paint, region, tiled_shapes
 from xckpt.core.geometry.boxes import Boxes
@@ -26,10 +27,11 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import PlanCodec, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
 from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.wire import SavePlanCodec
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 State = dict[str, Any]
@@ -40,7 +42,7 @@ def plan_all(
 ) -> tuple[list[DefaultSavePlanner], list[SavePlan], Metadata]:
     """What an engine does up to the shares: a planner a rank, plans carried as bytes."""
     planners = planners or [DefaultSavePlanner() for _ in states]
-    codec = PlanCodec()
+    codec = SavePlanCodec()
     plans = []
     for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
         planner.use_adapters(loaded_adapters())
@@ -370,7 +372,7 @@ def test_resolve_data_is_a_view():
 
 
 @given(st.integers(1, 5), st.integers(1, 30))
-@settings(max_examples=20)
+@examples(20)
 def test_a_leaf_remembers_its_sharding_and_annotation(ranks, rows):
     sharding = Sharding(axes=(("dp", ranks),), placements=("Shard(0)",))
     array = numbered((rows * ranks,))

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from tests.support.examples import examples
 from tests.torch.dcp.folders import save_alone
 from xckpt.errors import (
     ManifestError,
@@ -130,7 +131,7 @@ def test_where_it_was_written_to_does_not_matter(path: Any, tmp_path: Path) -> N
     check(parse(pickle.dumps(torchs)), torchs)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     names=st.dictionaries(
         st.text(min_size=1),

@@ -21,7 +21,7 @@ from tests.formats import orbax_writers
 from tests.formats.arrays import check_source, filled, read
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.group import LocalGroup
-from xckpt.engine.save import load_state_dict
+from xckpt.engine.load import load_state
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader
 
@@ -105,14 +105,14 @@ def test_it_is_loaded_as_it_was(saved: Path) -> None:
     """Whole, with its lists; and into sharded arrays."""
     planner = DefaultLoadPlanner()
     reader = SourceReader(lambda: open_source(saved))
-    load_state_dict(None, reader, group=LocalGroup(), planner=planner)
+    load_state(None, reader, group=LocalGroup(), planner=planner)
     loaded: Any = planner.result()
     assert loaded["list"][1:] == [7, 2.5, "hello", None, True]
     assert loaded["empty"] == {} and loaded["one"] == 1 << 40
     planner = DefaultLoadPlanner(strict=False)
     reader = SourceReader(lambda: open_source(saved))
     like = {"a": {"w": sharded(np.zeros_like(WEIGHT))}}
-    load_state_dict(like, reader, group=LocalGroup(), planner=planner)
+    load_state(like, reader, group=LocalGroup(), planner=planner)
     result: Any = planner.result()
     assert result["a"]["w"].sharding == like["a"]["w"].sharding
     assert np.array_equal(result["a"]["w"], WEIGHT)
@@ -128,7 +128,7 @@ def test_a_training_state_with_random_keys(tmp_path: Path) -> None:
     assert source.specs["rng"].shape == (2,)
     planner = DefaultLoadPlanner(strict=False)
     reader = SourceReader(lambda: open_source(tmp_path / "ckpt"))
-    load_state_dict(state, reader, group=LocalGroup(), planner=planner)
+    load_state(state, reader, group=LocalGroup(), planner=planner)
     loaded: Any = planner.result()
     assert jax.random.key_data(loaded["rng"]).tolist() == [0, 3]
     assert type(loaded["opt"][0]) is type(state["opt"][0])

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.torch.dcp.folders import raw
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -43,7 +44,7 @@ def mapped(folder: Path, value: Any) -> torch.Tensor:
     return from_numpy(found.array())
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
     before=st.integers(0, 9),

@@ -15,10 +15,10 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from tests.convert.carrying import carried, numbered
 from tests.mapping import toys
-from xckpt.convert import Mapping as ModelMapping
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.infer import Inference, infer
 from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.mapping import LeafMapping
 
 FLOAT32_ROUNDING = 2e-6
 
@@ -339,7 +339,7 @@ def test_two_leaves_of_one_name_are_refused() -> None:
 
 def test_nothing_at_all() -> None:
     inference = infer({}, {})
-    assert inference.mapping == ModelMapping()
+    assert inference.mapping == LeafMapping()
     assert not inference.certain
     assert not inference.ambiguous
     assert not len(inference.unmatched)

@@ -69,9 +69,9 @@ class Stopping(ZarrStorageWriter):
 def save_with(writer: ZarrStorageWriter, state: Mapping[str, object]) -> None:
     from xckpt.core.plan.save import DefaultSavePlanner
     from xckpt.engine.group import LocalGroup
-    from xckpt.engine.save import save_state_dict
+    from xckpt.engine.save import save_state
 
-    save_state_dict(state, writer, group=LocalGroup(), planner=DefaultSavePlanner())
+    save_state(state, writer, group=LocalGroup(), planner=DefaultSavePlanner())
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

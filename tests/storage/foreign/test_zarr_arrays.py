@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.tilings import region, shapes
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.data())
 def test_boxes_of_chunks_in_and_any_boxes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

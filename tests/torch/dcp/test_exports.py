@@ -12,12 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 import xckpt
 from benchmarks.probe import watch
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import Case, on_rank_distribute
 from tests.torch.dcp.folders import alone, bits, blank, load_alone, raw, save_alone
@@ -121,7 +122,7 @@ STATES = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(state=STATES)
 def test_from_dcp_to_a_checkpoint_and_back(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]
@@ -327,7 +328,7 @@ def test_boxes_are_of_whole_chunks_within_the_budget(tmp_path: Path) -> None:
     assert bits(load_alone(blank(state), folder)) == bits(state)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_memory_stays_within_the_budget(tmp_path: Path) -> None:
     state = {f"w{n}": noise((4096, 4096), torch.float32, n) for n in range(4)}
     state["larger than the budget"] = noise((4096, 16384), torch.float32)

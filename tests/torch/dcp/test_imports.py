@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute
 from tests.torch.dcp.folders import alone, bits, blank, raw, save_alone
@@ -228,7 +229,7 @@ def on_rank_group(mesh: str) -> Any:
     return GROUPS[mesh] if dist.get_rank() in ranks else None
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(case=cases(meshes=["4", "2x2", "2x1x2", "three", "two", "one", "4x1"]))
 def test_dtensors_of_one_to_four_ranks(
     four_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, case: Case
@@ -578,7 +579,7 @@ def test_a_foreign_pickle_in_a_tensors_place(tmp_path: Path) -> None:
         import_checkpoint(folder, tmp_path / "imported")
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(data=st.data())
 def test_a_damaged_file_never_hurts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

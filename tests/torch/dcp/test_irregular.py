@@ -12,13 +12,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed._shard.sharded_tensor import Shard as LocalShard
 from torch.distributed._shard.sharded_tensor import ShardedTensor, init_from_local_shards
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_mesh
 from tests.torch.sharded.test_dtensor import assert_holds, held_by
@@ -53,7 +54,7 @@ def on_rank_journey(rank: int, path: Path, saved: list[Case], loaded: list[Case]
     return held
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(journey=journeys())
 def test_any_dtensors_come_back_on_any_mesh(
     four_ranks: Ranks, folders: Iterator[Path], journey: tuple[list[Case], list[Case]]

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.dcp.states import on_rank_state
@@ -155,7 +156,7 @@ def on_rank_two(rank: int, path: Path) -> None:
 KINDS = ("float32", "float64", "float16", "bfloat16", "int8", "int64", "bool", "uint8", "complex64")
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.sampled_from(KINDS), st.sampled_from(KINDS), st.integers(0, 1 << 30))
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 def test_another_dtype_is_cast_as_copy_does_it(source: str, target: str, seed: int):

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute, on_rank_mesh
 from xckpt.core.geometry.boxes import Boxes, unique
@@ -61,7 +62,7 @@ def on_rank_describe(rank: int, case: Case) -> tuple[Held, bool, Sharding | None
     return held_by(source), source.sharded, source.sharding, shared
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(case=cases())
 @example(case=Case((), "float32", "2x2", (None, None)))
 @example(case=Case((7, 5), "bfloat16", "2x1x2", (0, 0, 0)))
@@ -112,7 +113,7 @@ def on_rank_load(rank: int, case: Case, in_place: bool, meta: bool) -> list[bool
     ]
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(case=cases())
 def test_targets_like_any_distribution(four_ranks: Ranks, case: Case) -> None:
     for in_place, meta in [(False, False), (False, True), (True, False)]:
@@ -277,7 +278,7 @@ def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, ...], 
     assert_fsdp(four_ranks, grid, rows)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test_fsdp_over_tensor_parallelism_where_the_order_of_cuts_matters() -> None:
     """7 rows on 3 x 2 and 9 on 4 x 2: cutting left to right would give other rows."""
     with Ranks(8) as eight_ranks:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed._shard import sharded_tensor
@@ -24,6 +24,7 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.tilings import Shape, Tiling, guillotine_tilings, region, shapes
 from tests.support.torch_meshes import on_rank_mesh
@@ -168,7 +169,7 @@ FIVE_OVER_FOUR = Cut((5, 3), "float32", (0, 1, 2, 3), dim=0)
 """Its last shard is empty and begins at row 6."""
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(journey=([FIVE_OVER_FOUR], "four", [FIVE_OVER_FOUR]), how="new")
 @example(

@@ -12,13 +12,14 @@ import jax
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.tilings import Shape, chunk_edges, region
 from tests.support.torch_meshes import on_rank_mesh
@@ -145,7 +146,7 @@ COLUMNS = columns((5, 8), "float16", (1, 1, 3, 0))
 ON_ONE = Table((5, 8), "float16", ((), (), (((0, 0), (5, 8)),), ()))
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(journey=([COLUMNS], [ON_ONE]), how="new")
 @example(journey=([ON_ONE], [COLUMNS]), how="in place")

@@ -114,7 +114,8 @@ class Boxes(Sequence[Box]):
                 self.sizes, other.sizes
             )
         if isinstance(other, Sequence):
-            return list(self) == list(other)
+            others: Sequence[object] = other
+            return list(self) == list(others)
         return NotImplemented
 
     def __repr__(self) -> str:

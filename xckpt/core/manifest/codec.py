@@ -39,7 +39,7 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, VersionError
 
 __all__ = [
@@ -81,7 +81,7 @@ class _Envelope(_Head):
     checkpoint: msgspec.Raw
 
 
-look_at_types(_Head, _Envelope, Manifest)
+prepare_structs(_Head, _Envelope, Manifest)
 
 
 def build(

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 
 __all__ = ["Announcement", "Publication", "SharedReads", "share_reads"]
 
@@ -63,7 +63,7 @@ class SharedReads(msgspec.Struct, array_like=True, frozen=True):
         return counts
 
 
-look_at_types(Announcement, SharedReads)
+prepare_structs(Announcement, SharedReads)
 
 
 def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:

@@ -27,7 +27,8 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import Block, LeafTable, WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.columns import LeafTable, WriteItems
+from xckpt.core.plan.items import SavePlan
 from xckpt.errors import PlanError
 
 __all__ = ["check_finished", "check_shares"]

@@ -30,7 +30,7 @@ from xckpt.errors import (
 )
 from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
 from xckpt.formats.torch_save.archive import Archive, MappedTensor
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
 from xckpt.storage.foreign.waiting import soon
@@ -62,7 +62,7 @@ def read_metadata(folder: FilePath) -> bytes:
             else "check the path, or whether the save finished"
         )
         raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
-    with storage_errors(str(path)), closing(open_file(path)) as file:
+    with storage_errors(path), closing(open_file(path)) as file:
         data = file.whole(MAX_BYTES)
     if data is None:
         raise ManifestError(f"{path}: it is over {MAX_BYTES:,} bytes long")

@@ -25,11 +25,12 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import file_problem, system_errors
+from xckpt.formats.foreign_paths import file_problem
 from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
 from xckpt.formats.staged_sink import StagedSink, chunk_of
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSink"]
@@ -84,7 +85,7 @@ class OrbaxSink(StagedSink):
             elif value is not None:
                 dtype = NUMBERS[type(value)]
                 arrays.create(self._names[name], dtype, (), ()).write((), np.array(value, dtype))
-        with system_errors(self.folder):
+        with storage_errors(self.folder):
             if strings:
                 (self.folder / STRINGS).write_text(json.dumps(strings), "utf-8")
             (self.folder / CHECKPOINT).write_text(json.dumps(_told_of_now()), "utf-8")

@@ -30,12 +30,12 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import system_errors
 from xckpt.formats.safetensors.header import Header, Place, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
 from xckpt.formats.staged_sink import StagedSink, value_problems
 from xckpt.formats.staging import foreign_files
 from xckpt.formats.strided_ranges import write_box
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
 __all__ = ["SafetensorsSink"]
@@ -115,7 +115,7 @@ class SafetensorsSink(StagedSink):
         return [[file.name, list(file.header.places)] for file in self._planned]
 
     def _lay_out(self) -> None:
-        with system_errors(self.path):
+        with storage_errors(self.path):
             for file in self._planned:
                 _make(self.folder / file.name, file)
             if len(self._planned) > 1:
@@ -125,7 +125,7 @@ class SafetensorsSink(StagedSink):
     def _open(self) -> None:
         for file in self._planned:
             path = self.folder / file.name
-            with system_errors(path):
+            with storage_errors(path):
                 self._files[file.name] = OpenFile(path, write=True)
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ class SafetensorsSink(StagedSink):
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         holder, place = self._places[name]
         file = self._files[holder]
-        with system_errors(f"{file.path}: {name}"):
+        with storage_errors(f"{file.path}: {name}"):
             write_box(file, place.start, place.shape, box.offsets, data)
 
     def close(self) -> None:

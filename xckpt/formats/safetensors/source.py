@@ -29,11 +29,12 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.file_sets import Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming, system_errors
+from xckpt.formats.foreign_paths import existing_path, naming
 from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import mapping_name
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath
 from xckpt.storage.foreign.waiting import soon
@@ -121,7 +122,7 @@ class SafetensorsSource:
             StorageError: it cannot be read.
         """
         file, place = self._places[name]
-        with system_errors(f"{file.path}: {name}"):
+        with storage_errors(f"{file.path}: {name}"):
             _tensor(file, place).read(box.offsets, into)
 
     def identity(self) -> bytes:
@@ -138,7 +139,7 @@ def _look(
     path: FilePath,
 ) -> tuple[RangeFile, Header, bytes] | ManifestError | UnsupportedLeafError:
     """A file, its header, and what changes when it does; or what is wrong with the header."""
-    with system_errors(path):
+    with storage_errors(path):
         if not path.is_file():
             raise StorageError(f"{path} is no plain file")
         file = open_file(path)

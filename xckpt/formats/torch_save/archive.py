@@ -28,10 +28,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
-from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.values import View, describe
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath
 
@@ -201,14 +202,11 @@ class Archive:
         problem = _file_problem(path, where) if isinstance(path, Path) else ""
         if problem:
             raise CorruptCheckpointError(f"{path} {problem}")
-        try:
-            with closing(open_file(path)) as file:
-                view = _Slice(file, where.offset, where.length)
-                records = _records(view, path, where)
-                pickled = view.range(*records["data.pkl"])
-                order = view.range(*records.get("byteorder", (0, 0))) or b"little"
-        except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}") from error
+        with storage_errors(path), closing(open_file(path)) as file:
+            view = _Slice(file, where.offset, where.length)
+            records = _records(view, path, where)
+            pickled = view.range(*records["data.pkl"])
+            order = view.range(*records.get("byteorder", (0, 0))) or b"little"
         absolute = {name: (where.offset + at, size) for name, (at, size) in records.items()}
         return cls(path, pickled, absolute, order == b"little")
 

@@ -29,11 +29,12 @@ from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
 from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming, system_errors
+from xckpt.formats.foreign_paths import existing_path, naming
 from xckpt.formats.strided_ranges import FileTensor, cheap_together
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, stated_length
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, named
 from xckpt.storage.foreign.waiting import soon
@@ -113,7 +114,7 @@ class TorchSaveSource:
             name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()
         }
         """Mapping name -> what the tensor is."""
-        with system_errors(self.path):
+        with storage_errors(self.path):
             self._files: dict[FilePath, RangeFile] = {file: open_file(file) for file in trees}
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -130,7 +131,7 @@ class TorchSaveSource:
             StorageError: it cannot be read.
         """
         tensor = self._tensors[name]
-        with system_errors(f"{tensor.path}: {name}"):
+        with storage_errors(f"{tensor.path}: {name}"):
             read_mapped(self._files[tensor.path], tensor, box.offsets, into)
 
     def identity(self) -> bytes:
@@ -145,7 +146,7 @@ class TorchSaveSource:
 
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
     """The leaves of one file, and what changes when it does."""
-    with system_errors(path), closing(open_file(path)) as file:
+    with storage_errors(path), closing(open_file(path)) as file:
         first = file.head(len(LEGACY))
         size = file.size(lambda: stated_length(path))
         state = file.state()

@@ -18,68 +18,30 @@ heads; that nothing is left over on either side is what `Mapping.check` proves.
 from __future__ import annotations
 
 import functools
-import json
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
-from typing import Any, Final, Protocol
+from typing import Any
 
-from xckpt.errors import MappingError, XckptError
-from xckpt.mapping.mapping import Mapping as ModelMapping
-from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import find_path
+from xckpt.errors import MappingError
+from xckpt.mapping.mapping import LeafMapping
 
-__all__ = ["Config", "families", "family"]
-
-MAX_CONFIG_BYTES: Final = 1 << 24
+__all__ = ["Document", "families", "family_mapping"]
 
 _PLACE = re.compile(r"<(\w+)>")
 
 Document = Mapping[str, Any]
+"""A parsed TOML table, or a model's configuration."""
 
 
-class Described(Protocol):
-    """A configuration that says what it holds, as those of transformers do."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
-Config = Document | Described | str | os.PathLike[str]
-"""A model's configuration: a dict, one of transformers', or the path or URL of a ``config.json`` or
-of the folder that holds one."""
-
-
-def family(name: str, config: Config, **choices: bool | str) -> ModelMapping:
-    """The mapping from a family's torch checkpoints to its Flax parameters.
-
-    The way back is its inverse. The classes of one family (with this head, that head or none) share
-    a mapping: it takes the leaves that are there. Weights that torch holds under two names may be
-    there once or twice.
-
-    Args:
-        name: one of `families`, as a ``config.json`` calls it in ``model_type``.
-        config: the model's configuration.
-        choices: what the family leaves open, such as ``scanned=True`` (the layers of one kind are
-            one array, stacked on axis 0) and ``rope="pairs"`` for Llama.
+def family_mapping(name: str, config: Document, choices: Document) -> LeafMapping:
+    """The mapping of a family for one configuration; see `xckpt.convert.family`.
 
     Raises:
-        MappingError: there is no such family or choice, or the configuration lacks something.
-
-    Example:
-        >>> from xckpt.convert import TensorSpec
-        >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-        >>> mapping = family("llama", sizes, scanned=True)
-        >>> source = {
-        ...     f"layers.{layer}.mlp.up_proj.weight": TensorSpec((48, 32), "float32")
-        ...     for layer in (0, 1)
-        ... }
-        >>> print(mapping.resolve(source).targets["layers/mlp/up_proj/kernel"])
-        float32[2, 32, 48]
+        MappingError: there is no such family or choice, or the configuration lacks a key.
     """
     found = _documents().get(name)
     if found is None:
@@ -88,9 +50,9 @@ def family(name: str, config: Config, **choices: bool | str) -> ModelMapping:
             " Write a mapping of your own, or have `xckpt map infer` propose one"
         )
     chosen = _chosen(name, found.get("choices", {}), choices)
-    values = _parameters(name, found.get("parameters", {}), _dictionary(config), chosen) | chosen
+    values = _parameters(name, found.get("parameters", {}), config, chosen) | chosen
     rules = [rule for group in found["group"] for rule in _rules_of(group, values)]
-    return ModelMapping.from_document({"rule": rules})
+    return LeafMapping.from_document({"rule": rules})
 
 
 def families() -> tuple[str, ...]:
@@ -112,23 +74,6 @@ def _documents() -> dict[str, Document]:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
             found.update(dict.fromkeys(document["family"]["names"], document))
     return found
-
-
-def _dictionary(config: Config) -> Document:
-    if isinstance(config, Mapping):
-        return config
-    if isinstance(config, str | os.PathLike):
-        try:
-            path = find_path(config)
-            path = path / "config.json" if path.is_dir() else path
-            with closing(open_file(path)) as file:
-                found = json.loads(file.whole(MAX_CONFIG_BYTES) or b"")
-        except (OSError, ValueError, XckptError) as error:
-            raise MappingError(f"{config} is not a model's configuration: {error}") from error
-        if not isinstance(found, dict):
-            raise MappingError(f"{path} is not a model's configuration: it holds no object")
-        return found
-    return config.to_dict()
 
 
 def _chosen(name: str, open_: Document, choices: Document) -> dict[str, Any]:

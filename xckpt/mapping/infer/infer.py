@@ -7,7 +7,7 @@
 5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
 
 Nothing is chosen between two candidates: both are told. A mapping inferred may so have gaps, which
-`Mapping.check` names; what is in it is certain.
+`LeafMapping.check` names; what is in it is certain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from xckpt.mapping.infer.fold import Link, Rule, counted, fold, rule
 from xckpt.mapping.infer.fused import taken_apart
 from xckpt.mapping.infer.leaf_names import Leaf, leaves_of, specs_of
 from xckpt.mapping.infer.structure import match_modules
-from xckpt.mapping.mapping import Mapping
+from xckpt.mapping.mapping import LeafMapping
 
 __all__ = ["Ambiguity", "Inference", "Match", "Unmatched", "infer"]
 
@@ -34,7 +34,7 @@ class Match:
     """Leaves that certainly belong together."""
 
     sources: tuple[str, ...]
-    """Mapping names; several for a stack, or where one leaf of the other tree holds several."""
+    """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
     operations: tuple[Operation, ...]
     """What makes the one of the other, as a mapping file spells it."""
@@ -68,7 +68,7 @@ class Unmatched:
 class Inference:
     """What `infer` found."""
 
-    mapping: Mapping
+    mapping: LeafMapping
     """The rules for what is certain."""
     certain: tuple[Match, ...]
     """What the mapping's rules say, leaf by leaf."""
@@ -118,7 +118,7 @@ def infer(source: object, target: object) -> Inference:
     here, there = chain(*(t.sources for t in told)), chain(*(t.targets for t in told))
     rules = _rules(findings, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
     return Inference(
-        mapping=Mapping.from_document({"rule": rules}),
+        mapping=LeafMapping.from_document({"rule": rules}),
         certain=certain,
         ambiguous=ambiguous,
         unmatched=Unmatched(

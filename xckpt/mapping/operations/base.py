@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Bundle, Slot, Trace
 from xckpt.mapping.traced import Traced
@@ -146,7 +146,7 @@ def _plain(value: object) -> object:
 
 def look_at_operations() -> None:
     """Have msgspec look at all operations that there are; see `xckpt.core.struct_types`."""
-    look_at_types(*_OPERATIONS.values())
+    prepare_structs(*_OPERATIONS.values())
 
 
 def operation_from_document(document: Mapping[str, Any]) -> Operation:

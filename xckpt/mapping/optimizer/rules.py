@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.fold import literal
-from xckpt.mapping.mapping import Mapping as ModelMapping
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
 from xckpt.mapping.optimizer.moments import moment_pattern
@@ -33,12 +33,12 @@ __all__ = ["with_optimizer"]
 
 
 def with_optimizer(
-    mapping: ModelMapping,
+    mapping: LeafMapping,
     source: object,
     target: object,
     *,
     parameters: Sequence[str] | None = None,
-) -> ModelMapping:
+) -> LeafMapping:
     """The mapping of a whole training state, made of that of its model.
 
     Both states hold the model's leaves and the optimizer's, under names of their own: say
@@ -71,7 +71,7 @@ def with_optimizer(
         >>> torch = {"model": {"fc.weight": weight}, "optim": {"state": {"fc.weight": moments}}}
         >>> params = {"fc": {"kernel": kernel}}
         >>> adam = {"count": np.zeros((), "i4"), "mu": params, "nu": params}
-        >>> mapping = ModelMapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))])])
+        >>> mapping = LeafMapping([Rule("fc.weight", "fc/kernel", [Transpose((1, 0))])])
         >>> whole = with_optimizer(mapping, torch, {"params": params, "opt_state": [adam]})
         >>> for rule in whole.rules:
         ...     print(rule, *rule.operations)
@@ -87,10 +87,10 @@ def with_optimizer(
     model = _placed(mapping, here, there)
     tables = [(_Table.of(here.slots[slot]), _Table.of(there.slots[slot])) for slot in slots]
     moments = _moment_rules(model.rules, tables)
-    return ModelMapping([*model.rules, *moments, *_step_rules(here, there)])
+    return LeafMapping([*model.rules, *moments, *_step_rules(here, there)])
 
 
-def _placed(mapping: ModelMapping, source: Moments, target: Moments) -> ModelMapping:
+def _placed(mapping: LeafMapping, source: Moments, target: Moments) -> LeafMapping:
     """The mapping under the names that the model's leaves have in the states."""
     model = {name: spec for name, spec in source.specs.items() if name not in source.leaves}
     before = _source_container(mapping, model, source)
@@ -98,10 +98,10 @@ def _placed(mapping: ModelMapping, source: Moments, target: Moments) -> ModelMap
         name.removeprefix(before): spec for name, spec in model.items() if name.startswith(before)
     }
     after = _target_container(mapping.resolve(inside).targets, target)
-    return ModelMapping(_under(rule, literal(before), literal(after)) for rule in mapping.rules)
+    return LeafMapping(_under(rule, literal(before), literal(after)) for rule in mapping.rules)
 
 
-def _source_container(mapping: ModelMapping, model: Collection[str], state: Moments) -> str:
+def _source_container(mapping: LeafMapping, model: Collection[str], state: Moments) -> str:
     """What stands before the names that the mapping's rules take."""
     matched = {
         prefix: len(inside) - len(match_rules(mapping.rules, inside).unused)

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 
 __all__ = [
@@ -76,7 +76,7 @@ class ClaimText(msgspec.Struct):
         return cls(socket.gethostname(), os.getpid(), save)
 
 
-look_at_types(ClaimText)
+prepare_structs(ClaimText)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,6 @@ import contextlib
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,56 +33,13 @@ from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.commit.claims import Claim, ClaimText, claim, reclaim, remove_dead
 from xckpt.storage.commit.folder import exchange, make_folder, sync_folder
 from xckpt.storage.commit.stale_locks import empty_stale_lock
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.errors import storage_errors
+from xckpt.storage.location import MANIFEST, Location, open_store
 
-__all__ = ["CLAIM", "DIGESTS", "MANIFEST", "Staging", "begin", "kept_errors", "storage_errors"]
+__all__ = ["CLAIM", "Staging", "begin"]
 
-MANIFEST = "xckpt.json"
-DIGESTS = "xckpt.digests"
 CLAIM = "xckpt.saving"
 GENERATIONS = ".generations"
-
-_KEPT = "_xckpt_kept"
-"""Attribute of an exception that `storage_errors` leaves alone."""
-
-
-@contextlib.contextmanager
-def kept_errors() -> Iterator[None]:
-    """Have what a planner or another of the caller's functions raises pass `storage_errors`."""
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        setattr(error, _KEPT, True)
-        raise
-
-
-@contextlib.contextmanager
-def storage_errors(where: str) -> Iterator[None]:
-    """Turn what TensorStore and the system raise into a `StorageError` that says where."""
-    try:
-        yield
-    except XckptError:
-        raise
-    except (OSError, ValueError) as error:
-        if hasattr(error, _KEPT):
-            raise
-        raise _storage_error(where, error) from error
-
-
-def _storage_error(where: str, error: OSError | ValueError) -> StorageError:
-    advice = _advice(str(error))
-    if isinstance(error, OSError):
-        named = "" if error.filename in (None, where) else f" ({error.filename})"
-        return StorageError(f"{where}: {error.strerror or error}{named}{advice}")
-    return StorageError(f"{where}: {error}{advice}")
-
-
-def _advice(message: str) -> str:
-    if "RESOURCE_EXHAUSTED" in message or "No space left" in message:
-        return "; the disk is full: free space or save elsewhere"
-    if "PERMISSION_DENIED" in message or "Permission denied" in message or "Read-only" in message:
-        return "; check the permissions of this folder"
-    return ""
 
 
 @dataclass(slots=True)
@@ -136,7 +92,7 @@ class Staging:
             CheckpointExistsError: another save committed to the path meanwhile.
             StorageError: the storage refused.
         """
-        with storage_errors(str(self.target)):
+        with storage_errors(self.target):
             if self.claim is not None:
                 self._publish_folder(self.claim, manifest)
             else:
@@ -266,7 +222,7 @@ def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
         CheckpointExistsError: something is there, and it may not be replaced.
         StorageError: the storage refused.
     """
-    with storage_errors(str(target)):
+    with storage_errors(target):
         if target.folder is not None:
             folder = Path(os.path.realpath(target.folder))
             target = replace(target, path=str(folder))

@@ -21,7 +21,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import is_beyond_end, storage_errors
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
 __all__ = [
@@ -290,7 +290,7 @@ class StoredFile:
 
     def _begin(self, wanted: slice | None, batch: ts.Batch | None = None) -> _Answer:
         """Ask for a range, or for all."""
-        with storage_errors(str(self.path)):
+        with storage_errors(self.path):
             return self._store.read(self.path.key, byte_range=wanted, batch=batch)
 
     def _finish(self, future: _Answer, start: int, stop: int) -> bytes:
@@ -314,11 +314,11 @@ class StoredFile:
             CorruptCheckpointError: there is no object.
             StorageError: it cannot be read, or was replaced meanwhile.
         """
-        with storage_errors(str(self.path)):
+        with storage_errors(self.path):
             try:
                 found = future.result()
             except ValueError as error:
-                if str(error).startswith("OUT_OF_RANGE"):
+                if is_beyond_end(error):
                     raise _BeyondEndError(str(error)) from error
                 raise
         if found.state != "value":

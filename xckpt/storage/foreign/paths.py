@@ -18,7 +18,7 @@ from typing import Protocol, Self, TypeVar
 
 import tensorstore as ts
 
-from xckpt.storage.commit.staging import storage_errors
+from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["FilePath", "StoredPath", "find_path", "named"]
@@ -75,7 +75,7 @@ class _Keys:
                 first = bisect.bisect_left(keys, start)
                 return keys[first : bisect.bisect_left(keys, _after(start), first)]
         between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
-        with storage_errors(str(path)):
+        with storage_errors(path):
             found = self.store.list(between).result()
         keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in found)
         return keys
@@ -85,7 +85,7 @@ class _Keys:
         known = self._generations.get(path.key)
         if known is not None or not path.key or self._absent(path.key):
             return known or b""
-        with storage_errors(str(path)):
+        with storage_errors(path):
             # A range of nothing asks for no content.
             found = self.store.read(path.key, byte_range=slice(0, 0)).result()
         told = found.stamp.generation if found.state == "value" else b""

@@ -9,10 +9,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeGuard
@@ -25,7 +24,8 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.zarr_json import array_metadata
-from xckpt.errors import CorruptCheckpointError, StorageError, UnsupportedLeafError, XckptError
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
+from xckpt.storage.errors import foreign_errors, storage_errors
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import Location, context, file_problem, open_store
@@ -38,8 +38,6 @@ INDEX_BYTES: Final = 1 << 26
 MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 CODECS: Final = ("crc32c",)
-REFUSALS: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
-"""How TensorStore's errors begin that say nothing of what is stored."""
 
 _TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
 """zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
@@ -69,7 +67,7 @@ class StoredZarr:
         """
         if not into.size:
             return
-        with _errors(f"{self.where}: {Box(tuple(offsets), into.shape)}"):
+        with foreign_errors(f"{self.where}: {Box(tuple(offsets), into.shape)}"):
             destination = ts.array(into, copy=False, write=True)
             destination.write(self._region(offsets, into.shape)).result()
 
@@ -81,10 +79,8 @@ class StoredZarr:
         """
         if not data.size:
             return
-        try:
+        with storage_errors(self.where):
             self._region(offsets, data.shape).write(data).result()
-        except (ValueError, OSError) as error:
-            raise StorageError(f"{self.where}: {error}") from error
 
     def _region(self, offsets: Sequence[int], sizes: Sequence[int]) -> ts.TensorStore:
         if not sizes:
@@ -141,7 +137,7 @@ class ZarrFolder:
             StorageError: the storage refused.
         """
         where = self.location.child(name)
-        with _errors(where):
+        with foreign_errors(where):
             document = self._document(name, ".zarray" if version == 2 else "zarr.json")
         problem = _document_problem(document, version)
         if problem:
@@ -153,7 +149,7 @@ class ZarrFolder:
             "recheck_cached_metadata": self._opened,
             "recheck_cached_data": self._opened,
         }
-        with _errors(where):
+        with foreign_errors(where):
             store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
             layout = store.chunk_layout
             dtype = store.dtype.name
@@ -200,25 +196,9 @@ class ZarrFolder:
             "store_data_equal_to_fill_value": True,
         }
         where = self.location.child(name)
-        try:
+        with storage_errors(where):
             store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
-        except (ValueError, OSError) as error:
-            raise StorageError(f"{where}: {error}") from error
         return StoredZarr(where, shape, dtype, chunk, store)
-
-
-@contextlib.contextmanager
-def _errors(where: str) -> Iterator[None]:
-    """Turn what TensorStore raises of others' data into our errors."""
-    try:
-        yield
-    except XckptError:
-        raise
-    except OSError as error:
-        raise StorageError(f"{where}: {error}") from error
-    except ValueError as error:
-        kind = StorageError if str(error).startswith(REFUSALS) else CorruptCheckpointError
-        raise kind(f"{where}: {error}") from error
 
 
 def _document_problem(document: dict[str, object], version: int) -> str:

@@ -41,7 +41,8 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import BytesEntry
 from xckpt.core.tree import unflatten
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import (
     CheckpointExistsError,
     RankFailure,

@@ -18,8 +18,9 @@ from collections.abc import Mapping
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast
-from xckpt.engine.save import save_state_dict
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.save import save_state
+from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.formats.dcp.folder import parse_metadata, raw_bytes, read_metadata, read_tree
 from xckpt.options import SaveOptions
 from xckpt.storage.foreign.paths import find_path
@@ -105,4 +106,4 @@ def import_checkpoint(
     )
     tree: Mapping[str, object] = found[0]  # type: ignore[assignment]  # our planners take any tree
     writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
-    return save_state_dict(tree, writer, group=group, planner=planner, metadata=metadata)
+    return save_state(tree, writer, group=group, planner=planner, metadata=metadata)

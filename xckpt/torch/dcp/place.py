@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 import torch.distributed as dist
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.location import Location
 
@@ -53,7 +53,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
         return Location(self.driver, self.path, self.bucket)
 
 
-look_at_types(Place)
+prepare_structs(Place)
 
 
 def name(target: Location, place: Place) -> None:

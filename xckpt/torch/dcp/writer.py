@@ -38,7 +38,7 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import BytesEntry, Manifest, build, to_metadata
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
@@ -70,7 +70,7 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     """For the coordinator: the manifest, without what only a finished save knows."""
 
 
-look_at_types(Orders)
+prepare_structs(Orders)
 
 
 class _Save:

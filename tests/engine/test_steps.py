@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.thread_group import ThreadGroup, results, run_ranks
-from xckpt.engine.group import Group, LocalGroup, all_reduce, broadcast, reduce_scatter
+from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import PlanError, RankFailure, RanksFailedError
 
 KINDS = ("reduce_scatter", "all_reduce", "broadcast")
@@ -83,7 +85,7 @@ def expected_answers(size: int, coordinator: int, kind: str) -> list[bytes]:
 
 
 @given(steps())
-@settings(max_examples=60)
+@examples(60)
 @example((3, 1, "reduce_scatter", frozenset({0, 2}), False))
 @example((3, 1, "all_reduce", frozenset({1}), True))
 @example((2, 1, "broadcast", frozenset({0}), False))

@@ -1,0 +1,67 @@
+"""No test of the default tier takes more than five seconds, on a busy machine neither.
+
+1. Before and after each test the clock is read, and what this process and its children that have
+   ended have used of processors.
+2. The kernel counts how long any process waited for a processor (pressure stall information). A
+   wait within that time is the machine's; what is left of the clock is the test's.
+3. A test takes the larger of the two: its processor time, or the rest of the clock. Above the limit
+   it fails, unless it is marked `thorough`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+LIMIT = 5.0
+"""Seconds."""
+
+PRESSURE = Path("/proc/pressure/cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What the clocks say; seconds."""
+
+    clock: float
+    processor: float
+    stalled: float
+
+    @classmethod
+    def now(cls) -> Moment:
+        used = os.times()
+        processor = used.user + used.system + used.children_user + used.children_system
+        return cls(time.monotonic(), processor, _stalled())
+
+    def since(self, before: Moment) -> float:
+        """The seconds that are a test's own between two moments."""
+        waited = (self.clock - before.clock) - (self.stalled - before.stalled)
+        return max(self.processor - before.processor, waited)
+
+
+def _stalled() -> float:
+    """For how long some process has waited for a processor; 0 where the kernel does not say."""
+    try:
+        first, _, _ = PRESSURE.read_text().partition("\n")
+        return int(first.rpartition("total=")[2]) / 1e6
+    except (OSError, ValueError):
+        return 0.0
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    before = Moment.now()
+    result = yield
+    seconds = Moment.now().since(before)
+    if seconds > LIMIT and item.get_closest_marker("thorough") is None:
+        pytest.fail(
+            f"took {seconds:.1f} s; a test of the default tier has {LIMIT:.0f} s: make it cheaper,"
+            " or mark it `thorough` and keep a smaller one that holds the same law",
+            pytrace=False,
+        )
+    return result

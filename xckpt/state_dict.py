@@ -1,0 +1,92 @@
+"""Saving and loading a state dict through a storage, as torch's users know it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.save import SavePlanner
+from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.engine.group import LocalGroup
+from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.find_group import find_group
+from xckpt.loading import load_in_place
+from xckpt.options import SaveOptions
+
+__all__ = ["load_state_dict", "save_state_dict"]
+
+
+def save_state_dict(
+    state_dict: Mapping[str, object],
+    storage_writer: StorageWriter,
+    *,
+    process_group: object = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: SavePlanner | None = None,
+) -> Metadata:
+    """Save a state dict through a storage writer, as `save` does to a path; collective.
+
+    Args:
+        state_dict: any tree that `save` takes.
+        storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
+        process_group: the ranks that save together: a torch process group or a `Group`; found by
+            itself (see `xckpt.find_group.find_group`).
+        coordinator_rank: who decides and commits, as a rank within the process group.
+        no_dist: this process saves alone, whatever other processes there are.
+        planner: how to divide the work; by default what `save` does with the writer's ``options``.
+
+    Returns:
+        The checkpoint's metadata, the same on every rank.
+
+    Raises:
+        XckptError: as `save`.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> writer = xckpt.storage.ZarrStorageWriter("memory://example-state-dict")
+        >>> saved = xckpt.save_state_dict({"w": np.ones((4, 2), np.float32), "step": 3}, writer)
+        >>> saved.state_dict_metadata["w"].size
+        (4, 2)
+    """
+    if planner is None:
+        options = getattr(storage_writer, "options", None)
+        planner = planner_for(options if isinstance(options, SaveOptions) else SaveOptions())
+    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    return save_in_turn(state_dict, storage_writer, group=group, planner=planner)
+
+
+def load_state_dict(
+    state_dict: MutableMapping[str, Any],
+    storage_reader: StorageReader,
+    *,
+    process_group: object = None,
+    coordinator_rank: int = 0,
+    no_dist: bool = False,
+    planner: LoadPlanner | None = None,
+) -> Metadata:
+    """Load a checkpoint into the torch tensors and NumPy arrays of a state dict, in place.
+
+    Python values are replaced in the dicts and lists that hold them. The other arguments are those
+    of `save_state_dict`; by default every leaf must fit (`DefaultLoadPlanner(strict=, cast=)`).
+
+    Returns:
+        The checkpoint's metadata, the same on every rank.
+
+    Raises:
+        XckptError: as `load`; after an error some tensors may be filled already.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://example-load-state-dict", {"w": np.arange(4.0), "step": 3})
+        >>> state = {"w": np.zeros(4), "step": 0}
+        >>> reader = xckpt.storage.ZarrStorageReader("memory://example-load-state-dict")
+        >>> metadata = xckpt.load_state_dict(state, reader)
+        >>> state, list(metadata.state_dict_metadata)
+        ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
+    """
+    group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
+    planner = DefaultLoadPlanner() if planner is None else planner
+    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
