@@ -3,7 +3,7 @@
 The mapping, resolved on the stored shapes, gives a checkpoint of the target model that nobody has
 written; `MappedLoadPlanner` lets the default planner plan against that one. Then:
 
-1. For each wanted box of a target, `readings` says which boxes of which stored tensors it needs.
+1. For each wanted box of a target, `source_reads` lists the boxes of stored tensors that it needs.
    They are cut along stored chunks: each cut is a read item, so that ranks of a host share their
    reads, and memory for what is in flight stays in the budget, as in any load.
 2. An item is read into memory of its own, or straight into the target where the two lie alike.
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from xckpt.convert.assertions import check_assertions
 from xckpt.convert.conversion import cast_target, require_lossless
 from xckpt.convert.make_unit import pieces, straight
-from xckpt.convert.reads import Reading, blocks, hull, readings, restrict_sources
+from xckpt.convert.reads import SourceRead, blocks, hull, restrict_sources, source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
@@ -52,7 +52,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import by_mapping_name, keys_of, mapping_name
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, copy_elements
 from xckpt.options import LoadOptions
@@ -64,7 +64,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(slots=True)
-class _Item:
+class _PendingRead:
     """What becomes of one read item."""
 
     copies: tuple[StridedCopy, ...]
@@ -123,7 +123,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         self._stored_names: Mapping[str, str] = {}
         self._names: dict[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
-        self._items: dict[ReadItem, _Item] = {}
+        self._items: dict[ReadItem, _PendingRead] = {}
         self._constants: dict[tuple[str, int], list[StridedCopy]] = {}
         self._targets: dict[tuple[str, int], _Target] = {}
         self._filling = threading.RLock()
@@ -220,7 +220,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                 copies = tuple(cast_target(copy, made, target.dtype) for copy in copies)
             index = MetadataIndex(leaf, box.offsets, number)
             self._constants[leaf, number] = [copy for copy in copies if not copy.source]
-            for reading in readings(enumerate(copies)):
+            for reading in source_reads(enumerate(copies)):
                 for item, work in self._cut(index, reading):
                     known = self._items.setdefault(item, work)
                     if known is work:
@@ -229,7 +229,9 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                         known.copies += work.copies
         return found
 
-    def _cut(self, index: MetadataIndex, reading: Reading) -> Iterator[tuple[ReadItem, _Item]]:
+    def _cut(
+        self, index: MetadataIndex, reading: SourceRead
+    ) -> Iterator[tuple[ReadItem, _PendingRead]]:
         """The items of a box of a stored tensor: one for each block that it needs."""
         leaf = self._stored_names[reading.name]
         stored = self._stored.state_dict_metadata[leaf]
@@ -252,7 +254,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                     _minus(box.offsets, origin),
                     box.sizes,
                 )
-                yield item, _Item(taken, box)
+                yield item, _PendingRead(taken, box)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is; constants are filled in."""
