@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
@@ -117,7 +118,7 @@ class LocalShards:
         ]
 
     def _label(self, shard: LocalShard) -> str:
-        return f"{self.name}: the shard {shard}"
+        return f"{self.name}: the shard {Box(shard.offsets, shard.sizes)}"
 
     def _boxes(self) -> tuple[Boxes, list[int]]:
         """The boxes of the shards that have elements, and which shards those are."""
