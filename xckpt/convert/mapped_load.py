@@ -31,7 +31,7 @@ from xckpt.convert.conversion import cast_target, require_lossless
 from xckpt.convert.make_unit import direct_view
 from xckpt.convert.reads import SourceRead, blocks, hull, restrict_sources, source_reads
 from xckpt.convert.target_boxes import TargetBoxes
-from xckpt.core import frameworks
+from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
@@ -133,12 +133,12 @@ class MappedLoadPlanner(LoadPlanner):
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         likes = by_mapping_name(flat.leaves)
         self._stored = metadata
         self._stored_names = by_mapping_name(metadata.state_dict_metadata)
         self._reads, self._constants = {}, []
-        self._resolved = self._resolve(_specs(likes, flat) if likes else None)
+        self._resolved = self._resolve(_specs(likes, flat, self.adapters) if likes else None)
         self._names = {
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
@@ -146,6 +146,7 @@ class MappedLoadPlanner(LoadPlanner):
         self._targets = DefaultLoadPlanner(
             strict=self.strict, cast=self.cast, in_place=self.in_place, keep_values=True
         )
+        self._targets.use_adapters(self.adapters)
         imagined = Metadata({**self._imagined_tensors(), **values}, user=metadata.user)
         self._targets.set_up_planner(state_dict, imagined, is_coordinator)
         self._boxes = TargetBoxes(self._targets, self._dtypes())
@@ -331,13 +332,13 @@ class MappedLoadPlanner(LoadPlanner):
         return self._targets.result()
 
 
-def _specs(likes: Mapping[str, str], flat: FlatTree) -> dict[str, TensorSpec]:
+def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
     """Mapping name -> shape and element type of the tensors of a target tree."""
     specs: dict[str, TensorSpec] = {}
     for name, leaf in likes.items():
         like = flat.leaves[leaf]
         with contextlib.suppress(UnsupportedLeafError):
-            target = None if value_kind(like) else frameworks.aim(like, leaf, in_place=False)
+            target = None if value_kind(like) else adapters.target_for(like, leaf, in_place=False)
             if target is not None and target.dtype:
                 specs[name] = TensorSpec(tuple(target.shape), target.dtype)
     return specs

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.make_unit import run_copy
-from xckpt.core import frameworks
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
@@ -107,7 +106,7 @@ class TargetBoxes:
             if box.missing:
                 return
         if box.is_copy and box.host is not None:
-            frameworks.copy_into(box.buffer, box.host)
+            self._planner.adapters.copy_into(box.buffer, box.host)
         self._planner.commit_tensor(box.item, box.buffer)
         box.buffer = box.host = None
 
@@ -116,7 +115,7 @@ class TargetBoxes:
         with self._lock:
             if box.host is None:
                 box.buffer = self._planner.resolve_tensor(box.item)
-                box.host = frameworks.to_writable_numpy(box.buffer)
+                box.host = self._planner.adapters.writable_numpy(box.buffer)
             if box.host is None:
                 leaf = box.item.dest_index.fqn
                 box.host = allocate(box.item.lengths, numpy_dtype(self.dtypes[leaf]), leaf)
