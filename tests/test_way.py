@@ -26,13 +26,7 @@ def test_a_save_enters_these_packages(save: Way) -> None:
         "torch",  # is torch.distributed initialised?
         "storage",  # the writer
         "engine",
-        "torch",  # describe the leaves; whose is this?
-        "jax",
-        "numpy",
-        "torch",
-        "jax",
-        "numpy",
-        "torch",
+        "torch",  # describe the leaves
         "engine",
         "storage",  # stage the save, make the orders
         "engine",

@@ -22,6 +22,7 @@ from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
 from xckpt.engine.wire import REPORTS, SavePlanCodec
@@ -97,6 +98,7 @@ class _Save:
         """What this rank can write."""
         if self.failure is not None:
             raise self.failure
+        self.planner.use_adapters(loaded_adapters())
         self.planner.set_up_planner(self.state, self.writer.storage_meta, self.is_coordinator)
         return self.planner.create_local_plan()
 
