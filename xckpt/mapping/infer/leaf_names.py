@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -30,7 +31,17 @@ from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["FusedPart", "ModelLeaf", "Path", "concepts", "leaves_of", "specs_of"]
+__all__ = [
+    "FusedPart",
+    "ModelLeaf",
+    "Path",
+    "concepts",
+    "leaves_of",
+    "numbered_alike",
+    "numbers_of",
+    "specs_of",
+    "words_of",
+]
 
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
@@ -181,6 +192,44 @@ def concepts(key: Path) -> Path:
             concept = each
         found.append(concept)
     return (*found, key[-1])
+
+
+def words_of(key: Path) -> Path:
+    """A key with all its numbers replaced by 0.
+
+    Example:
+        >>> words_of(("h", 7, "fc", "weight"))
+        ('h', 0, 'fc', 'weight')
+    """
+    return tuple(0 if isinstance(component, int) else component for component in key)
+
+
+def numbers_of(keys: Iterable[Path]) -> dict[Path, set[Path]]:
+    """`words_of` a key -> the numbers of all keys that have these words.
+
+    Example:
+        >>> numbers_of([("net", 0, "weight"), ("net", 2, "weight")])[("net", 0, "weight")] == {
+        ...     (0,), (2,)}
+        True
+    """
+    numbers: dict[Path, set[Path]] = defaultdict(set)
+    for key in keys:
+        numbers[words_of(key)].add(tuple(each for each in key if isinstance(each, int)))
+    return numbers
+
+
+def numbered_alike(one: set[Path], other: set[Path]) -> bool:
+    """Whether equal numbers mean the same: they are the same, or one has the first of the other's.
+
+    So 0, 1 of 0, 1, 2, 3 are a model with fewer layers, and 0, 2 of 0, 1, 2 are not.
+    """
+    fewer, more = sorted((one, other), key=len)
+    if fewer == more:
+        return True
+    columns = zip(zip(*fewer, strict=True), zip(*more, strict=True), strict=True)
+    return fewer < more and all(
+        sorted(set(some)) == sorted(set(every))[: len(set(some))] for some, every in columns
+    )
 
 
 def specs_of(tree: object) -> dict[str, TensorSpec]:

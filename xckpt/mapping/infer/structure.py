@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from xckpt.mapping.infer.align import Alignment, Doubt, LeafGroup, pair_of
 from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
+from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, Side, pair_of
 
 __all__ = ["match_modules"]
 
@@ -100,16 +100,16 @@ class _ModuleGroup:
 def match_modules(found: Alignment) -> None:
     """Pair, in ``found``, the modules that are left, where structure leaves one choice.
 
-    Example:
-        >>> import numpy as np
-        >>> from xckpt.mapping.infer.align import align
-        >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
-        >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
-        >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
-        >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
-        >>> match_modules(found)
-        >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
-        [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
+        Example:
+            >>> import numpy as np
+            >>> from xckpt.mapping.infer.align import align
+            >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
+            >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
+            >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
+            >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
+            >>> match_modules(found)
+            >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
+            [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
     """
     sources = _groups(_modules(found, "source"))
     targets = _groups(_modules(found, "target"))
@@ -122,22 +122,22 @@ def match_modules(found: Alignment) -> None:
     _match_alone(found, fitting, *left)
 
 
-def _unpaired(found: Alignment, side: str, groups: Sequence[_ModuleGroup]) -> list[_Module]:
+def _unpaired(found: Alignment, side: Side, groups: Sequence[_ModuleGroup]) -> list[_Module]:
     """The modules of which no leaf is in a pair."""
     return [
         module
         for group in groups
         for module in group.modules
-        if found.used.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
+        if found.paired.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
     ]
 
 
-def _modules(found: Alignment, side: str) -> list[_Module]:
+def _modules(found: Alignment, side: Side) -> list[_Module]:
     """Modules that are left whole."""
     leaves = found.sources if side == "source" else found.targets
     grouped: dict[Path, dict[str, ModelLeaf]] = defaultdict(dict)
     spoilt: set[Path] = set()
-    taken = found.used | found.doubted
+    taken = found.paired | found.doubted
     for leaf in leaves:
         if leaf.role in IGNORED:
             continue
