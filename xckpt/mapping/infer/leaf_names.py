@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
 __all__ = [
@@ -249,21 +251,26 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
         {'layers/0/kernel': TensorSpec(shape=(2, 3), dtype='float16')}
     """
-    if isinstance(tree, Mapping) and all(isinstance(each, TensorSpec) for each in tree.values()):
+    if _are_specs(tree):
         return dict(tree)
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     problems: list[str] = []
     for leaf_name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is None or dtype is None:
             continue
         name = mapping_name(split_name(leaf_name))
-        if name in found:
+        if name in specs:
             problems.append(f"{name}: two leaves have this name")
-        found[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
+        specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
     if problems:
         raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
-    return found
+    return specs
+
+
+def _are_specs(tree: object) -> TypeGuard[Mapping[str, TensorSpec]]:
+    """Whether a tree is a dict of nothing but specs."""
+    return is_table(tree) and all(isinstance(value, TensorSpec) for value in tree.values())
 
 
 def _dtype(dtype: object) -> str | None:

@@ -114,7 +114,8 @@ class Alignment:
 def _named(sources: tuple[ModelLeaf, ...], targets: tuple[ModelLeaf, ...]) -> set[tuple[Side, str]]:
     """(side, name) of every leaf."""
     names: set[tuple[Side, str]] = {("source", leaf.name) for leaf in sources}
-    return names | {("target", leaf.name) for leaf in targets}
+    names.update(("target", leaf.name) for leaf in targets)
+    return names
 
 
 def pair_of(source: LeafGroup, target: LeafGroup, reason: str) -> Pair | None:

@@ -100,16 +100,16 @@ class _ModuleGroup:
 def match_modules(found: Alignment) -> None:
     """Pair, in ``found``, the modules that are left, where structure leaves one choice.
 
-        Example:
-            >>> import numpy as np
-            >>> from xckpt.mapping.infer.align import align
-            >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
-            >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
-            >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
-            >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
-            >>> match_modules(found)
-            >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
-            [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
+    Example:
+        >>> import numpy as np
+        >>> from xckpt.mapping.infer.align import align
+        >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
+        >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
+        >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
+        >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
+        >>> match_modules(found)
+        >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
+        [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
     """
     sources = _groups(_modules(found, "source"))
     targets = _groups(_modules(found, "target"))
