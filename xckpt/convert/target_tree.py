@@ -21,6 +21,7 @@ from xckpt.core.leaf import LazySource
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.formats.source import USER, TensorSource
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
@@ -86,7 +87,7 @@ def target_tree(
     by_leaf_name = {leaf: leaves[name] for name, leaf in places.leaf_names.items()}
     tree: object
     if like is not None:
-        tree = rebuild(like, lambda name, _: by_leaf_name[name])
+        tree = rebuild(like, lambda name, _: by_leaf_name[name], loaded_adapters())
     elif as_it_is:
         tree = unflatten(by_leaf_name, places.containers)
     else:
@@ -130,7 +131,7 @@ def _leaf_names(names: Iterable[str]) -> dict[str, str]:
 
 def _places_in(like: object, names: Collection[str]) -> Places:
     """Where the leaves of a tree are that has just these."""
-    flat = flatten(like)
+    flat = flatten(like, loaded_adapters())
     known = by_mapping_name(flat.leaves)
     problems = [f"{name}: in the source, but not in like" for name in names if name not in known]
     problems += [f"{name}: in like, but not in the source" for name in known if name not in names]

@@ -11,8 +11,8 @@ from xckpt.convert.conversion import Conversion, Opened
 from xckpt.convert.run_units import Note, Numbered, Output, run_elsewhere, run_here, start
 from xckpt.convert.target_tree import find_places, target_tree, user_metadata
 from xckpt.convert.to_checkpoint import ConvertingWriter
-from xckpt.convert.to_sink import SinkWriter, Target
-from xckpt.convert.units import Chunks, Unit, plan_units
+from xckpt.convert.to_sink import SinkTarget, SinkWriter
+from xckpt.convert.units import Chunks, WorkUnit, plan_units
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
@@ -64,7 +64,7 @@ class Work:
     like: object
     metadata: JSONValue
     _opened: Opened | None = field(default=None, init=False)
-    _units: list[Unit] = field(default_factory=list, init=False)
+    _units: list[WorkUnit] = field(default_factory=list, init=False)
     _mine: list[Numbered] = field(default_factory=list, init=False)
     """This rank's units."""
     _made_bytes: int = field(default=0, init=False)
@@ -183,7 +183,7 @@ class Work:
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
         self.prepare()
-        target = Target(self.destination, format, self.overwrite, self._contents())
+        target = SinkTarget(self.destination, format, self.overwrite, self._contents())
         identity = self.opened.identity(format, self.options.memory_bytes)
         writer = SinkWriter(target, identity, self.group.rank)
         try:
@@ -247,7 +247,7 @@ def _content(leaf: object) -> bytes:
     return leaf.content()
 
 
-def _share(units: Sequence[Unit], rank: int, ranks: int) -> list[Numbered]:
+def _share(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[Numbered]:
     """A rank's units: to the rank with the fewest bytes goes the next."""
     loads = [0] * ranks
     mine: list[Numbered] = []
