@@ -24,7 +24,7 @@ import os, signal, sys
 import xckpt
 from tests.convert.test_run import MAPPING
 from tests.convert.test_resuming import OPTIONS
-from xckpt.convert import convert
+from xckpt.convert.run import convert
 from dataclasses import replace
 
 source, target, share = sys.argv[1:]
@@ -146,7 +146,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 from tests.convert.test_run import MAPPING
 from tests.convert.test_resuming import OPTIONS
-from xckpt.convert import convert
+from xckpt.convert.run import convert
 
 source, target, method = sys.argv[1:]
 

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.plan.host_reads import Publication, SharedReads
@@ -92,7 +92,7 @@ class PlannedDestinations:
         with self._lock:
             if destination.memory is None:
                 destination.resolved = self._planner.resolve_tensor(destination.item)
-                destination.memory = _host_memory(destination)
+                destination.memory = _host_memory(destination, self._planner.adapters)
             return destination.memory
 
     def landed(self, number: int) -> None:
@@ -105,14 +105,14 @@ class PlannedDestinations:
         memory, resolved = destination.memory, destination.resolved
         assert memory is not None
         if destination.copied:
-            frameworks.copy_into(resolved, memory)
+            self._planner.adapters.copy_into(resolved, memory)
         self._planner.commit_tensor(destination.item, resolved)
         destination.memory = destination.resolved = None
 
 
-def _host_memory(destination: _Destination) -> NDArray[np.generic]:
+def _host_memory(destination: _Destination, adapters: Adapters) -> NDArray[np.generic]:
     item = destination.item
-    memory = frameworks.to_writable_numpy(destination.resolved)
+    memory = adapters.writable_numpy(destination.resolved)
     destination.copied = memory is None
     if memory is None:
         memory = allocate(item.lengths, numpy_dtype(destination.dtype), item.dest_index.fqn)

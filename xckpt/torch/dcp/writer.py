@@ -40,13 +40,13 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
+from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp import place
 from xckpt.torch.dcp.bridge import SaveBridge
-from xckpt.torch.dcp.keys import LeafNames
 from xckpt.torch.dcp.plan_cache import note_unsent, whole_plans
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
@@ -92,10 +92,8 @@ class _Save:
 
     def stage(self, ranks: int) -> place.Place:
         """Reserve a place to write to, on the coordinator."""
-        self.writer.set_up_storage_writer(True)
-        location = self.writer.staged
-        assert location is not None
-        self.ranks, self.place = ranks, place.Place.of(uuid.uuid4().hex, location)
+        self.ranks = ranks
+        self.place = place.Place.of(uuid.uuid4().hex, self.writer.stage())
         _under_way[self.place.save] = self
         return self.place
 
