@@ -42,8 +42,8 @@ from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
+from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp import place
 from xckpt.torch.dcp.bridge import SaveBridge
 from xckpt.torch.dcp.keys import LeafNames
