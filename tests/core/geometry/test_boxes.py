@@ -257,7 +257,7 @@ def test_a_whole_box_is_shared_and_cannot_be_changed():
 def test_a_lookup_finds_what_a_search_finds(data: st.DataObject, rank: int) -> None:
     """Also where boxes of several sizes stand side by side, and for boxes that none holds."""
     cuts = [sorted({0, 8, *data.draw(st.sets(st.integers(1, 7), max_size=3))}) for _ in range(rank)]
-    cells = product(*[list(zip(c[:-1], c[1:], strict=True)) for c in cuts])
+    cells = product(*[list(itertools.pairwise(c)) for c in cuts])
     tiles = [Box(tuple(a for a, _ in cell), tuple(b - a for a, b in cell)) for cell in cells]
     tiles = data.draw(st.permutations(tiles))[: data.draw(st.integers(0, len(tiles)))]
     lookup = BoxLookup(Boxes.of([(tile.offsets, tile.sizes) for tile in tiles], rank=rank))
