@@ -10,9 +10,9 @@ from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.engine.group import LocalGroup
+from xckpt.engine.load import load_state
 from xckpt.engine.saving import planner_for, save_in_turn
 from xckpt.find_group import find_group
-from xckpt.loading import load_in_place
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state_dict", "save_state_dict"]
@@ -87,6 +87,11 @@ def load_state_dict(
         >>> state, list(metadata.state_dict_metadata)
         ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
     """
+    if state_dict is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
+    loaded = load_state(
+        state_dict, storage_reader, group=group, planner=planner.filling_targets()
+    )
+    return loaded.metadata

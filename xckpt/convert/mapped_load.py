@@ -19,7 +19,7 @@ import contextlib
 import io
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -195,7 +195,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                 items.append(replace(item, storage_index=index))
         for leaf, wanted in self._wanted.items():
             # Only leaves that fit have boxes.
-            if wanted.target is not None and wanted.boxes:
+            if wanted.target is not None and wanted.missing:
                 items += self._reads(leaf, wanted.target)
         return replace(plan, items=items)
 
@@ -264,9 +264,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                 for copy in copies:
                     for piece in pieces(copy):
                         copy_elements(piece, None, target.host, target_origin=target.origin)
-                missing = self._wanted[leaf].boxes[number]
-                missing.missing -= sum(copy.elements for copy in copies)
-                if missing.missing == 0:
+                if self._wanted[leaf].missing[number].land(_elements(copies)) == 0:
                     self._bring(leaf, number)
         return super().finish_plan(central_plan)
 
@@ -329,11 +327,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                     )
             work.held = None
         wanted = self._wanted[leaf]
-        with self._filling:
-            progress = wanted.boxes[number]
-            progress.missing -= sum(copy.elements for copy in work.copies)
-            done = progress.missing == 0
-        if done:
+        if wanted.missing[number].land(_elements(work.copies)) == 0:
             self._bring(leaf, number)
             assert wanted.target is not None
             wanted.target.commit(number)
@@ -368,6 +362,10 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             target = self._targets.pop((leaf, number))
         if target.beyond is not None:
             frameworks.copy_into(target.beyond, target.host)
+
+
+def _elements(copies: Iterable[StridedCopy]) -> int:
+    return sum(copy.elements for copy in copies)
 
 
 def _specs(likes: Mapping[str, str], flat: FlatTree) -> dict[str, TensorSpec]:

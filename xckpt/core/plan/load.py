@@ -1,8 +1,8 @@
 """Planning a load: the protocol, the default planner, and the pure functions beneath.
 
 1. ``set_up_planner``: flatten the target tree and aim at each leaf (`TargetLeaf`).
-2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
-   with the arrays stored.
+2. ``create_local_plan``: `compare` target and checkpoint; `xckpt.core.plan.reads` intersects the
+   boxes wanted with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
@@ -12,9 +12,10 @@
 from __future__ import annotations
 
 import abc
+import copy
 import io
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core import frameworks
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import intersect
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -32,9 +33,11 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import stored_boxes, target_problems
+from xckpt.core.plan.load_checks import target_problems
 from xckpt.core.plan.mismatch import compare, unexpected
+from xckpt.core.plan.reads import local_reads
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
@@ -43,10 +46,9 @@ from xckpt.errors import (
     PlanError,
     TreeMismatchError,
     UnsupportedLeafError,
-    XckptError,
 )
 
-__all__ = ["DefaultLoadPlanner", "LoadPlanner", "local_reads"]
+__all__ = ["DefaultLoadPlanner", "LoadPlanner"]
 
 
 class LoadPlanner(abc.ABC):
@@ -58,8 +60,18 @@ class LoadPlanner(abc.ABC):
     """
 
     in_place: bool = False
-    """Fill the targets themselves instead of new ones like them. `xckpt.load_into` and
-    `xckpt.load_state_dict` set it for their load."""
+    """Fill the targets themselves instead of new ones like them."""
+
+    def filling_targets(self) -> LoadPlanner:
+        """A planner like this one that is `in_place`, for `xckpt.load_into`: a shallow copy.
+
+        The planner itself where it is in place already.
+        """
+        if self.in_place:
+            return self
+        planner = copy.copy(self)
+        planner.in_place = True
+        return planner
 
     @abc.abstractmethod
     def set_up_planner(
@@ -107,20 +119,18 @@ class LoadPlanner(abc.ABC):
 
 
 @dataclass(slots=True)
-class _Progress:
-    """A wanted box, and how many of its elements are still to come."""
-
-    sizes: tuple[int, ...]
-    missing: int
-
-
-@dataclass(slots=True)
 class _Wanted:
     """A leaf of the target tree, and what has come of it."""
 
     target: TargetLeaf | None
     """None for a value."""
-    boxes: dict[int, _Progress] = field(default_factory=dict)
+    boxes: Boxes
+    """What the target wants."""
+    missing: list[Countdown] = field(default_factory=list)
+    """For each box, how many of its elements are still to come; empty until it is planned."""
+
+
+NO_BOXES = Boxes.of((), rank=0)
 
 
 class DefaultLoadPlanner(LoadPlanner):
@@ -172,9 +182,11 @@ class DefaultLoadPlanner(LoadPlanner):
         problems: list[str] = []
         for name, like in self._likes.items():
             try:
-                self._wanted[name] = _Wanted(self._aim(like, name))
+                target = self._aim(like, name)
             except UnsupportedLeafError as error:
                 problems.append(str(error))
+            else:
+                self._wanted[name] = _Wanted(target, target.boxes if target else NO_BOXES)
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
@@ -206,18 +218,15 @@ class DefaultLoadPlanner(LoadPlanner):
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
             assert isinstance(stored, TensorStorageMetadata)
-            items.extend(local_reads(name, wanted.target, stored))
-            wanted.boxes = {
-                number: _Progress(box.sizes, prod(box.sizes))
-                for number, box in enumerate(wanted.target.boxes)
-            }
+            items.extend(local_reads(name, wanted.boxes, stored))
+            wanted.missing = [Countdown(count) for count in wanted.boxes.elements.tolist()]
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
 
     def _commit_empty(self) -> None:
         """Boxes without elements get no read item, so they are published here."""
         for wanted in self._wanted.values():
-            for number, progress in wanted.boxes.items():
-                if progress.missing == 0 and wanted.target is not None:
+            for number, countdown in enumerate(wanted.missing):
+                if countdown.missing == 0 and wanted.target is not None:
                     wanted.target.commit(number)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
@@ -253,7 +262,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: None if leaf.target is None else leaf.target.boxes
+            name: None if leaf.target is None else leaf.boxes
             for name, leaf in self._wanted.items()
             if name in stored
         }
@@ -276,24 +285,21 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
-        wanted = self._wanted[read_item.dest_index.fqn]
-        assert wanted.target is not None and read_item.dest_index.index is not None
+        wanted, number = self._wanted[read_item.dest_index.fqn], read_item.dest_index.index
+        assert wanted.target is not None and number is not None
         try:
             with self._lock:
-                buffer = wanted.target.buffer(read_item.dest_index.index)
+                buffer = wanted.target.buffer(number)
         except MemoryError as error:
             raise LeafTooLargeError(
                 f"{read_item.dest_index.fqn or 'the root'}: no memory for it; load it sharded, or "
                 f"a part of it with xckpt.open ({error})"
             ) from error
-        if wanted.boxes[read_item.dest_index.index].sizes == read_item.lengths:
+        if wanted.boxes[number].sizes == read_item.lengths:
             return buffer
         # Every framework's buffer slices like NumPy's.
-        region = tuple(
-            slice(a, a + n) for a, n in zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        )
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
-        return sliceable[region]
+        return sliceable[Box(read_item.dest_offsets, read_item.lengths).slices()]
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Count the item's elements; publish the box with the last of them.
@@ -304,10 +310,7 @@ class DefaultLoadPlanner(LoadPlanner):
         wanted = self._wanted[read_item.dest_index.fqn]
         number = read_item.dest_index.index
         assert wanted.target is not None and number is not None
-        with self._lock:
-            progress = wanted.boxes[number]
-            progress.missing -= prod(read_item.lengths)
-            missing = progress.missing
+        missing = wanted.missing[number].land(prod(read_item.lengths))
         if missing == 0:
             wanted.target.commit(number)
         elif missing < 0:
@@ -351,43 +354,3 @@ def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
             zero = np.zeros((), numpy_dtype(stored.properties.dtype))
             likes[name] = np.broadcast_to(zero, stored.size)
     return likes
-
-
-def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) -> list[ReadItem]:
-    """Read items for the boxes that a target wants of a stored tensor, one an intersection.
-
-    Raises:
-        XckptError: a wanted box is not wholly stored (a damaged manifest).
-    """
-    boxes = stored_boxes(stored)
-    wanted_boxes = target.boxes
-    if len(wanted_boxes) == len(boxes) == 1 and wanted_boxes == boxes:
-        # Most leaves of most loads: the whole of what is one array.
-        box = boxes[0]
-        if 0 in box.sizes:
-            return []
-        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
-        return [ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)]
-    wanted, array, shared = intersect(wanted_boxes, boxes)
-    items: list[ReadItem] = []
-    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
-        wanted_box, stored_box = wanted_boxes[i], boxes[j]
-        items.append(
-            ReadItem(
-                LoadItemType.TENSOR,
-                MetadataIndex(name, wanted_box.offsets, i),
-                _minus(box.offsets, wanted_box.offsets),
-                MetadataIndex(name, stored_box.offsets, j),
-                _minus(box.offsets, stored_box.offsets),
-                box.sizes,
-            )
-        )
-    landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
-    for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
-        box = wanted_boxes[i]
-        raise XckptError(f"{name}: {box} is wanted, but not stored exactly once")
-    return items
-
-
-def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
