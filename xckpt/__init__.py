@@ -10,6 +10,7 @@ In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_a
 planners of one's own.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from xckpt.engine.adapters import register_adapters
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.background import SaveFuture
 from xckpt.errors import (
     CheckpointExistsError,
@@ -57,7 +58,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-register_adapters()
+# The first save is not to wait for these imports. An adapter that cannot be imported says so to
+# those who need it.
+with contextlib.suppress(Exception):
+    loaded_adapters()
 
 __all__ = [
     "Checkpoint",

@@ -207,7 +207,7 @@ def load(
         TreeMismatchError: target and checkpoint differ; every difference is listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
-        MappingError: the mapping does not fit what is stored, or is lossy and ``allow_lossy`` is False.
+        MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
 
     Example:

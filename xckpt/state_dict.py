@@ -91,7 +91,5 @@ def load_state_dict(
         raise TypeError("there is nothing to load into: give the state that is to be filled")
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    loaded = load_state(
-        state_dict, storage_reader, group=group, planner=planner.filling_targets()
-    )
+    loaded = load_state(state_dict, storage_reader, group=group, planner=planner.filling_targets())
     return loaded.metadata

@@ -29,7 +29,7 @@ from xckpt.convert.assertions import check_assertions
 from xckpt.convert.conversion import cast_target, require_lossless
 from xckpt.convert.make_unit import pieces, straight
 from xckpt.convert.reads import SourceRead, blocks, hull, restrict_sources, source_reads
-from xckpt.core import frameworks
+from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
@@ -134,14 +134,14 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Resolve the mapping on the stored shapes, and aim at each leaf of the target tree.
+        """Resolve the mapping on the stored shapes, and find a target for each leaf of the tree.
 
         Raises:
             MappingError: the mapping does not fit, or is lossy without leave.
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self._stored = metadata
         self._stored_names = by_mapping_name(metadata.state_dict_metadata)
         likes = by_mapping_name(flat.leaves)
@@ -169,7 +169,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             for name, leaf in self._stored_names.items()
             if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
         }
-        wanted = None if not likes else _specs(likes, flat)
+        wanted = None if not likes else _specs(likes, flat, self.adapters)
         resolved = self.mapping.resolve(sources, wanted)
         if self.strict:
             problems = problems_with(resolved, resolved.targets)
@@ -350,7 +350,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             raise LeafTooLargeError(
                 f"{leaf or 'the root'}: no memory for it; load it sharded ({error})"
             ) from error
-        host = frameworks.to_writable_numpy(buffer)
+        host = self.adapters.writable_numpy(buffer)
         if host is not None:
             return _Target(host, box.offsets, None)
         dtype = target.dtype or self._resolved.targets[self._names[leaf]].dtype
@@ -361,20 +361,20 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         with self._filling:
             target = self._targets.pop((leaf, number))
         if target.beyond is not None:
-            frameworks.copy_into(target.beyond, target.host)
+            self.adapters.copy_into(target.beyond, target.host)
 
 
 def _elements(copies: Iterable[StridedCopy]) -> int:
     return sum(copy.elements for copy in copies)
 
 
-def _specs(likes: Mapping[str, str], flat: FlatTree) -> dict[str, TensorSpec]:
+def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
     """What the tensors of a target tree are."""
     found: dict[str, TensorSpec] = {}
     for name, leaf in likes.items():
         like = flat.leaves[leaf]
         with contextlib.suppress(UnsupportedLeafError):
-            target = None if value_kind(like) else frameworks.aim(like, leaf, in_place=False)
+            target = None if value_kind(like) else adapters.target_for(like, leaf, in_place=False)
             if target is not None and target.dtype:
                 found[name] = TensorSpec(tuple(target.shape), target.dtype)
     return found

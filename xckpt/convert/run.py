@@ -239,7 +239,7 @@ class _Work:
             output,
             note,
             progress,
-            threads=self.options.threads or waiting_threads(getattr(source, "path", None)),
+            threads=self.options.threads or waiting_threads(source.path),
             memory_bytes=self.options.memory_bytes,
         )
 

@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from xckpt.convert.conversion import Opened
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
-from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
-from xckpt.formats.source import USER, TensorSource
+from xckpt.formats.source import TensorSource
+from xckpt.formats.xckpt import USER
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
 
 __all__ = ["target_tree", "user_metadata"]
@@ -74,8 +76,8 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
 def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[str, object]:
     """Mapping name -> leaf: the targets' tensors and the source's Python values."""
     source = opened.source
-    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
-    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    shardings = source.shardings if as_it_is else {}
+    annotations = source.annotations if as_it_is else {}
     tensors = {
         name: LazySource(
             spec.shape,
@@ -99,20 +101,20 @@ def _as_it_is(
     leaves: Mapping[str, object], source: TensorSource
 ) -> tuple[Mapping[str, str], object]:
     """Mapping name -> leaf name, and the source's own tree."""
-    names: Mapping[str, str] = getattr(source, "leaf_names", _leaf_names(leaves))
-    containers: Mapping[str, str] = getattr(source, "containers", {})
-    return names, unflatten({leaf: leaves[name] for name, leaf in names.items()}, containers)
+    names = source.leaf_names
+    return names, unflatten({leaf: leaves[name] for name, leaf in names.items()}, source.containers)
 
 
 def _like(leaves: Mapping[str, object], like: object) -> tuple[Mapping[str, str], object]:
     """Mapping name -> leaf name, and a tree with these leaves in place of its own."""
-    names = by_mapping_name(flatten(like).leaves)
+    adapters = loaded_adapters()
+    names = by_mapping_name(flatten(like, adapters).leaves)
     problems = [f"{name}: in the source, but not in like" for name in leaves if name not in names]
     problems += [f"{name}: in like, but not in the source" for name in names if name not in leaves]
     if problems:
         raise MappingError.listing("like has not the leaves of what is made", problems)
     placed = {leaf: leaves[name] for name, leaf in names.items()}
-    return names, rebuild(like, lambda name, _: placed[name])
+    return names, rebuild(like, lambda name, _: placed[name], adapters)
 
 
 def _not_here(index: int) -> NDArray[np.generic]:

@@ -21,6 +21,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.storage import StorageReader
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
@@ -89,6 +90,7 @@ def load_state(
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
         XckptError: the failure itself, in a group of one.
     """
+    planner.use_adapters(loaded_adapters())
     load = _Load(state_dict, storage_reader, planner, others)
     try:
         metadata = load.alone() if group.size == 1 else load.together(group)

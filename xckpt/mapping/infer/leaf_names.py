@@ -25,6 +25,7 @@ import numpy as np
 from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
@@ -203,7 +204,7 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         return dict(tree)
     found: dict[str, TensorSpec] = {}
     problems: list[str] = []
-    for leaf_name, leaf in flatten(tree).leaves.items():
+    for leaf_name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is None or dtype is None:
             continue

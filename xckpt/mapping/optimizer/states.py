@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.names import keys_of, mapping_name
@@ -152,7 +153,7 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     if isinstance(state, Mapping) and any(isinstance(each, TensorSpec) for each in state.values()):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
-    leaves = flatten(state).leaves
+    leaves = flatten(state, loaded_adapters()).leaves
     values: dict[str, object] = {
         mapping_name(split_name(name)): leaf
         for name, leaf in leaves.items()

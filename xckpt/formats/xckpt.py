@@ -1,0 +1,114 @@
+"""Our own checkpoints as a source of tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.box import Box
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.formats.source import TensorSource
+from xckpt.mapping.names import by_mapping_name
+from xckpt.mapping.spec import TensorSpec
+from xckpt.options import LoadOptions
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.stored_array import StoredArray
+
+__all__ = ["USER", "XckptSource"]
+
+USER = "xckpt.user"
+"""The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
+
+
+class XckptSource(TensorSource):
+    """The tensors of a checkpoint of ours; a `TensorSource`.
+
+    Args:
+        path: where the checkpoint is; see `xckpt.save`.
+        options: memory maps and threads.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is there.
+        MappingError: two leaves have one mapping name.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://a-source", {"w": np.arange(6.0).reshape(2, 3), "step": 7})
+        >>> source = XckptSource("memory://a-source")
+        >>> source.specs, source.values
+        ({'w': TensorSpec(shape=(2, 3), dtype='float64')}, {'step': 7})
+        >>> row = np.empty((1, 3))
+        >>> source.read("w", Box((1, 0), (1, 3)), row)
+        >>> row
+        array([[3., 4., 5.]])
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+        self.checkpoint = Checkpoint(path, options=options)
+        """The open checkpoint."""
+        self.leaf_names = by_mapping_name(self.checkpoint)
+        """Mapping name -> leaf name."""
+        self._tensors = {
+            name: cast(StoredArray, self.checkpoint[leaf])
+            for name, leaf in self.leaf_names.items()
+            if isinstance(self._described(leaf), TensorStorageMetadata)
+        }
+        self.specs = {
+            name: TensorSpec(tuple(stored.shape), stored.dtype)
+            for name, stored in self._tensors.items()
+        }
+        self.containers = self.checkpoint.metadata.containers
+        self.shardings = {name: t.sharding for name, t in self._tensors.items() if t.sharding}
+        self.annotations = {name: t.annotation for name, t in self._tensors.items() if t.annotation}
+        self.metadata = self._metadata()
+
+    def _described(self, leaf: str) -> object:
+        return self.checkpoint.metadata.state_dict_metadata[leaf]
+
+    def _metadata(self) -> Mapping[str, str]:
+        """The user's metadata: as they are if they are texts by name, else as JSON."""
+        user = self.checkpoint.user_metadata
+        if user is None:
+            return {}
+        if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
+            return cast(dict[str, str], user)
+        return {USER: msgspec.json.encode(user).decode()}
+
+    @cached_property
+    def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Name -> every leaf that is a Python value; long ones are read when this is asked for."""
+        return {
+            name: self.checkpoint[leaf]
+            for name, leaf in self.leaf_names.items()
+            if name not in self._tensors
+        }
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of chunks read so far."""
+        return self.checkpoint.chunk_source.bytes_read
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """The chunk shape; of a leaf in pieces that of its first."""
+        stored = self._tensors[name]
+        if not stored.pieces:
+            return tuple(max(1, size) for size in stored.shape)
+        return stored.pieces[0].chunk
+
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box of a tensor, verified; see `TensorSource.read`."""
+        self._tensors[name].read(box, into)
+
+    def identity(self) -> bytes:
+        """The digest of the manifest, which has the digest of all digests in it."""
+        return digest_bytes(msgspec.json.encode(self.checkpoint.manifest))
+
+    def close(self) -> None:
+        """Nothing is held open beyond this object's life."""
