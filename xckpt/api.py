@@ -248,7 +248,7 @@ def load_into(
             a jax.Array, is refused.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
-        planner: what goes where; see `LoadPlanner.filling_targets`.
+        planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
@@ -318,10 +318,10 @@ def _load(
             options=options,
         )
     planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
-    if in_place:
-        planner = planner.filling_targets()
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    return load_state(tree, reader, group=group, planner=planner, others=formats).tree
+    return load_state(
+        tree, reader, group=group, planner=planner, in_place=in_place, others=formats
+    ).tree
 
 
 @dataclass(slots=True)

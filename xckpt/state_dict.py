@@ -87,9 +87,7 @@ def load_state_dict(
         >>> state, list(metadata.state_dict_metadata)
         ({'w': array([0., 1., 2., 3.]), 'step': 3}, ['w', 'step'])
     """
-    if state_dict is None:  # pyright: ignore[reportUnnecessaryComparison]
-        raise TypeError("there is nothing to load into: give the state that is to be filled")
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    loaded = load_state(state_dict, storage_reader, group=group, planner=planner.filling_targets())
+    loaded = load_state(state_dict, storage_reader, group=group, planner=planner, in_place=True)
     return loaded.metadata

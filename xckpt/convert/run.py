@@ -38,7 +38,6 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.foreign.waiting import waiting_threads
 
 __all__ = ["Converted", "convert"]
 
@@ -239,7 +238,7 @@ class _Work:
             output,
             note,
             progress,
-            threads=self.options.threads or waiting_threads(source.path),
+            threads=self.options.threads or source.threads,
             memory_bytes=self.options.memory_bytes,
         )
 

@@ -75,6 +75,7 @@ def load_state(
     *,
     group: Group,
     planner: LoadPlanner,
+    in_place: bool = False,
     others: OtherFormats | None = None,
 ) -> Loaded:
     """Load a checkpoint on all ranks of a group through the planner; collective.
@@ -84,13 +85,18 @@ def load_state(
         storage_reader: where from.
         group: the ranks that load together.
         planner: what goes where.
+        in_place: fill the targets themselves.
         others: what may be there in place of a checkpoint that ``storage_reader`` reads.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
         XckptError: the failure itself, in a group of one.
+        TypeError: ``in_place``, but there is no state.
     """
+    if in_place and state_dict is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
     planner.use_adapters(loaded_adapters())
+    planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others)
     try:
         metadata = load.alone() if group.size == 1 else load.together(group)

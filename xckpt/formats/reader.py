@@ -34,7 +34,6 @@ from xckpt.formats.source import TensorSource
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunk import allocate
-from xckpt.storage.foreign.waiting import waiting_threads
 from xckpt.storage.read_chunks import PlannedDestinations
 
 __all__ = ["SourceReader", "parts"]
@@ -139,7 +138,7 @@ class SourceReader:
         destinations = PlannedDestinations(planner, tensors, dtypes, [len(cut) for cut in cuts])
         sizes = (prod(item.lengths) * item_size(self._dtype(item)) for item in tensors)
         progress = ProgressCounter(sum(sizes), self.options.progress)
-        threads = self.options.threads or waiting_threads(self.source.path)
+        threads = self.options.threads or self.source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for number, (item, cut) in enumerate(zip(tensors, cuts, strict=True)):
                 if not pool.failed:

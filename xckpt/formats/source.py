@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import Sharding
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.paths import FilePath
 
 __all__ = ["TensorSource"]
 
@@ -40,8 +39,8 @@ class TensorSource(abc.ABC):
     """Name -> the sharding that wrote a tensor, where that is known."""
     annotations: Mapping[str, str] = NOTHING
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
-    path: FilePath | None = None
-    """Where it is, if it is files of another library."""
+    threads: int | None = None
+    """How many threads read it best, where they wait for a bucket; None for the usual number."""
 
     @abc.abstractmethod
     def chunks(self, name: str) -> tuple[int, ...]:

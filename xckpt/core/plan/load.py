@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 import io
 import threading
 from collections.abc import Mapping
@@ -64,18 +63,16 @@ class LoadPlanner(abc.ABC):
     """What knows the frameworks' tensors."""
 
     in_place: bool = False
-    """Fill the targets themselves instead of new ones like them."""
+    """Whether the load fills the targets themselves instead of new ones like them."""
 
-    def filling_targets(self) -> LoadPlanner:
-        """A planner like this one that is `in_place`, for `xckpt.load_into`: a shallow copy.
+    def begin_load(self, *, in_place: bool) -> None:
+        """Learn what the load that begins is; the engine calls this first.
 
-        The planner itself where it is in place already.
+        Args:
+            in_place: whether it fills the targets, as `xckpt.load_into` does. Otherwise that is up
+                to the planner's class.
         """
-        if self.in_place:
-            return self
-        planner = copy.copy(self)
-        planner.in_place = True
-        return planner
+        self.in_place = in_place or type(self).in_place
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Take the adapters of the frameworks whose tensors the target tree may hold.
@@ -150,13 +147,13 @@ class DefaultLoadPlanner(LoadPlanner):
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         cast: allow another dtype than the stored one.
-        in_place: fill the targets themselves instead of new ones like them.
+        in_place: fill the targets themselves instead of new ones like them, in any load.
     """
 
     def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
         self.strict = strict
         self.cast = cast
-        self.in_place = in_place
+        self.in_place = self._always_in_place = in_place
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
@@ -166,6 +163,10 @@ class DefaultLoadPlanner(LoadPlanner):
         self._values: dict[str, object] = {}
         self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
+
+    def begin_load(self, *, in_place: bool) -> None:
+        """Learn what the load is; a planner made with ``in_place`` fills targets in any load."""
+        self.in_place = in_place or self._always_in_place
 
     def set_up_planner(
         self,

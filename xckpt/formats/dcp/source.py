@@ -34,6 +34,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
+from xckpt.storage.foreign.waiting import waiting_threads
 
 __all__ = ["DCPSource"]
 
@@ -67,6 +68,7 @@ class DCPSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         folder = self.path = find_path(path)
+        self.threads = waiting_threads(self.path)
         data = read_metadata(folder)
         with naming(folder):
             flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=False))

@@ -47,7 +47,7 @@ from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.foreign.files import state_of
 from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.waiting import soon, waiting_threads
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]
@@ -119,6 +119,7 @@ class OrbaxSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_item(existing_path(path))
+        self.threads = waiting_threads(self.path)
         data = read_text(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)

@@ -39,7 +39,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.waiting import soon, waiting_threads
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 
@@ -77,6 +77,7 @@ class SafetensorsSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
+        self.threads = waiting_threads(self.path)
         files = find_files(self.path, SUFFIX)
         self._files: dict[FilePath, RangeFile] = {}
         headers = self._headers(files)

@@ -38,7 +38,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.waiting import soon, waiting_threads
 
 __all__ = ["LEGACY", "SUFFIXES", "WEIGHTS", "TorchSaveSource", "read_mapped", "split_leaves"]
 
@@ -93,6 +93,7 @@ class TorchSaveSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
+        self.threads = waiting_threads(self.path)
         self._state = hashlib.sha256()
         files = _files(self.path)
         trees: dict[FilePath, FlatTree] = {}
