@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.storage import StorageReader
-from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.background import SaveFuture, begin, settle
 from xckpt.engine.group import Group
 from xckpt.engine.load import load_state
-from xckpt.engine.save import save_when_ready
-from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
-from xckpt.errors import XckptError
 from xckpt.find_group import find_group
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
-    from xckpt.formats.source import TensorSource
+    from xckpt.formats.at_path import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
     from xckpt.storage.checkpoint import Checkpoint
 
@@ -93,12 +89,14 @@ def save(
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = options or SaveOptions()
-    return save_in_turn(
+    group = find_group() if group is None else group
+    return save_state(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=find_group() if group is None else group,
-        planner=planner_for(options) if planner is None else planner,
+        group=group,
+        planner=default_planner(options) if planner is None else planner,
         metadata=metadata,
+        failure=settle(group),
     )
 
 
@@ -151,15 +149,21 @@ def save_async(
     """
     _check_path(path, "save_async(path, state)")
     options = options or SaveOptions()
-    planner = planner_for(options) if planner is None else planner
+    planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
-    def run(state: Callable[[], Any], group: Group) -> Metadata:
+    def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
-        return save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=options),
+            group=group,
+            planner=planner,
+            metadata=kept,
+            failure=failure,
+        )
 
     return begin(str(path), state, stager, find_group() if group is None else group, run)
 
@@ -302,14 +306,15 @@ def _load(
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-    reader, formats = ZarrStorageReader(path, options=options), _Formats(path, options)
+    reader = ZarrStorageReader(path, options=options)
     group = find_group() if group is None else group
+    others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         from xckpt.convert.mapped_load import MappedLoadPlanner
 
         planner = MappedLoadPlanner(
             mapping,
-            formats.open_source,
+            lambda: others().open_source(),
             strict=strict,
             cast=cast,
             allow_lossy=allow_lossy,
@@ -320,40 +325,15 @@ def _load(
     planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     return load_state(
-        tree, reader, group=group, planner=planner, in_place=in_place, others=formats
+        tree, reader, group=group, planner=planner, in_place=in_place, others=others
     ).tree
 
 
-@dataclass(slots=True)
-class _Formats:
-    """Other libraries' checkpoints at a path; what reads them is imported where it is needed."""
+def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
+    # Imported when there is no checkpoint of ours, or a mapping.
+    from xckpt.formats.at_path import FormatsAt
 
-    path: Path
-    options: LoadOptions | None
-    format: str = "xckpt"
-    """What the coordinator has found."""
-
-    def find(self) -> str | None:
-        """The coordinator, where there is no checkpoint of ours: what is there instead."""
-        from xckpt.formats.detect import detect
-
-        with suppress(XckptError):
-            format = detect(self.path)
-            return None if format == "xckpt" else format
-        return None
-
-    def reader(self, format: str) -> StorageReader:
-        """The reader of that format."""
-        from xckpt.formats.reader import SourceReader
-
-        self.format = format
-        return SourceReader(self.open_source, str(self.path), options=self.options)
-
-    def open_source(self) -> TensorSource:
-        """Open what is there."""
-        from xckpt.formats.detect import open_source
-
-        return open_source(self.path, self.format)
+    return FormatsAt(path, options)
 
 
 def _check_path(path: object, call: str) -> None:

@@ -12,7 +12,7 @@ A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -76,7 +76,7 @@ def load_state(
     group: Group,
     planner: LoadPlanner,
     in_place: bool = False,
-    others: OtherFormats | None = None,
+    others: Callable[[], OtherFormats] | None = None,
 ) -> Loaded:
     """Load a checkpoint on all ranks of a group through the planner; collective.
 
@@ -86,7 +86,7 @@ def load_state(
         group: the ranks that load together.
         planner: what goes where.
         in_place: fill the targets themselves.
-        others: what may be there in place of a checkpoint that ``storage_reader`` reads.
+        others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
@@ -113,7 +113,7 @@ class _Load:
         state_dict: Mapping[str, object] | None,
         reader: StorageReader,
         planner: LoadPlanner,
-        others: OtherFormats | None,
+        others: Callable[[], OtherFormats] | None,
     ) -> None:
         self.reader = reader
         self._state_dict = state_dict
@@ -155,15 +155,16 @@ class _Load:
         try:
             return OURS, self.reader.read_metadata()
         except NotACheckpointError:
-            format = None if self._others is None else self._others.find()
-            if self._others is None or format is None:
+            others = None if self._others is None else self._others()
+            format = None if others is None else others.find()
+            if others is None or format is None:
                 raise
-            self.reader = self._others.reader(format)
+            self.reader = others.reader(format)
         return format, self.reader.read_metadata()
 
     def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> bytes:
         if found.format != OURS and self._others is not None and not is_coordinator:
-            self.reader = self._others.reader(found.format)
+            self.reader = self._others().reader(found.format)
         self._metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
         self._planner.set_up_planner(self._state_dict, self._metadata, is_coordinator)
         plan = self._planner.create_local_plan()

@@ -15,16 +15,12 @@ import abc
 import io
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -32,16 +28,15 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import target_problems
 from xckpt.core.plan.mismatch import compare, unexpected
 from xckpt.core.plan.reads import local_reads
 from xckpt.core.plan.stateful import LoadedObjects
+from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
 from xckpt.errors import (
-    LeafTooLargeError,
     PlanError,
     TreeMismatchError,
     UnsupportedLeafError,
@@ -63,16 +58,18 @@ class LoadPlanner(abc.ABC):
     """What knows the frameworks' tensors."""
 
     in_place: bool = False
-    """Whether the load fills the targets themselves instead of new ones like them."""
+    """Whether this load fills the targets themselves instead of new ones like them."""
+
+    always_in_place: bool = False
+    """Whether every load does."""
 
     def begin_load(self, *, in_place: bool) -> None:
         """Learn what the load that begins is; the engine calls this first.
 
         Args:
-            in_place: whether it fills the targets, as `xckpt.load_into` does. Otherwise that is up
-                to the planner's class.
+            in_place: whether it fills the targets in any case, as `xckpt.load_into` does.
         """
-        self.in_place = in_place or type(self).in_place
+        self.in_place = in_place or self.always_in_place
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Take the adapters of the frameworks whose tensors the target tree may hold.
@@ -126,21 +123,6 @@ class LoadPlanner(abc.ABC):
         return None
 
 
-@dataclass(slots=True)
-class _Wanted:
-    """A leaf of the target tree, and what has come of it."""
-
-    target: TargetLeaf | None
-    """None for a value."""
-    boxes: Boxes
-    """What the target wants."""
-    missing: list[Countdown] = field(default_factory=list)
-    """For each box, how many of its elements are still to come; empty until it is planned."""
-
-
-NO_BOXES = Boxes.of((), rank=0)
-
-
 class DefaultLoadPlanner(LoadPlanner):
     """Loads a checkpoint into targets like the ones given.
 
@@ -148,25 +130,31 @@ class DefaultLoadPlanner(LoadPlanner):
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         cast: allow another dtype than the stored one.
         in_place: fill the targets themselves instead of new ones like them, in any load.
+        keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
+            even if strict.
     """
 
-    def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        in_place: bool = False,
+        keep_values: bool = False,
+    ) -> None:
         self.strict = strict
         self.cast = cast
-        self.in_place = self._always_in_place = in_place
+        self.in_place = self.always_in_place = in_place
+        self.keep_values = keep_values
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, WantedLeaf | None] = {}
+        """Leaf name -> what is wanted of it; None for a value."""
         self._values: dict[str, object] = {}
-        self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
-
-    def begin_load(self, *, in_place: bool) -> None:
-        """Learn what the load is; a planner made with ``in_place`` fills targets in any load."""
-        self.in_place = in_place or self._always_in_place
 
     def set_up_planner(
         self,
@@ -181,9 +169,6 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         assert metadata is not None
         flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
-        self._set_up(state_dict, flat, metadata)
-
-    def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
@@ -198,7 +183,7 @@ class DefaultLoadPlanner(LoadPlanner):
             except UnsupportedLeafError as error:
                 problems.append(str(error))
             else:
-                self._wanted[name] = _Wanted(target, target.boxes if target else NO_BOXES)
+                self._wanted[name] = None if target is None else WantedLeaf(name, target)
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
@@ -214,32 +199,31 @@ class DefaultLoadPlanner(LoadPlanner):
             )
         return target
 
+    @property
+    def targets(self) -> Mapping[str, TargetLeaf | None]:
+        """Leaf name -> its target, once it is set up; None for a value."""
+        return {name: wanted and wanted.target for name, wanted in self._wanted.items()}
+
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        # A kept leaf is nothing that the checkpoint should have: it stays as the caller has it.
-        wanted_names = [name for name in self._wanted if name not in self._kept]
-        targets = {name: self._wanted[name].target for name in wanted_names}
+        targets = self.targets
+        if self.keep_values:
+            stored_names = self.metadata.state_dict_metadata.keys()
+            targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)
             if stored is None or name in problems:
                 continue
-            if wanted.target is None:
+            if wanted is None:
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
             assert isinstance(stored, TensorStorageMetadata)
             items.extend(local_reads(name, wanted.boxes, stored))
-            wanted.missing = [Countdown(count) for count in wanted.boxes.elements.tolist()]
+            wanted.expect()
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
-
-    def _commit_empty(self) -> None:
-        """Boxes without elements get no read item, so they are published here."""
-        for wanted in self._wanted.values():
-            for number, countdown in enumerate(wanted.missing):
-                if countdown.missing == 0 and wanted.target is not None:
-                    wanted.target.commit(number)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
@@ -261,7 +245,9 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""
-        self._commit_empty()
+        for wanted in self._wanted.values():
+            if wanted is not None:
+                wanted.commit_empty()
         return central_plan
 
     def check_plan(self, plan: LoadPlan) -> None:
@@ -274,9 +260,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: None if leaf.target is None else leaf.boxes
-            for name, leaf in self._wanted.items()
-            if name in stored
+            name: leaf and leaf.boxes for name, leaf in self._wanted.items() if name in stored
         }
         problems = target_problems(plan.items, wanted)
         if problems:
@@ -297,21 +281,9 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
-        wanted, number = self._wanted[read_item.dest_index.fqn], read_item.dest_index.index
-        assert wanted.target is not None and number is not None
-        try:
-            with self._lock:
-                buffer = wanted.target.buffer(number)
-        except MemoryError as error:
-            raise LeafTooLargeError(
-                f"{read_item.dest_index.fqn or 'the root'}: no memory for it; load it sharded, or "
-                f"a part of it with xckpt.open ({error})"
-            ) from error
-        if wanted.boxes[number].sizes == read_item.lengths:
-            return buffer
-        # Every framework's buffer slices like NumPy's.
-        sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
-        return sliceable[Box(read_item.dest_offsets, read_item.lengths).slices()]
+        wanted, number = self._wanted_by(read_item)
+        with self._lock:
+            return wanted.memory(number, Box(read_item.dest_offsets, read_item.lengths))
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Count the item's elements; publish the box with the last of them.
@@ -319,18 +291,14 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             PlanError: the box had all its elements before.
         """
-        wanted = self._wanted[read_item.dest_index.fqn]
-        number = read_item.dest_index.index
-        assert wanted.target is not None and number is not None
-        missing = wanted.missing[number].land(prod(read_item.lengths))
-        if missing == 0:
-            wanted.target.commit(number)
-        elif missing < 0:
-            where = Box(read_item.dest_offsets, read_item.lengths)
-            raise PlanError(
-                f"{read_item.dest_index.fqn}: {where} of box {number} was committed, but the box "
-                f"has got {-missing} elements too many; each read item must be committed once"
-            )
+        wanted, number = self._wanted_by(read_item)
+        wanted.land(number, Box(read_item.dest_offsets, read_item.lengths))
+
+    def _wanted_by(self, item: ReadItem) -> tuple[WantedLeaf, int]:
+        """The leaf and the number of the box that an item fills."""
+        wanted, number = self._wanted[item.dest_index.fqn], item.dest_index.index
+        assert wanted is not None and number is not None
+        return wanted, number
 
     def result(self) -> object:
         """The loaded tree.
@@ -340,13 +308,13 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
-            target = self._wanted[name].target
+            wanted = self._wanted[name]
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
-            elif target is None:
+            elif wanted is None:
                 loaded[name] = self._values[name]
             else:
-                loaded[name] = target.result()
+                loaded[name] = wanted.target.result()
         if self._whole:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:
