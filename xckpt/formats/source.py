@@ -5,16 +5,20 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.metadata import Sharding
+from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["TensorSource"]
+__all__ = ["USER", "TensorSource", "metadata_texts"]
+
+USER = "xckpt.user"
+"""The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -71,3 +75,17 @@ class TensorSource(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Release files and memory."""
+
+
+def metadata_texts(user: JSONValue) -> dict[str, str]:
+    """User metadata as texts by name; as one text of JSON where they are anything else.
+
+    Example:
+        >>> metadata_texts({"by": "me"}), metadata_texts([1]), metadata_texts(None)
+        ({'by': 'me'}, {'xckpt.user': '[1]'}, {})
+    """
+    if user is None:
+        return {}
+    if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
+        return cast(dict[str, str], user)
+    return {USER: msgspec.json.encode(user).decode()}

@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.entries import BytesEntry
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.formats.source import TensorSource
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
@@ -21,10 +23,7 @@ from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.stored_array import StoredArray
 
-__all__ = ["USER", "XckptSource"]
-
-USER = "xckpt.user"
-"""The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
+__all__ = ["XckptSource"]
 
 
 class XckptSource(TensorSource):
@@ -33,6 +32,7 @@ class XckptSource(TensorSource):
     Args:
         path: where the checkpoint is; see `xckpt.save`.
         options: memory maps and threads.
+        opaque: give objects that were serialised as `Opaque` ones; by default they are bytes.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
@@ -50,9 +50,20 @@ class XckptSource(TensorSource):
         array([[3., 4., 5.]])
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: LoadOptions | None = None,
+        opaque: bool = False,
+    ) -> None:
         self.checkpoint = Checkpoint(path, options=options)
         """The open checkpoint."""
+        self._opaque = {
+            entry.name
+            for entry in self.checkpoint.manifest.leaves
+            if opaque and isinstance(entry, BytesEntry) and entry.type == "opaque"
+        }
         self.leaf_names = by_mapping_name(self.checkpoint)
         """Mapping name -> leaf name."""
         self._tensors = {
@@ -67,28 +78,24 @@ class XckptSource(TensorSource):
         self.containers = self.checkpoint.metadata.containers
         self.shardings = {name: t.sharding for name, t in self._tensors.items() if t.sharding}
         self.annotations = {name: t.annotation for name, t in self._tensors.items() if t.annotation}
-        self.metadata = self._metadata()
+        self.metadata = metadata_texts(self.checkpoint.user_metadata)
 
     def _described(self, leaf: str) -> object:
         return self.checkpoint.metadata.state_dict_metadata[leaf]
-
-    def _metadata(self) -> Mapping[str, str]:
-        """The user's metadata: as they are if they are texts by name, else as JSON."""
-        user = self.checkpoint.user_metadata
-        if user is None:
-            return {}
-        if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
-            return cast(dict[str, str], user)
-        return {USER: msgspec.json.encode(user).decode()}
 
     @cached_property
     def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Name -> every leaf that is a Python value; long ones are read when this is asked for."""
         return {
-            name: self.checkpoint[leaf]
+            name: self._value(leaf)
             for name, leaf in self.leaf_names.items()
             if name not in self._tensors
         }
+
+    def _value(self, leaf: str) -> object:
+        if leaf not in self._opaque:
+            return self.checkpoint[leaf]
+        return Opaque(lambda: cast(bytes, self.checkpoint[leaf]))
 
     @property
     def bytes_read(self) -> int:

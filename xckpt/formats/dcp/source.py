@@ -26,6 +26,7 @@ from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
 from xckpt.formats.foreign_paths import naming
+from xckpt.formats.opaque import Opaque
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
@@ -47,6 +48,7 @@ class DCPSource(TensorSource):
 
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
+        opaque: keep entries that are neither tensors nor values as the bytes that they are.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
@@ -58,20 +60,20 @@ class DCPSource(TensorSource):
 
     Example:
         >>> import xckpt
-        >>> from xckpt.torch.dcp import export_checkpoint
+        >>> from xckpt.convert import convert
         >>> _ = xckpt.save("memory://for-dcp", {"model": {"w": np.arange(6.0)}, "step": 7})
-        >>> export_checkpoint("memory://for-dcp", "a-dcp-folder")
+        >>> _ = convert("memory://for-dcp", "a-dcp-folder", format="dcp")
         >>> source = DCPSource("a-dcp-folder")
         >>> source.specs, source.values
         ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
         folder = self.path = find_path(path)
         self.threads = waiting_threads(self.path)
         data = read_metadata(folder)
         with naming(folder):
-            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=False))
+            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))
             self.leaf_names = by_mapping_name(flat.leaves)
         self.containers = flat.containers
         self._tensors: dict[str, tuple[Boxes, MappedParts]] = {}
@@ -91,7 +93,7 @@ class DCPSource(TensorSource):
             if isinstance(leaf, LazySource) and isinstance(leaf.read, MappedParts):
                 specs[name] = TensorSpec(leaf.shape, leaf.dtype)
                 self._tensors[name] = leaf.boxes, leaf.read
-            elif value_kind(leaf) is not None:
+            elif value_kind(leaf) is not None or isinstance(leaf, Opaque):
                 values[name] = leaf
             else:
                 problems.append(f"{name}: a {type(leaf).__qualname__} is neither tensor nor value")
