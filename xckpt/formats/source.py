@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.metadata import Sharding
 from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["USER", "TensorSource", "metadata_texts"]
@@ -77,7 +77,7 @@ class TensorSource(abc.ABC):
         """Release files and memory."""
 
 
-def metadata_texts(user: JSONValue) -> dict[str, str]:
+def metadata_texts(user: object) -> dict[str, str]:
     """User metadata as texts by name; as one text of JSON where they are anything else.
 
     Example:
