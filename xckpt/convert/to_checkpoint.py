@@ -30,6 +30,7 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
+from xckpt.storage.commit.folder import StagedCheckpoint
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
@@ -141,17 +142,16 @@ class ConvertingWriter(ZarrStorageWriter):
         super().set_up_storage_writer(False)
         if not is_coordinator:
             return
-        self._staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        if not self._staging.resumed:
+        staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
+        self._staging = staging
+        if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
             self._remove_journals()
-            return
-        known = self._earlier(self._staging.location)
-        if known:
+        elif self._earlier(staging.location):
             self._worth_keeping = True
-            self._staging.tidy()
+            staging.tidy()
         else:
             self._remove_journals()
-            self._staging.clear()
+            staging.clear()
 
     def _remove_journals(self) -> None:
         folder = self._staging.location.folder if self._staging is not None else None
@@ -232,7 +232,7 @@ class ConvertingWriter(ZarrStorageWriter):
     def abort(self) -> None:
         """Stop: what was written stays, for a process that goes on with it, if it is any good."""
         staging = self._staging
-        if staging is None or staging.claim is None or not self._worth_keeping:
+        if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
             self._remove_journals()
             super().abort()
             return
