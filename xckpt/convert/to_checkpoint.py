@@ -239,5 +239,5 @@ class ConvertingWriter(ZarrStorageWriter):
         for document in self._documents.values():
             with contextlib.suppress(ValueError):
                 document.written.result()
-        staging.suspend()
+        staging.release()
         self._staging = None

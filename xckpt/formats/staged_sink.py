@@ -1,7 +1,7 @@
 """What the sinks of other libraries' formats share: an output that is staged, and then named.
 
 1. `StagedSink.prepare` plans the whole output, which finds everything that the format cannot carry.
-2. It makes a staging folder (`xckpt.formats.staging`) and has the format lay its output out
+2. It makes a staging folder (`xckpt.storage.commit.output`) and has the format lay its output out
    there; or it attaches to one that another process has begun for the very same output.
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `StagedSink.commit` syncs and renames.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,10 +27,10 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.values import encode_value, value_kind
 from xckpt.formats.foreign_paths import local_path
-from xckpt.formats.staging import Staging
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.commit.output import OutputPath, StagedOutput
 
-__all__ = ["StagedSink", "chunk_of", "value_problems"]
+__all__ = ["StagedSink", "chunk_of", "other_files", "value_problems"]
 
 
 class StagedSink(ABC):
@@ -47,7 +47,7 @@ class StagedSink(ABC):
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = local_path(path)
         self.overwrite = overwrite
-        self._staging: Staging | None = None
+        self._staging: StagedOutput | None = None
         self._specs: Mapping[str, TensorSpec] = {}
         self._values: Mapping[str, object] = {}
 
@@ -55,7 +55,7 @@ class StagedSink(ABC):
     def folder(self) -> Path:
         """The folder that takes the files, until the output has its name."""
         assert self._staging is not None
-        return self._staging.output
+        return self._staging.folder
 
     def prepare(
         self,
@@ -68,12 +68,14 @@ class StagedSink(ABC):
         """Check everything and lay it out, or attach to it; see `TensorSink.prepare`."""
         self._specs, self._values = dict(specs), dict(values)
         layout = self._digest(metadata, self._plan(metadata))
+        output = OutputPath.of(
+            self.path, self._foreign, overwrite=self.overwrite, single=self.single
+        )
         if attach:
-            self._staging = Staging.attach(self.path, attach, layout, single=self.single)
+            self._staging = output.attach(attach, layout)
             self._open()
             return attach
-        replaceable = self._problem_to_replace if self.overwrite else None
-        self._staging = Staging.begin(self.path, replaceable, single=self.single)
+        self._staging = output.begin()
         try:
             self._lay_out()
             self._staging.note(layout)
@@ -126,23 +128,35 @@ class StagedSink(ABC):
     def commit(self) -> None:
         """Sync and rename; see `TensorSink.commit`."""
         assert self._staging is not None
-        self.close()
-        self._staging.publish(replace=self.overwrite)
+        self._close()
+        self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written."""
-        self.close()
+        self._close()
         if self._staging is not None:
             self._staging.abort()
 
-    @abstractmethod
     def close(self) -> None:
-        """Let go of files and memory."""
+        """Release files, memory and the claim; what was written stays."""
+        self._close()
+        if self._staging is not None:
+            self._staging.release()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release files and memory."""
 
     @staticmethod
     @abstractmethod
-    def _problem_to_replace(path: Path) -> str:
-        """Why what is there may not be replaced; empty if it is an output of this format."""
+    def _foreign(path: Path) -> str:
+        """Why what is there is no output of this format; empty if it is one."""
+
+
+def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
+    """Why a folder is foreign, if files of other kinds lie in it; empty if none do."""
+    others = sorted(each.name for each in folder.iterdir() if not is_ours(each.name))
+    return f"it holds other files too: {', '.join(others[:5])}" if others else ""
 
 
 def chunk_of(spec: TensorSpec, target_bytes: int) -> tuple[int, ...]:

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.staged_sink import StagedSink, chunk_of, value_problems
-from xckpt.formats.staging import foreign_files
+from xckpt.formats.staged_sink import StagedSink, chunk_of, other_files, value_problems
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
@@ -142,14 +141,14 @@ class DCPSink(StagedSink):
             boxes[offsets] = tuple(min(c, n - o) for o, c, n in ends), self._file(name, offsets)
         return Described(spec.dtype, spec.shape, boxes)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Nothing is held open."""
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if not (path / METADATA).is_file():
             return f"it is no DCP folder, which has {METADATA}"
-        return foreign_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
+        return other_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
 
 
 def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:

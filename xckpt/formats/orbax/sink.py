@@ -106,12 +106,12 @@ class OrbaxSink(StagedSink):
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let go of the arrays."""
         self._arrays = {}
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if path.is_dir() and (path / TREE).is_file():
             return ""
         return f"it is no checkpoint of Orbax, which has {TREE}"

@@ -19,18 +19,27 @@ from pathlib import Path
 
 from xckpt.core.commit import Step
 from xckpt.errors import CheckpointExistsError
-from xckpt.storage.commit.claims import Claim, claim, new_identity, reclaim, remove_dead
+from xckpt.storage.commit.claims import (
+    Claim,
+    claim,
+    new_identity,
+    reclaim,
+    remove_dead,
+)
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import MANIFEST, Location, open_store
 
 __all__ = [
     "StagedCheckpoint",
     "StagedFolder",
+    "can_exchange",
+    "claim_folder",
     "exchange",
     "make_folder",
     "stage_folder",
     "sync_folder",
     "sync_tree",
+    "taken_meanwhile",
 ]
 
 _RENAME_EXCHANGE = 2
@@ -39,48 +48,50 @@ _AT_FDCWD = -100
 
 @dataclass(slots=True)
 class StagedFolder:
-    """A claimed folder that is to get a path's name."""
+    """What is to get a path's name, in a claimed folder beside it."""
 
     target: Path
     """The path, symbolic links followed."""
-    claim: Claim
-    resumed: bool = False
-    """Whether an earlier process has written some of it."""
+    staging: Path
+    """The staging folder."""
+    claim: Claim | None
+    """None in a process that takes part in what another has claimed."""
 
     @property
-    def folder(self) -> Path:
-        """The folder that gets the name."""
-        return self.claim.folder
+    def named(self) -> Path:
+        """The folder or file that gets the name."""
+        return self.staging
 
     def take_name(self, step: Step) -> None:
-        """Give the folder the path's name, and make that durable.
+        """Give what is staged the path's name, and make that durable.
 
         Raises:
             CheckpointExistsError: something else has got the name meanwhile.
             OSError: the system refused.
         """
         if step is Step.EXCHANGE:
-            exchange(self.folder, self.target)
+            exchange(self.named, self.target)
         else:
             try:
-                os.rename(self.folder, self.target)
+                os.rename(self.named, self.target)
             except OSError as error:
                 if self.target.exists():
                     raise taken_meanwhile(self.target) from error
                 raise
         sync_folder(self.target.parent)
         # After an exchange the old folder is there.
-        shutil.rmtree(self.claim.folder, ignore_errors=True)
-        self.claim.release()
+        shutil.rmtree(self.staging, ignore_errors=True)
+        self.release()
 
-    def suspend(self) -> None:
-        """Stop, and keep what is written for a process that resumes it."""
-        self.claim.release()
+    def release(self) -> None:
+        """Give up the claim, and keep what is written for a process that resumes it."""
+        if self.claim is not None:
+            self.claim.release()
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
-        _remove_tree(self.claim.folder)
-        self.claim.release()
+        _remove_tree(self.staging)
+        self.release()
 
 
 def taken_meanwhile(target: Path) -> CheckpointExistsError:
@@ -94,12 +105,14 @@ def taken_meanwhile(target: Path) -> CheckpointExistsError:
 class StagedCheckpoint(StagedFolder):
     """A checkpoint of our own."""
 
-    step: Step = Step.RENAME
+    step: Step
+    resumed: bool
+    """Whether an earlier process has written some of it."""
 
     @property
     def location(self) -> Location:
         """Where data is written: the root group goes here."""
-        return Location("file", str(self.claim.folder))
+        return Location("file", str(self.staging))
 
     @property
     def root(self) -> str:
@@ -115,20 +128,20 @@ class StagedCheckpoint(StagedFolder):
         """
         with storage_errors(self.target):
             open_store(self.location).write(MANIFEST, manifest).result()
-            sync_tree(self.folder)
+            sync_tree(self.staging)
             self.take_name(self.step)
 
     def clear(self) -> None:
         """Remove what an earlier process has written."""
-        _remove_tree(self.claim.folder)
-        self.claim.folder.mkdir(exist_ok=True)
+        _remove_tree(self.staging)
+        self.staging.mkdir(exist_ok=True)
         self.resumed = False
 
     def tidy(self) -> None:
         """Remove what an earlier process was writing when it was killed, and its manifest."""
-        for lock in self.claim.folder.rglob("*.__lock"):
+        for lock in self.staging.rglob("*.__lock"):
             lock.unlink()
-        (self.claim.folder / MANIFEST).unlink(missing_ok=True)
+        (self.staging / MANIFEST).unlink(missing_ok=True)
 
 
 def stage_folder(target: Path, step: Step, identity: str = "") -> StagedCheckpoint | None:
@@ -143,23 +156,46 @@ def stage_folder(target: Path, step: Step, identity: str = "") -> StagedCheckpoi
         CheckpointExistsError: another process uses the staging of this identity.
         OSError: the parent folder cannot be written.
     """
+    claimed, resumed = claim_folder(target, identity)
+    staged = StagedCheckpoint(target, claimed.folder, claimed, step, resumed)
+    if not resumed and step is Step.EXCHANGE:
+        try:
+            exchanges = can_exchange(staged.staging)
+        except BaseException:
+            staged.abort()
+            raise
+        if not exchanges:
+            staged.abort()
+            return None
+    return staged
+
+
+def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
+    """Claim and make a staging folder, after removing those of dead saves.
+
+    Args:
+        target: the path to save to, symbolic links followed.
+        identity: name of a resumable save.
+
+    Returns:
+        The claim, and whether staging was left under this identity and is reused.
+
+    Raises:
+        CheckpointExistsError: another process uses the staging of this identity.
+        OSError: the parent folder cannot be written.
+    """
     make_folder(target.parent)
     remove_dead(target, but=identity)
     claimed = reclaim(target, identity) if identity else None
     if claimed is not None:
-        return StagedCheckpoint(target, claimed, resumed=True, step=step)
+        return claimed, True
     claimed = claim(target, identity or new_identity())
     try:
         claimed.folder.mkdir()
-        if step is Step.EXCHANGE and not can_exchange(claimed.folder):
-            claimed.folder.rmdir()
-            claimed.release()
-            return None
     except BaseException:
-        shutil.rmtree(claimed.folder, ignore_errors=True)
         claimed.release()
         raise
-    return StagedCheckpoint(target, claimed, step=step)
+    return claimed, False
 
 
 def can_exchange(folder: Path) -> bool:
