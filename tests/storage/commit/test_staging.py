@@ -199,15 +199,15 @@ def test_a_living_save_keeps_its_folder_and_a_dead_one_does_not(tmp_path: Path) 
     other = begin(Location.parse(tmp_path / "ckpt2"), overwrite=False)
     for staging in (living, dead, other):
         assert isinstance(staging, StagedCheckpoint)
-        (staging.claim.folder / "data").write_bytes(b"x")
+        (staging.staging / "data").write_bytes(b"x")
     assert isinstance(living, StagedCheckpoint)
     assert isinstance(dead, StagedCheckpoint)
     assert isinstance(other, StagedCheckpoint)
     os.close(dead.claim.descriptor)  # what the kernel does for a killed process
     xckpt.save(path, NEW)
-    assert (living.claim.folder / "data").exists()
-    assert (other.claim.folder / "data").exists()
-    assert not dead.claim.folder.exists() and not dead.claim.path.exists()
+    assert (living.staging / "data").exists()
+    assert (other.staging / "data").exists()
+    assert not dead.staging.exists() and not dead.claim.path.exists()
     living.abort()
     other.abort()
     assert names(tmp_path) == ["ckpt"]
@@ -221,7 +221,7 @@ def test_remains_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert isinstance(dead, StagedCheckpoint)
     os.close(dead.claim.descriptor)
     xckpt.save(path, NEW)
-    assert dead.claim.folder.exists() and dead.claim.path.exists()
+    assert dead.staging.exists() and dead.claim.path.exists()
 
 
 def test_symbolic_links_are_followed(tmp_path: Path) -> None:

@@ -24,7 +24,16 @@ from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, as_record, load
 
-__all__ = ["DTYPE_NAMES", "MAX_BYTES", "DCPMetadata", "StoredTensor", "Where", "parse"]
+__all__ = [
+    "DTYPE_NAMES",
+    "FILESYSTEM",
+    "MAX_BYTES",
+    "METADATA",
+    "DCPMetadata",
+    "StoredTensor",
+    "Where",
+    "parse",
+]
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
@@ -99,10 +108,12 @@ def _dict(pairs: object = ()) -> dict[object, object]:
     return {}
 
 
-_METADATA: Final = "torch.distributed.checkpoint.metadata"
-_FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
+METADATA: Final = "torch.distributed.checkpoint.metadata"
+"""The module of the classes that describe a checkpoint."""
+FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
+"""The module of the class that says where an entry is stored."""
 _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until torch 2.2
-_ENUMS: Final = (f"{_METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
+_ENUMS: Final = (f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
 
 # fmt: off
 DTYPE_NAMES: Final = (
@@ -119,7 +130,7 @@ NAMES: Final[Mapping[str, Maker | None]] = {
     "torch.serialization._get_layout": _layout,
     "collections.OrderedDict": _dict,
     **{
-        f"{_METADATA}.{name}": as_record
+        f"{METADATA}.{name}": as_record
         for name in (
             "Metadata",
             "TensorStorageMetadata",
@@ -134,7 +145,7 @@ NAMES: Final[Mapping[str, Maker | None]] = {
     **dict.fromkeys(_ENUMS, as_record),
     "builtins.getattr": _member,
     "__builtin__.getattr": _member,
-    f"{_FILESYSTEM}._StorageInfo": as_record,
+    f"{FILESYSTEM}._StorageInfo": as_record,
     # The folder that it was written to.
     **{
         f"{module}.{name}": _path

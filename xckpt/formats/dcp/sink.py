@@ -2,9 +2,10 @@
 
 1. The plan numbers the entries and cuts each tensor into chunks.
 2. Each value and each chunk becomes a file of its own, from any thread or process
-   (`xckpt.formats.torch_save.write`). To write chunks, no worker imports torch, which takes
-   seconds.
-3. At the end torch writes ``.metadata``, which names every file (`xckpt.torch.dcp.folder_writer`).
+   (`xckpt.formats.torch_save.write`).
+3. At the end ``.metadata`` names every file (`xckpt.formats.dcp.encode`).
+
+torch is not needed.
 
 `dcp.load` finds a tensor under its keys joined with dots, as torch joins them.
 """
@@ -12,24 +13,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.errors import UnsupportedLeafError
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.grid import cells
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
+from xckpt.formats.dcp.encode import encode
+from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor, Where
 from xckpt.formats.flat_names import flat_names
 from xckpt.formats.staged_sink import StagedSink, chunk_of, other_files, value_problems
-from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
+from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
-
-if TYPE_CHECKING:
-    from xckpt.torch.dcp.folder_writer import Described
 
 __all__ = ["DCPSink"]
 
@@ -73,21 +74,11 @@ class DCPSink(StagedSink):
         return list(self._chunks.values())
 
     def _lay_out(self) -> None:
-        """Ask torch, which writes the end, whether it has the dtypes; write the values."""
-        from xckpt.torch.buffers import torch_dtype
-        from xckpt.torch.dcp.folder_writer import write_value
-
-        newer = [
-            f"{name}: this torch has no {spec.dtype}, a newer one has"
-            for name, spec in self._specs.items()
-            if torch_dtype(spec.dtype) is None
-        ]
-        if newer:
-            raise UnsupportedLeafError.listing("DCP cannot carry this", newer)
+        """Write the values."""
         for name, value in self._values.items():
             path = self.folder / self._file(name)
             with storage_errors(f"{path}: {name}"):
-                write_value(path, value)
+                write_saved(path, value)
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""
@@ -97,14 +88,17 @@ class DCPSink(StagedSink):
         return self._chunks[name]
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
-        chunk = self._chunks[name]
-        starts = zip(box.offsets, box.sizes, chunk, strict=True)
-        for offsets in product(*(range(o, o + n, c) for o, n, c in starts)):
-            low = [a - o for a, o in zip(offsets, box.offsets, strict=True)]
-            part = np.asarray(data[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))])
-            path = self.folder / self._file(name, offsets)
+        for chunk in self._cells(name, box):
+            path = self.folder / self._file(name, chunk.offsets)
+            part = np.asarray(data[chunk.slices(box.offsets)])
             with storage_errors(f"{path}: {name}"):
-                write_array(path, part)
+                write_saved(path, part)
+
+    def _cells(self, name: str, box: Box) -> Boxes:
+        """The chunks of a box that begins and ends with chunks."""
+        if not box.elements:
+            return Boxes.of((), rank=len(box.sizes))
+        return cells(box.offsets, box.ends, self._specs[name].shape, self._chunks[name])[1]
 
     def _file(self, name: str, offsets: Shape = ()) -> str:
         place = "".join(f"_{offset}" for offset in offsets)
@@ -116,30 +110,40 @@ class DCPSink(StagedSink):
         Raises:
             CorruptCheckpointError: chunks were not written; all are listed.
         """
-        from xckpt.torch.dcp.folder_writer import write_metadata
-
         with storage_errors(self.folder):
-            write_metadata(
-                self.folder,
-                {self._names[name]: self._described(name) for name in self._specs},
-                {self._names[name]: self._file(name) for name in self._values},
-                {flat: keys_of(name) for name, flat in self._names.items()},
-            )
+            (self.folder / METADATA).write_bytes(encode(self._described()))
             for path in self.folder.glob(".__0_*"):
                 path.unlink()  # A write that was killed has left it.
         super().commit()
 
-    def _described(self, name: str) -> Described:
-        from xckpt.torch.dcp.folder_writer import Described
+    def _described(self) -> DCPMetadata:
+        """What ``.metadata`` says.
 
-        spec, chunk = self._specs[name], self._chunks[name]
-        boxes: dict[Shape, tuple[Shape, str]] = {}
-        for offsets in product(
-            *(range(0, size, step) for size, step in zip(spec.shape, chunk, strict=True))
-        ):
-            ends = zip(offsets, chunk, spec.shape, strict=True)
-            boxes[offsets] = tuple(min(c, n - o) for o, c, n in ends), self._file(name, offsets)
-        return Described(spec.dtype, spec.shape, boxes)
+        Raises:
+            CorruptCheckpointError: files are missing; all are listed.
+        """
+        missing: list[str] = []
+
+        def where(name: str, file: str) -> Where:
+            path = self.folder / file
+            if not path.is_file():
+                missing.append(f"{name}: {file}")
+                return Where(file, 0, 0)
+            return Where(file, 0, path.stat().st_size)
+
+        tensors: dict[str, StoredTensor] = {}
+        for name, spec in self._specs.items():
+            flat = self._names[name]
+            chunks = self._cells(name, Box.whole(spec.shape))
+            places = tuple(where(flat, self._file(name, chunk.offsets)) for chunk in chunks)
+            tensors[flat] = StoredTensor(flat, spec.dtype, spec.shape, chunks, places)
+        objects = {
+            self._names[name]: where(self._names[name], self._file(name)) for name in self._values
+        }
+        if missing:
+            raise CorruptCheckpointError.listing(f"{self.folder}: files were not written", missing)
+        paths = {flat: keys_of(name) for name, flat in self._names.items()}
+        return DCPMetadata(tensors, objects, paths, tuple(self._names.values()))
 
     def _close(self) -> None:
         """Nothing is held open."""

@@ -142,6 +142,7 @@ class StagedOutput(StagedFolder):
 
     @property
     def named(self) -> Path:
+        """The output's folder, or its only file."""
         if not self.output.single:
             return self.folder
         [file] = self.folder.iterdir()
