@@ -201,7 +201,7 @@ def test_a_living_save_keeps_its_folder_and_a_dead_one_does_not(tmp_path: Path) 
         assert isinstance(staging, StagedCheckpoint)
         (staging.staging / "data").write_bytes(b"x")
     assert isinstance(living, StagedCheckpoint)
-    assert isinstance(dead, StagedCheckpoint)
+    assert isinstance(dead, StagedCheckpoint) and dead.claim is not None
     assert isinstance(other, StagedCheckpoint)
     os.close(dead.claim.descriptor)  # what the kernel does for a killed process
     xckpt.save(path, NEW)
@@ -218,7 +218,7 @@ def test_remains_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         dead = begin(Location.parse(path), overwrite=False)
-    assert isinstance(dead, StagedCheckpoint)
+    assert isinstance(dead, StagedCheckpoint) and dead.claim is not None
     os.close(dead.claim.descriptor)
     xckpt.save(path, NEW)
     assert dead.staging.exists() and dead.claim.path.exists()
