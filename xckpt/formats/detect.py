@@ -19,7 +19,7 @@ from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.location import MANIFEST
 
@@ -131,8 +131,11 @@ def _of_file(path: FilePath) -> str | None:
 def _shown(path: FilePath) -> str:
     if path.is_file():
         with closing(open_file(path)) as file:
-            first, size = file.head(8), file.size(lambda: 1)
-        return f"a file of {size:,} bytes that begins with {first!r}"
+            first, size, content = file.head(8), file.most_bytes, file.whole(SHOWN_BYTES)
+        if content is not None:
+            size = len(content)
+        long = f" of {size:,} bytes" if size < LONGEST_FILE else ""
+        return f"a file{long} that begins with {first!r}"
     if not path.is_dir():
         return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())

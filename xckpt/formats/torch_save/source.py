@@ -147,14 +147,13 @@ class TorchSaveSource:
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
     """The leaves of one file, and what changes when it does."""
     with storage_errors(path), closing(open_file(path)) as file:
-        first = file.head(len(LEGACY))
+        if file.head(len(LEGACY)) == LEGACY:
+            raise UnsupportedLeafError(
+                f"{path}: written by torch before 1.6, whose files are no archives; load it with "
+                f"torch and save it again"
+            )
         size = file.size(lambda: stated_length(path))
         state = file.state()
-    if first == LEGACY:
-        raise UnsupportedLeafError(
-            f"{path}: written in the way of torch before 1.6, which is no archive; load it with "
-            f"torch and save it anew"
-        )
     archive = Archive.open(path.parent, Where(path.name, 0, size))
     told = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
     with naming(path):
