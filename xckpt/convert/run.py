@@ -38,7 +38,7 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.foreign.waiting import waiting_threads
+from xckpt.storage.foreign.concurrency import reading_threads
 
 __all__ = ["Converted", "convert"]
 
@@ -239,7 +239,7 @@ class _Work:
             output,
             note,
             progress,
-            threads=self.options.threads or waiting_threads(getattr(source, "path", None)),
+            threads=self.options.threads or reading_threads(getattr(source, "path", None)),
             memory_bytes=self.options.memory_bytes,
         )
 

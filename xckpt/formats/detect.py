@@ -52,6 +52,9 @@ LOOKED_FOR: Final[Mapping[str, str]] = {
 """Format -> what tells it, for people."""
 
 SHOWN = 8
+"""How many names in a folder are shown."""
+SMALL_BYTES = 1024
+"""Files of a bucket up to this long (bytes) are read to tell their length."""
 
 
 def open_source(path: str | os.PathLike[str], format: str | None = None) -> TensorSource:
@@ -131,11 +134,10 @@ def _of_file(path: FilePath) -> str | None:
 def _shown(path: FilePath) -> str:
     if path.is_file():
         with closing(open_file(path)) as file:
-            first, size, content = file.head(8), file.most_bytes, file.whole(SHOWN_BYTES)
-        if content is not None:
-            size = len(content)
-        long = f" of {size:,} bytes" if size < LONGEST_FILE else ""
-        return f"a file{long} that begins with {first!r}"
+            first, content = file.head(8), file.whole(SMALL_BYTES)
+            size = file.most_bytes if content is None else len(content)
+        length = f" of {size:,} bytes" if size < LONGEST_FILE else ""
+        return f"a file{length} that begins with {first!r}"
     if not path.is_dir():
         return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())

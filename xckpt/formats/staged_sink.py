@@ -26,9 +26,9 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.values import encode_value, value_kind
-from xckpt.formats.foreign_paths import local_path
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.commit.output import OutputPath, StagedOutput
+from xckpt.storage.foreign.paths import local_path
 
 __all__ = ["StagedSink", "chunk_of", "other_files", "value_problems"]
 

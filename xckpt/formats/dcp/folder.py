@@ -31,9 +31,9 @@ from xckpt.errors import (
 from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
 from xckpt.formats.torch_save.archive import Archive, MappedTensor
 from xckpt.storage.errors import storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
 
 __all__ = [
     "MappedParts",
@@ -138,7 +138,7 @@ def _opener(
         except XckptError as error:
             return error
 
-    found = dict(zip(wanted, soon(folder, tried, wanted), strict=True))
+    found = dict(zip(wanted, map_concurrently(folder, tried, wanted), strict=True))
 
     def opened(where: Where) -> Archive:
         archive = found[where]

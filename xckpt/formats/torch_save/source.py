@@ -29,15 +29,14 @@ from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
 from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming
 from xckpt.formats.strided_ranges import FileTensor, cheap_together
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, stated_length
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.paths import FilePath, existing_path, named
 
 __all__ = ["LEGACY", "SUFFIXES", "WEIGHTS", "TorchSaveSource", "read_mapped", "split_leaves"]
 
@@ -100,7 +99,7 @@ class TorchSaveSource:
         files = _files(self.path)
         trees: dict[FilePath, FlatTree] = {}
         for file, (tree, state) in zip(
-            files.paths, soon(self.path, _tree, files.paths), strict=True
+            files.paths, map_concurrently(self.path, _tree, files.paths), strict=True
         ):
             trees[file] = tree
             self._state.update(state)

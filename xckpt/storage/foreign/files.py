@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -358,18 +359,15 @@ def read_whole(path: FilePath, most: int) -> bytes:
 
     Raises:
         StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
-        OSError: a local file cannot be read.
     """
-    if not path.is_file():
-        raise StorageError(f"{path} is no plain file")
-    file = open_file(path)
-    try:
-        data = file.whole(most)
-    finally:
-        file.close()
-    if data is None:
-        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
-    return data
+    with storage_errors(path):
+        if not path.is_file():
+            raise StorageError(f"{path} is no plain file")
+        with closing(open_file(path)) as file:
+            data = file.whole(most)
+        if data is None:
+            raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
+        return data
 
 
 def state_of(path: FilePath) -> bytes:
