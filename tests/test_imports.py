@@ -22,6 +22,7 @@ ROOT = Path(__file__).parent.parent
 # A module may import from its own layer and from the layers before it.
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
+    "doors": ("xckpt.engine.adapters",),  # which adapters there are; imports them by name only
     "mapping": ("xckpt.mapping",),
     "engine": ("xckpt.engine", "xckpt.options"),
     "storage": ("xckpt.storage",),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
-from xckpt.convert.reads import DENSE, blocks, readings, restrict_sources
+from xckpt.convert.reads import DENSE, blocks, restrict_sources, source_reads
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import GridOptions, choose_grid
@@ -39,7 +39,7 @@ def _inside(inner: Box, outer: Box) -> bool:
 @examples(60)
 def test_each_copy_is_read_once_and_not_much_else(case: Case) -> None:
     copies = _copies(case)
-    found = readings(copies)
+    found = source_reads(copies)
     served = [entry for reading in found for entry in reading.copies]
     assert sorted(served, key=repr) == sorted((e for e in copies if e[1].source), key=repr)
     for reading in found:
@@ -54,7 +54,7 @@ def test_each_copy_is_read_once_and_not_much_else(case: Case) -> None:
 @examples(60)
 def test_cut_copies_take_what_the_whole_ones_took(case: Case, data: st.DataObject) -> None:
     copies = [copy for _, copy in _copies(case) if copy.source]
-    for reading in readings(enumerate(copies)):
+    for reading in source_reads(enumerate(copies)):
         shape = case.source_specs[reading.name].shape
         axis = data.draw(st.integers(0, max(0, len(shape) - 1)))
         size = shape[axis] if shape else 1

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
 from xckpt.convert import Mapping, Rule, TensorSpec
-from xckpt.convert.reads import readings
-from xckpt.convert.units import Unit, plan_units
+from xckpt.convert.reads import source_reads
+from xckpt.convert.units import WorkUnit, plan_units
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
@@ -28,7 +28,7 @@ from xckpt.mapping.operations import (
     Transpose,
     Unstack,
 )
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 
 Shape = tuple[int, ...]
 
@@ -68,7 +68,7 @@ def rules(
     return Mapping([Rule(source, target, operations, {"l": (0, LAYERS)} if layers else None)])
 
 
-def fetched(resolved: ResolvedMapping, units: list[Unit], chunks: dict[str, Shape]) -> int:
+def fetched(resolved: ResolvedMapping, units: list[WorkUnit], chunks: dict[str, Shape]) -> int:
     """Bytes of the chunks that units touch, each counted once a unit."""
     total = 0
     for unit in units:
@@ -78,7 +78,7 @@ def fetched(resolved: ResolvedMapping, units: list[Unit], chunks: dict[str, Shap
             for copy in resolved.copies_into(part.name, part.box)
         ]
         touched: set[tuple[str, int]] = set()
-        for reading in readings(copies):
+        for reading in source_reads(copies):
             spec, chunk = resolved.sources[reading.name], chunks[reading.name]
             low = reading.box.offsets
             high = [a + n for a, n in zip(low, reading.box.sizes, strict=True)]

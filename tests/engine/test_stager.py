@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import xckpt
 from tests.support.sharded_arrays import Sharded, cut
-from xckpt.core.staged import Remote, StagedLeaf
+from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import host_copy
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
@@ -133,7 +133,7 @@ def test_memory_that_only_its_framework_can_read() -> None:
         log.append("start")
         memory[...] = 3
 
-    remote = Remote((2, 2), np.dtype("int16"), start, lambda: log.append("wait"))
+    remote = RemotePart((2, 2), np.dtype("int16"), start, lambda: log.append("wait"))
     host, device = copies_of([np.ones(3), remote])
     assert log == ["start", "wait"]
     assert (device == np.full((2, 2), 3, "int16")).all() and (host == 1).all()
@@ -304,7 +304,7 @@ def test_a_leaf_whose_class_cannot_be_built_becomes_its_description() -> None:
     leaf = cut(array, [((0, 0), (2, 4)), ((2, 0), (4, 4))])
     assert isinstance(leaf, Sharded)
     staged = BlockingAsyncStager().stage({"w": leaf})["w"]
-    assert isinstance(staged, StagedLeaf)
+    assert isinstance(staged, HostSource)
     for part in leaf.parts:
         part[...] = -1
     xckpt.save("memory://staged-description", {"w": staged})

@@ -17,7 +17,7 @@ from tests.fuzz.targets import SHARES, TARGETS, Judge, load
 from xckpt.core.manifest import codec
 from xckpt.errors import XckptError
 from xckpt.storage import chunk
-from xckpt.storage.chunk import ChunkSource
+from xckpt.storage.integrity import Integrity
 
 OUTCOMES = {
     "manifest": {"refused", "read", "unchanged"},
@@ -73,7 +73,7 @@ def test_a_reader_that_compares_no_digests_is_found_out(monkeypatch: pytest.Monk
 
 
 def test_a_reader_that_compares_no_zarr_json_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkSource, "_altered", lambda *arguments, **options: [])
+    monkeypatch.setattr(Integrity, "_altered", lambda *arguments, **options: [])
     found = findings("checkpoint")
     assert any("zarr.json is not what was saved" in each for each in found)
 

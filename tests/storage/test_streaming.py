@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage import chunk as chunks
 from xckpt.storage import streaming
-from xckpt.storage.chunk import ChunkSource
+from xckpt.storage.chunk import Chunk, ChunkSource, chunks_of
 from xckpt.storage.foreign import files
 from xckpt.storage.streaming import ChunkStream
 
@@ -45,17 +46,18 @@ def path(tmp_path_factory: pytest.TempPathFactory, small_slabs: None) -> Path:
     return folder
 
 
+def _chunk(source: ChunkSource, leaf: str, number: int = 0) -> Chunk:
+    array = source.array(leaf)
+    source.integrity.prepare([array])
+    return next(itertools.islice(chunks_of(array), number, None))
+
+
 def _stream(source: ChunkSource, leaf: str, number: int = 0) -> ChunkStream:
-    key = (leaf, 0)
-    source.prepare([key])
-    array = source.array(key)
-    grid = [-(-n // c) for n, c in zip(array.shape, array.chunk, strict=True)]
-    at = np.unravel_index(number, grid)
-    cell = tuple(int(a) * c for a, c in zip(at, array.chunk, strict=True)), array.chunk
-    return ChunkStream(source, key, number, cell, source.plain_file(key, cell))
+    chunk = _chunk(source, leaf, number)
+    return ChunkStream(source, chunk, source.plain_file(chunk))
 
 
-def _source(path: Path) -> ChunkSource:
+def _source(path: Path | str) -> ChunkSource:
     return xckpt.open(path).chunk_source
 
 
@@ -63,19 +65,17 @@ def _source(path: Path) -> ChunkSource:
 def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
     source = _source(path)
     with contextlib.closing(_stream(source, leaf, 1)) as stream:
-        slabs = [(where, slab.copy()) for where, slab in stream.slabs()]
-    chunk = source.array((leaf, 0)).chunk
-    made = np.zeros(chunk, np.uint16)
-    for where, slab in slabs:
-        made[where] = slab
-        assert slab.nbytes <= 700 or slab.shape[len(where) - 1] == 1
+        slabs = [(box, slab.copy()) for box, slab in stream.slabs()]
+    chunk = _chunk(source, leaf, 1)
+    assembled = np.zeros(chunk.box.sizes, np.uint16)
+    for box, slab in slabs:
+        assembled[box.slices()] = slab
+        rows = next((axis for axis, n in enumerate(chunk.box.sizes) if n > 1), slab.ndim - 1)
+        assert slab.nbytes <= 700 or slab.shape[rows] == 1
     assert len(slabs) > 1
-    key = (leaf, 0)
-    whole = np.empty(chunk, np.uint16)
-    grid = [n // c for n, c in zip(source.array(key).shape, chunk, strict=True)]
-    offsets = tuple(int(a) * c for a, c in zip(np.unravel_index(1, grid), chunk, strict=True))
-    source.read(key, 1, (offsets, chunk), whole)
-    np.testing.assert_array_equal(made, whole)
+    whole = np.empty(chunk.box.sizes, np.uint16)
+    source.read(chunk, whole)
+    np.testing.assert_array_equal(assembled, whole)
     assert source.bytes_read == 2 * whole.nbytes
 
 
@@ -98,17 +98,17 @@ def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject
 
 def test_chunks_that_are_read_otherwise_have_no_file(path: Path, tmp_path: Path) -> None:
     source = _source(path)
-    edge = source.array(("edge", 0))
-    last = tuple((n - 1) // c * c for n, c in zip(edge.shape, edge.chunk, strict=True))
-    inside = tuple(n - o for n, o in zip(edge.shape, last, strict=True))
-    assert inside != edge.chunk
-    assert source.plain_file(("edge", 0), (last, inside)) == ""
-    assert source.plain_file(("edge", 0), ((0, 0), edge.chunk)).endswith("edge/c/0/0")
+    edge = source.array("edge")
+    first, *_, last = chunks_of(edge)
+    assert last.box.sizes != edge.chunk
+    assert source.plain_file(last) == ""
+    assert source.plain_file(first).endswith("edge/c/0/0")
     xckpt.save(tmp_path / "checked", {"w": W}, options=xckpt.SaveOptions(crc32c=True))
-    assert _source(tmp_path / "checked").plain_file(("w", 0), ((0, 0, 0), SHAPE)) == ""
+    checked = _source(tmp_path / "checked")
+    assert checked.plain_file(_chunk(checked, "w")) == ""
     xckpt.save("memory://streaming", {"w": W})
-    elsewhere = xckpt.open("memory://streaming").chunk_source
-    assert elsewhere.plain_file(("w", 0), ((0, 0, 0), SHAPE)) == ""
+    elsewhere = _source("memory://streaming")
+    assert elsewhere.plain_file(_chunk(elsewhere, "w")) == ""
 
 
 def _flip(file: Path) -> None:

@@ -8,11 +8,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.frameworks import as_described, register_adapter
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
-from xckpt.core.staged import Copyable
+from xckpt.engine.adapters import register_adapter
 
 
 @dataclass(frozen=True)
@@ -48,44 +48,12 @@ def rows(array: NDArray[np.generic], *cuts: int) -> Boxed:
     return Boxed(array, Boxes.of(pairs))
 
 
-def describe(leaf: object, name: str) -> Boxed | None:
-    return leaf if isinstance(leaf, Boxed) else None
+class BoxedAdapter(Adapter[Boxed]):
+    leaves = (Boxed,)
+
+    def describe(self, leaf: Boxed, name: str) -> Boxed:
+        return leaf
 
 
-def aim(like: object, name: str, *, in_place: bool) -> None:
-    return None
-
-
-def copyable(leaf: object, name: str) -> Copyable | None:
-    return as_described(leaf) if isinstance(leaf, Boxed) else None
-
-
-def pinned_memory(size: int) -> None:
-    return None
-
-
-def to_numpy(data: object) -> None:
-    return None
-
-
-def to_writable_numpy(buffer: object) -> None:
-    return None
-
-
-def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
-    return False
-
-
-def open_object(node: object, name: str) -> None:
-    return None
-
-
-def children(node: object) -> None:
-    return None
-
-
-def rebuild(node: object, children: list[object]) -> None:
-    return None
-
-
-register_adapter("xckpt", __name__)
+ADAPTER = BoxedAdapter()
+register_adapter("tests.support.boxed", __name__)

@@ -20,7 +20,7 @@ from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, Xc
 
 if TYPE_CHECKING:
     from xckpt.cli.report import CheckpointReport, LeafReport
-    from xckpt.cli.slices import Window
+    from xckpt.core.geometry.box import Box
     from xckpt.storage.checkpoint import Checkpoint
 
 __all__ = ["main"]
@@ -120,13 +120,13 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     if as_json:
         _print_json(one or report)
         return
-    from xckpt.cli.tables import checkpoint_table, console, leaf_picture, leaf_table
+    from xckpt.cli.tables import checkpoint_table, console, leaf_drawing, leaf_table
 
     screen = console()
     screen.print(leaf_table(one) if one else checkpoint_table(report))
     if one and one.kind == "tensor" and not screen.options.ascii_only:
         screen.print()
-        screen.print(leaf_picture(one, box, screen.width))
+        screen.print(leaf_drawing(one, box, screen.width))
 
 
 def _is_leaf(report: CheckpointReport, name: str | None) -> bool:
@@ -150,7 +150,7 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
     return replace(leaf, value=repr(checkpoint[leaf.name]))
 
 
-def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Window]:
+def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
     """A leaf with what a slice of it reads."""
     from msgspec.structs import replace
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from xckpt.mapping.infer.infer import Inference
     from xckpt.mapping.mapping import LeafMapping
-    from xckpt.mapping.resolved import ResolvedMapping
+    from xckpt.mapping.resolve import ResolvedMapping
     from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["map_commands"]

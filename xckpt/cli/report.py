@@ -15,6 +15,7 @@ from math import prod
 import msgspec
 
 from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.codec import (
     BytesEntry,
     Manifest,
@@ -40,7 +41,6 @@ __all__ = [
     "tree_rows",
 ]
 
-Shape = tuple[int, ...]
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -59,6 +59,11 @@ class ArrayReport(msgspec.Struct, frozen=True):
     """Elements of a zarr shard, where several chunks are one object."""
     chunks: int
     """Number of chunks."""
+
+    @property
+    def box(self) -> Box:
+        """The part of the tensor that the array holds."""
+        return Box(self.offset, self.shape)
 
 
 class Reading(msgspec.Struct, frozen=True):

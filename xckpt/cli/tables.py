@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xckpt.cli.picture import LEAST_WIDTH, picture
+from xckpt.cli.draw import LEAST_WIDTH, draw
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
@@ -24,10 +24,9 @@ from xckpt.cli.report import (
     readable_bytes,
     tree_rows,
 )
-from xckpt.cli.slices import Window
 from xckpt.core.geometry.box import Box
 
-__all__ = ["checkpoint_table", "console", "leaf_list", "leaf_picture", "leaf_table"]
+__all__ = ["checkpoint_table", "console", "leaf_drawing", "leaf_list", "leaf_table"]
 
 PIPED_WIDTH = 100_000
 """Columns where the output is no terminal: nothing is wrapped or cut."""
@@ -113,10 +112,10 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
     return Group(_facts(facts), Text(), _pieces(leaf.arrays))
 
 
-def leaf_picture(leaf: LeafReport, box: Window | None = None, width: int = 64) -> RenderableType:
+def leaf_drawing(leaf: LeafReport, box: Box | None = None, width: int = 64) -> RenderableType:
     """How a tensor lies in chunks, and which of them a slice of it reads."""
     assert leaf.shape is not None
-    drawing = picture(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
+    drawing = draw(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
     return Group(*drawing.lines, *(Text(note, "dim") for note in drawing.notes))
 
 
@@ -145,7 +144,7 @@ def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
     table.add_column("chunk", overflow="fold")
     table.add_column("chunks", justify="right")
     for number, array in enumerate(arrays[:SHOWN_PIECES]):
-        where = str(Box(array.offset, array.shape))
+        where = str(array.box)
         table.add_row(str(number), where, _shape(array.chunk), str(array.chunks))
     if len(arrays) > SHOWN_PIECES:
         table.add_row("...", f"{len(arrays) - SHOWN_PIECES} more: --json lists them all")

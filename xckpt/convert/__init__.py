@@ -14,7 +14,7 @@ from xckpt.convert.family import family
 from xckpt.mapping.infer.infer import Inference, infer
 from xckpt.mapping.mapping import LeafMapping as Mapping
 from xckpt.mapping.optimizer.rules import with_optimizer
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy

@@ -23,7 +23,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.mapping.traced import leaf

@@ -1,11 +1,11 @@
 """Making a unit: read its sources once each, and copy them to where they belong.
 
-1. What a unit reads of a source tensor, `readings`, is one box if its copies lie close together.
-2. Where one copy takes all of such a box as it lies, or with its axes in another order, the box is
-   read straight into the target's memory: the chunk that is just verified is still in the cache
-   when it is transposed.
-3. Otherwise it is read into memory of its own, and each copy takes its part. Arithmetic goes piece
-   by piece, since it computes in wider elements.
+1. `source_reads` says which boxes of the source tensors a unit reads: one box a tensor if its
+   copies lie close together.
+2. A box that one copy takes as it lies, or with its axes in another order, is read straight into
+   the target's memory: the chunk just verified is still in the cache when it is transposed.
+3. Any other box is read into memory of its own, and each copy takes its part. Arithmetic goes piece
+   by piece, because it computes in wider elements.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.reads import readings
-from xckpt.convert.units import Part, Resolved
+from xckpt.convert.reads import source_reads
+from xckpt.convert.units import Resolved, TargetPart
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.formats.source import TensorSource
@@ -33,7 +33,7 @@ PIECE = 1 << 18
 """Elements that arithmetic takes at a time."""
 
 
-def make(resolved: Resolved, source: TensorSource, parts: Sequence[Part]) -> list[Array]:
+def make(resolved: Resolved, source: TensorSource, parts: Sequence[TargetPart]) -> list[Array]:
     """The elements of some parts, read and copied; each array is of its part's sizes.
 
     Raises:
@@ -81,7 +81,7 @@ def _carry_out(
     for number, copy in copies:
         if not copy.source:
             copy_elements(copy, None, made[number], target_origin=boxes[number].offsets)
-    for reading in readings(copies):
+    for reading in source_reads(copies):
         number, copy = reading.copies[0]
         place = None
         if len(reading.copies) == 1:

@@ -3,7 +3,7 @@
 The mapping, resolved on the stored shapes, gives a checkpoint of the target model that nobody has
 written; `MappedLoadPlanner` lets the default planner plan against that one. Then:
 
-1. For each wanted box of a target, `readings` says which boxes of which stored tensors it needs.
+1. For each wanted box of a target, `source_reads` lists the boxes of stored tensors that it needs.
    They are cut along stored chunks: each cut is a read item, so that ranks of a host share their
    reads, and memory for what is in flight stays in the budget, as in any load.
 2. An item is read into memory of its own, or straight into the target where the two lie alike.
@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from xckpt.convert.assertions import check_assertions
 from xckpt.convert.conversion import cast_target, require_lossless
 from xckpt.convert.make_unit import pieces, straight
-from xckpt.convert.reads import Reading, blocks, hull, readings, restrict_sources
-from xckpt.core import frameworks
+from xckpt.convert.reads import SourceRead, blocks, hull, restrict_sources, source_reads
+from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
@@ -52,7 +52,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import by_mapping_name, keys_of, mapping_name
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, copy_elements
 from xckpt.options import LoadOptions
@@ -64,7 +64,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(slots=True)
-class _Item:
+class _PendingRead:
     """What becomes of one read item."""
 
     copies: tuple[StridedCopy, ...]
@@ -123,7 +123,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         self._stored_names: Mapping[str, str] = {}
         self._names: dict[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
-        self._items: dict[ReadItem, _Item] = {}
+        self._items: dict[ReadItem, _PendingRead] = {}
         self._constants: dict[tuple[str, int], list[StridedCopy]] = {}
         self._targets: dict[tuple[str, int], _Target] = {}
         self._filling = threading.RLock()
@@ -134,14 +134,14 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Resolve the mapping on the stored shapes, and aim at each leaf of the target tree.
+        """Resolve the mapping on the stored shapes, and find a target for each leaf of the tree.
 
         Raises:
             MappingError: the mapping does not fit, or is lossy without leave.
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self._stored = metadata
         self._stored_names = by_mapping_name(metadata.state_dict_metadata)
         likes = by_mapping_name(flat.leaves)
@@ -169,7 +169,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             for name, leaf in self._stored_names.items()
             if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
         }
-        wanted = None if not likes else _specs(likes, flat)
+        wanted = None if not likes else _specs(likes, flat, self.adapters)
         resolved = self.mapping.resolve(sources, wanted)
         if self.strict:
             problems = problems_with(resolved, resolved.targets)
@@ -220,7 +220,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                 copies = tuple(cast_target(copy, made, target.dtype) for copy in copies)
             index = MetadataIndex(leaf, box.offsets, number)
             self._constants[leaf, number] = [copy for copy in copies if not copy.source]
-            for reading in readings(enumerate(copies)):
+            for reading in source_reads(enumerate(copies)):
                 for item, work in self._cut(index, reading):
                     known = self._items.setdefault(item, work)
                     if known is work:
@@ -229,7 +229,9 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                         known.copies += work.copies
         return found
 
-    def _cut(self, index: MetadataIndex, reading: Reading) -> Iterator[tuple[ReadItem, _Item]]:
+    def _cut(
+        self, index: MetadataIndex, reading: SourceRead
+    ) -> Iterator[tuple[ReadItem, _PendingRead]]:
         """The items of a box of a stored tensor: one for each block that it needs."""
         leaf = self._stored_names[reading.name]
         stored = self._stored.state_dict_metadata[leaf]
@@ -252,7 +254,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
                     _minus(box.offsets, origin),
                     box.sizes,
                 )
-                yield item, _Item(taken, box)
+                yield item, _PendingRead(taken, box)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is; constants are filled in."""
@@ -354,7 +356,7 @@ class MappedLoadPlanner(DefaultLoadPlanner):
             raise LeafTooLargeError(
                 f"{leaf or 'the root'}: no memory for it; load it sharded ({error})"
             ) from error
-        host = frameworks.to_writable_numpy(buffer)
+        host = self.adapters.writable_numpy(buffer)
         if host is not None:
             return _Target(host, box.offsets, None)
         dtype = target.dtype or self._resolved.targets[self._names[leaf]].dtype
@@ -365,16 +367,16 @@ class MappedLoadPlanner(DefaultLoadPlanner):
         with self._filling:
             target = self._targets.pop((leaf, number))
         if target.beyond is not None:
-            frameworks.copy_into(target.beyond, target.host)
+            self.adapters.copy_into(target.beyond, target.host)
 
 
-def _specs(likes: Mapping[str, str], flat: FlatTree) -> dict[str, TensorSpec]:
+def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
     """What the tensors of a target tree are."""
     found: dict[str, TensorSpec] = {}
     for name, leaf in likes.items():
         like = flat.leaves[leaf]
         with contextlib.suppress(UnsupportedLeafError):
-            target = None if value_kind(like) else frameworks.aim(like, leaf, in_place=False)
+            target = None if value_kind(like) else adapters.target_for(like, leaf, in_place=False)
             if target is not None and target.dtype:
                 found[name] = TensorSpec(tuple(target.shape), target.dtype)
     return found

@@ -1,6 +1,6 @@
 """What is read of the sources: boxes around what copies take, cut along what is stored together.
 
-1. `readings` puts the copies from one tensor into one box, if that has little else in it, and
+1. `source_reads` puts the copies from one tensor into one box, if that has little else in it, and
    otherwise reads each copy's box apart.
 2. `blocks` cuts a box along stored chunks, into whole ones as far as it has them whole.
 3. `restrict_sources` leaves of copies what lies in a block.
@@ -19,7 +19,7 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
-__all__ = ["Reading", "blocks", "hull", "readings", "restrict_sources"]
+__all__ = ["SourceRead", "blocks", "hull", "restrict_sources", "source_reads"]
 
 
 DENSE = 2.0
@@ -30,7 +30,7 @@ BLOCK_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class SourceRead:
     """A box that a unit reads of a source tensor."""
 
     name: str
@@ -39,7 +39,7 @@ class Reading:
     """(number of the part, copy) of each copy that takes its elements there."""
 
 
-def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
+def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
     """What to read for some copies: one box a source tensor, unless that is mostly in vain.
 
     Args:
@@ -48,21 +48,21 @@ def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
     Example:
         >>> halves = [StridedCopy("w", "ab"[i], (2,), (2 * i,), ((1,),), (0,), ((1,),))
         ...           for i in range(2)]
-        >>> [(reading.name, reading.box.sizes) for reading in readings(enumerate(halves))]
+        >>> [(reading.name, reading.box.sizes) for reading in source_reads(enumerate(halves))]
         [('w', (4,))]
     """
     by_source: dict[str, list[tuple[int, StridedCopy]]] = {}
     for number, copy in copies:
         if copy.source:
             by_source.setdefault(copy.source, []).append((number, copy))
-    found: list[Reading] = []
+    found: list[SourceRead] = []
     for name, group in by_source.items():
         boxes = [copy.source_box for _, copy in group]
         around = hull(boxes)
         wanted = sum(copy.elements for _, copy in group)
         apart = sum(prod(box.sizes) for box in boxes)
         if prod(around.sizes) <= max(DENSE * wanted, apart):
-            found.append(Reading(name, around, tuple(group)))
+            found.append(SourceRead(name, around, tuple(group)))
         else:
             found += _apart(name, group, boxes)
     return found
@@ -70,12 +70,12 @@ def readings(copies: Iterable[tuple[int, StridedCopy]]) -> list[Reading]:
 
 def _apart(
     name: str, group: Sequence[tuple[int, StridedCopy]], boxes: Sequence[Box]
-) -> list[Reading]:
+) -> list[SourceRead]:
     """A reading for each distinct box."""
     shared: dict[Box, list[tuple[int, StridedCopy]]] = {}
     for entry, box in zip(group, boxes, strict=True):
         shared.setdefault(box, []).append(entry)
-    return [Reading(name, box, tuple(entries)) for box, entries in shared.items()]
+    return [SourceRead(name, box, tuple(entries)) for box, entries in shared.items()]
 
 
 def hull(boxes: Sequence[Box]) -> Box:

@@ -22,8 +22,8 @@ from xckpt.convert.conversion import Conversion, Opened
 from xckpt.convert.run_units import Note, Numbered, Output, run_elsewhere, run_here, start
 from xckpt.convert.target_tree import target_tree, user_metadata
 from xckpt.convert.to_checkpoint import ConvertingWriter
-from xckpt.convert.to_sink import Layout, SinkWriter
-from xckpt.convert.units import Chunks, Unit, plan_units
+from xckpt.convert.to_sink import SinkLayout, SinkWriter
+from xckpt.convert.units import Chunks, WorkUnit, plan_units
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.save import DefaultSavePlanner
@@ -172,7 +172,7 @@ class _Work:
     group: Group
     like: object
     _opened: Opened | None = field(default=None, init=False)
-    _units: list[Unit] = field(default_factory=list, init=False)
+    _units: list[WorkUnit] = field(default_factory=list, init=False)
     _mine: list[Numbered] = field(default_factory=list, init=False)
     """This rank's units."""
     _made_bytes: int = field(default=0, init=False)
@@ -286,7 +286,7 @@ class _Work:
         """Write another format."""
         self.prepare()
         source, targets = self.opened.source, self.opened.resolved.targets
-        layout = Layout(
+        layout = SinkLayout(
             self.destination, format, self.overwrite, targets, source.values, source.metadata
         )
         identity = self.opened.identity(format, self.options.memory_bytes)
@@ -332,7 +332,7 @@ class _Work:
             self._opened.source.close()
 
 
-def _share(units: Sequence[Unit], rank: int, ranks: int) -> list[Numbered]:
+def _share(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[Numbered]:
     """A rank's units: to the rank with the fewest bytes goes the next."""
     loads = [0] * ranks
     mine: list[Numbered] = []

@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Conversion, Opened
 from xckpt.convert.make_unit import make
-from xckpt.convert.units import Unit
+from xckpt.convert.units import WorkUnit
 from xckpt.errors import StorageError
 from xckpt.storage.budget import Pool, ProgressCounter
 
 __all__ = ["Job", "Note", "Numbered", "Output", "run_elsewhere", "run_here", "run_job", "start"]
 
-Numbered = tuple[int, Unit]
+Numbered = tuple[int, WorkUnit]
 """A unit and its number among all of the conversion's."""
 
 Note = Callable[[int, bytes], None]
@@ -36,11 +36,11 @@ Note = Callable[[int, bytes], None]
 class Output(Protocol):
     """Where units are written; pickles, so that it can go along with a job."""
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write the parts of a unit, durably, and report what was written."""
         ...
 
-    def only(self, unit: Unit) -> Output:
+    def only(self, unit: WorkUnit) -> Output:
         """What is needed of this output for one unit."""
         ...
 
@@ -52,7 +52,7 @@ class Job:
     conversion: Conversion
     source: bytes
     """The source's identity, so that nobody reads another."""
-    unit: Unit
+    unit: WorkUnit
     output: Output
 
     def run(self, opened: Opened) -> bytes:
@@ -114,7 +114,7 @@ def run_here(
                 break
             pool.reserve(unit.nbytes)
 
-            def task(number: int = number, unit: Unit = unit) -> None:
+            def task(number: int = number, unit: WorkUnit = unit) -> None:
                 try:
                     made = make(opened.resolved, opened.source, unit.parts)
                     note(number, output.write(unit, made))

@@ -20,6 +20,7 @@ from xckpt.core.leaf import LazySource
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.formats.source import USER, TensorSource
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
@@ -106,13 +107,14 @@ def _as_it_is(
 
 def _like(leaves: Mapping[str, object], like: object) -> tuple[Mapping[str, str], object]:
     """Mapping name -> leaf name, and a tree with these leaves in place of its own."""
-    names = by_mapping_name(flatten(like).leaves)
+    adapters = loaded_adapters()
+    names = by_mapping_name(flatten(like, adapters).leaves)
     problems = [f"{name}: in the source, but not in like" for name in leaves if name not in names]
     problems += [f"{name}: in like, but not in the source" for name in names if name not in leaves]
     if problems:
         raise MappingError.listing("like has not the leaves of what is made", problems)
     placed = {leaf: leaves[name] for name, leaf in names.items()}
-    return names, rebuild(like, lambda name, _: placed[name])
+    return names, rebuild(like, lambda name, _: placed[name], adapters)
 
 
 def _not_here(index: int) -> NDArray[np.generic]:

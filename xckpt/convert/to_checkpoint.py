@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
 from xckpt.convert.run_units import Note, Numbered, Output
-from xckpt.convert.units import Part, Unit
+from xckpt.convert.units import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
@@ -67,9 +67,9 @@ class CheckpointOutput:
     orders: WriteOrders
     where: Location
     """The checkpoint's place, for errors."""
-    items: Mapping[Part, WriteItem]
+    items: Mapping[TargetPart, WriteItem]
 
-    def only(self, unit: Unit) -> CheckpointOutput:
+    def only(self, unit: WorkUnit) -> CheckpointOutput:
         """What one unit needs of this."""
         items = {part: self.items[part] for part in unit.parts}
         leaves = {item.index.fqn for item in items.values()}
@@ -77,7 +77,7 @@ class CheckpointOutput:
         orders = msgspec.structs.replace(self.orders, arrays=arrays)
         return replace(self, orders=orders, items=items)
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write and digest a unit's chunks; the report is a `Written`."""
         items = [self.items[part] for part in unit.parts]
         arrays = {
@@ -190,11 +190,11 @@ class ConvertingWriter(ZarrStorageWriter):
                 writes.write_value(*self._value(item, planner))
         return writes.finish()
 
-    def _items(self, plan: SavePlan) -> dict[Part, WriteItem]:
+    def _items(self, plan: SavePlan) -> dict[TargetPart, WriteItem]:
         """The plan's tensor items by the parts that they are of."""
         names = {leaf: name for name, leaf in self._leaf_names.items()}
         return {
-            Part(names[item.index.fqn], item.tensor_data.chunk): item
+            TargetPart(names[item.index.fqn], item.tensor_data.chunk): item
             for item in plan.items
             if item.tensor_data is not None
         }

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xckpt.convert.journal import Journal, Start, read_journal
 from xckpt.convert.run_units import Numbered
 from xckpt.convert.to_checkpoint import IDENTITY, Run
-from xckpt.convert.units import Unit
+from xckpt.convert.units import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import TensorSink
@@ -39,11 +39,11 @@ from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location
 
-__all__ = ["Layout", "SinkOutput", "SinkWriter"]
+__all__ = ["SinkLayout", "SinkOutput", "SinkWriter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class SinkLayout:
     """What a sink is to carry, and where; pickles."""
 
     destination: str
@@ -75,7 +75,7 @@ class _Attachment:
 
     token: str
     destination: str
-    layout: Layout
+    layout: SinkLayout
 
     def __hash__(self) -> int:
         return hash((self.token, self.destination))
@@ -99,11 +99,11 @@ class SinkOutput:
 
     attachment: _Attachment
 
-    def only(self, unit: Unit) -> SinkOutput:
+    def only(self, unit: WorkUnit) -> SinkOutput:
         """All of it: the places of all tensors make up the layout."""
         return self
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write a unit's parts; there is nothing to report."""
         write_unit(_attached(self.attachment), unit, made)
         return b""
@@ -116,15 +116,15 @@ class _OpenOutput:
     sink: TensorSink
     elsewhere: SinkOutput
 
-    def only(self, unit: Unit) -> SinkOutput:
+    def only(self, unit: WorkUnit) -> SinkOutput:
         return self.elsewhere
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         write_unit(self.sink, unit, made)
         return b""
 
 
-def write_unit(sink: TensorSink, unit: Unit, made: Sequence[NDArray[np.generic]]) -> None:
+def write_unit(sink: TensorSink, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> None:
     """Write a unit's parts to a sink."""
     for part, array in zip(unit.parts, made, strict=True):
         sink.write(part.name, part.box, array)
@@ -139,7 +139,7 @@ class SinkWriter:
         rank: this process's in its group.
     """
 
-    def __init__(self, layout: Layout, conversion: bytes, rank: int) -> None:
+    def __init__(self, layout: SinkLayout, conversion: bytes, rank: int) -> None:
         self.layout = layout
         self.conversion = conversion
         self.rank = rank

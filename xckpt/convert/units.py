@@ -23,15 +23,14 @@ from itertools import pairwise
 from math import ceil, gcd, lcm, prod
 from typing import Protocol
 
-from xckpt.convert.reads import Reading, readings
+from xckpt.convert.reads import SourceRead, source_reads
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
-__all__ = ["Part", "Unit", "plan_units"]
+__all__ = ["TargetPart", "WorkUnit", "plan_units"]
 
-Shape = tuple[int, ...]
 Chunks = Callable[[str], Shape]
 """Name -> the elements of each dimension that belong together."""
 
@@ -67,7 +66,7 @@ class Resolved(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TargetPart:
     """A box of a target tensor."""
 
     name: str
@@ -75,10 +74,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class WorkUnit:
     """Parts that are made together."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TargetPart, ...]
     target_bytes: int
     source_bytes: int
 
@@ -93,7 +92,7 @@ def plan_units(
     source_chunks: Chunks,
     unit_bytes: int,
     target_chunks: Chunks | None = None,
-) -> list[Unit]:
+) -> list[WorkUnit]:
     """All units of a conversion, each element of every target in one.
 
     Args:
@@ -103,18 +102,17 @@ def plan_units(
         target_chunks: what must be written together, by target tensor; None for any box.
     """
     planner = _Planner(resolved, source_chunks, target_chunks)
-    units: list[Unit] = []
-    small: list[Part] = []
+    units: list[WorkUnit] = []
+    small: list[TargetPart] = []
     for names in _components(resolved, planner):
-        sizes = {name: planner.nbytes(Part(name, _whole(resolved.targets[name]))) for name in names}
-        if sum(sizes.values()) <= unit_bytes:
-            small += [Part(name, _whole(resolved.targets[name])) for name in names]
+        wholes = [TargetPart(name, _whole(resolved.targets[name])) for name in names]
+        total = sum(map(planner.nbytes, wholes))
+        if total <= unit_bytes:
+            small += wholes
             continue
         found = planner.units_of(names, unit_bytes)
         if len(names) > 1 and planner.waste(found) > WASTEFUL:
-            others = [
-                planner.units_alike(names, n) for n in _counts(sum(sizes.values()), unit_bytes)
-            ]
+            others = [planner.units_alike(names, n) for n in _counts(total, unit_bytes)]
             found = min((found, *others), key=planner.waste)
         units += found
     return units + planner.packed(small, unit_bytes)
@@ -174,37 +172,37 @@ class _Planner:
             self._copies[name] = tuple(self.resolved.copies_into(name, whole))
         return self._copies[name]
 
-    def copies_of(self, part: Part) -> tuple[StridedCopy, ...]:
+    def copies_of(self, part: TargetPart) -> tuple[StridedCopy, ...]:
         """The copies that make up a part."""
         if part.box == _whole(self.resolved.targets[part.name]):
             return self.copies(part.name)
         return restrict(self.copies(part.name), part.box)
 
-    def nbytes(self, part: Part) -> int:
+    def nbytes(self, part: TargetPart) -> int:
         """Bytes of a part's elements."""
         return prod(part.box.sizes) * item_size(self.resolved.targets[part.name].dtype)
 
-    def units_of(self, names: Sequence[str], unit_bytes: int) -> list[Unit]:
+    def units_of(self, names: Sequence[str], unit_bytes: int) -> list[WorkUnit]:
         """Units of some targets, each cut as suits it."""
         parts = [part for name in names for part in self.cut(name, unit_bytes)]
         return self.packed(sorted(parts, key=self._place), unit_bytes)
 
-    def units_alike(self, names: Sequence[str], count: int) -> list[Unit]:
+    def units_alike(self, names: Sequence[str], count: int) -> list[WorkUnit]:
         """Units of some targets, all cut into ``count`` slabs: one of each in a unit."""
-        together: list[list[Part]] = [[] for _ in range(count)]
+        together: list[list[TargetPart]] = [[] for _ in range(count)]
         for name in names:
-            whole = Part(name, _whole(self.resolved.targets[name]))
+            whole = TargetPart(name, _whole(self.resolved.targets[name]))
             best = self._best_cut(whole, max(1, self.nbytes(whole) // count))
             slabs = [whole]
             if best is not None:
                 sink = self.target_chunks(name)[best.axis] if self.target_chunks else 1
                 step = ceil(whole.box.sizes[best.axis] / count / sink) * sink
-                slabs = _slabs(whole, _Cut(best.axis, step, 0))
+                slabs = _slabs(whole, _SlabCut(best.axis, step, 0))
             for parts, slab in zip(together[: len(slabs)], slabs, strict=True):
                 parts.append(slab)
         return [self._unit(tuple(parts)) for parts in together if parts]
 
-    def _place(self, part: Part) -> tuple[float, ...]:
+    def _place(self, part: TargetPart) -> tuple[float, ...]:
         """Where in the sources a part begins: the tensor, and how far into it."""
         first = min(
             (
@@ -217,9 +215,9 @@ class _Planner:
         )
         return (first[0], *first[1].offsets)
 
-    def packed(self, parts: Sequence[Part], unit_bytes: int) -> list[Unit]:
+    def packed(self, parts: Sequence[TargetPart], unit_bytes: int) -> list[WorkUnit]:
         """Parts in their order, as many in a unit as fit; one that is too large goes alone."""
-        units: list[list[Part]] = []
+        units: list[list[TargetPart]] = []
         room = 0
         for part in parts:
             size = self.nbytes(part)
@@ -230,24 +228,24 @@ class _Planner:
             room -= size
         return [self._unit(tuple(each)) for each in units]
 
-    def _unit(self, parts: tuple[Part, ...]) -> Unit:
-        return Unit(
+    def _unit(self, parts: tuple[TargetPart, ...]) -> WorkUnit:
+        return WorkUnit(
             parts,
             sum(self.nbytes(part) for part in parts),
-            sum(self._bytes(reading) for reading in self.readings(parts)),
+            sum(self._bytes(reading) for reading in self.source_reads(parts)),
         )
 
-    def readings(self, parts: Sequence[Part]) -> list[Reading]:
+    def source_reads(self, parts: Sequence[TargetPart]) -> list[SourceRead]:
         """What parts read."""
-        return readings(
+        return source_reads(
             (number, copy) for number, part in enumerate(parts) for copy in self.copies_of(part)
         )
 
-    def _bytes(self, reading: Reading) -> int:
+    def _bytes(self, reading: SourceRead) -> int:
         spec = self.resolved.sources[reading.name]
         return prod(reading.box.sizes) * item_size(spec.dtype)
 
-    def fetched(self, reading: Reading) -> int:
+    def fetched(self, reading: SourceRead) -> int:
         """Bytes of the chunks that a reading touches."""
         spec = self.resolved.sources[reading.name]
         elements = 1
@@ -263,21 +261,21 @@ class _Planner:
             elements *= min(extent, ceil((offset + size) / chunk) * chunk) - low
         return elements * item_size(spec.dtype)
 
-    def waste(self, units: Sequence[Unit]) -> float:
+    def waste(self, units: Sequence[WorkUnit]) -> float:
         """Bytes fetched for each byte that is wanted."""
         fetched = wanted = 0
         for unit in units:
-            for reading in self.readings(unit.parts):
+            for reading in self.source_reads(unit.parts):
                 fetched += self.fetched(reading)
                 item = item_size(self.resolved.sources[reading.name].dtype)
                 wanted += sum(copy.elements for _, copy in reading.copies) * item
         return fetched / max(1, wanted)
 
-    def cut(self, name: str, capacity: int) -> list[Part]:
+    def cut(self, name: str, capacity: int) -> list[TargetPart]:
         """A target as parts of at most ``capacity`` bytes, as far as it can be cut."""
-        done: list[Part] = []
-        left = [Part(name, _whole(self.resolved.targets[name]))]
-        steps: dict[Shape, _Cut | None] = {}
+        done: list[TargetPart] = []
+        left = [TargetPart(name, _whole(self.resolved.targets[name]))]
+        steps: dict[Shape, _SlabCut | None] = {}
         while left:
             part = left.pop()
             if self.nbytes(part) <= capacity:
@@ -292,12 +290,12 @@ class _Planner:
                 left += _slabs(part, best)
         return sorted(done, key=lambda part: part.box.offsets)
 
-    def _best_cut(self, part: Part, capacity: int) -> _Cut | None:
+    def _best_cut(self, part: TargetPart, capacity: int) -> _SlabCut | None:
         """The slabs that read the least in vain; None if nothing can be cut.
 
         Of equals the slowest axis is taken, whose slabs are contiguous.
         """
-        best: _Cut | None = None
+        best: _SlabCut | None = None
         least = 0.0
         for axis, size in enumerate(part.box.sizes):
             cut = self._cut_along(part, axis, capacity)
@@ -307,7 +305,7 @@ class _Planner:
             shown = [slabs[i * (len(slabs) - 1) // (LOOKED_AT - 1)] for i in range(LOOKED_AT)]
             fetched = wanted = 0
             for slab in dict.fromkeys(shown):
-                fetched += sum(self.fetched(each) for each in self.readings([slab]))
+                fetched += sum(self.fetched(each) for each in self.source_reads([slab]))
                 wanted += self.nbytes(slab)
             # What a slab fetches in vain the next one fetches again.
             cost = round(fetched / max(1, wanted), 2)
@@ -315,7 +313,7 @@ class _Planner:
                 best, least = cut, cost
         return best
 
-    def _cut_along(self, part: Part, axis: int, capacity: int) -> _Cut:
+    def _cut_along(self, part: TargetPart, axis: int, capacity: int) -> _SlabCut:
         """Slabs along an axis, of whole chunks of source and sink if they fit the capacity."""
         size = part.box.sizes[axis]
         layer = max(1, self.nbytes(part) // size)
@@ -324,14 +322,14 @@ class _Planner:
         span, phase = self._spans(part, axis)
         granule = lcm(sink, span)
         if granule > most:
-            return _Cut(axis, max(sink, most // sink * sink), 0)
+            return _SlabCut(axis, max(sink, most // sink * sink), 0)
         step = most // granule * granule
         phase %= granule
         if phase % sink or gcd(phase, step) * layer < LEAST_BYTES:
             phase = 0
-        return _Cut(axis, step, phase)
+        return _SlabCut(axis, step, phase)
 
-    def _spans(self, part: Part, axis: int) -> tuple[int, int]:
+    def _spans(self, part: TargetPart, axis: int) -> tuple[int, int]:
         """How far apart, along a target's axis, chunks of the source begin, and where one does.
 
         Of the largest copy that makes up the part.
@@ -359,7 +357,7 @@ class _Planner:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
+class _SlabCut:
     """Slabs along an axis: borders at ``phase`` and every ``step`` from there."""
 
     axis: int
@@ -367,15 +365,15 @@ class _Cut:
     phase: int
 
 
-def _slabs(part: Part, cut: _Cut) -> list[Part]:
+def _slabs(part: TargetPart, cut: _SlabCut) -> list[TargetPart]:
     """A part cut along an axis, at the same places wherever the part begins."""
     axis = cut.axis
     low, size = part.box.offsets[axis], part.box.sizes[axis]
     first = low + (cut.phase - low) % cut.step
     edges = sorted({low, low + size, *range(first, low + size, cut.step)})
-    slabs: list[Part] = []
+    slabs: list[TargetPart] = []
     for a, b in pairwise(edges):
         offsets = (*part.box.offsets[:axis], a, *part.box.offsets[axis + 1 :])
         sizes = (*part.box.sizes[:axis], b - a, *part.box.sizes[axis + 1 :])
-        slabs.append(Part(part.name, Box(offsets, sizes)))
+        slabs.append(TargetPart(part.name, Box(offsets, sizes)))
     return slabs

@@ -32,7 +32,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.staged import Part, Remote
+from xckpt.core.leaf import Part, RemotePart
 from xckpt.engine.fresh_memory import (
     CACHE_LINE,
     HUGE_PAGE,
@@ -161,7 +161,7 @@ class HostCopies:
         remote = [
             (block.source, _array(region, block.offset, block.source))
             for block in layout.blocks
-            if isinstance(block.source, Remote)
+            if isinstance(block.source, RemotePart)
         ]
         for source, target in remote:
             source.start(target)
@@ -252,7 +252,7 @@ def _layout(parts: Sequence[Part], keys: list[object]) -> _Layout:
         if key in seen or 0 in part.shape:
             continue
         seen.add(key)
-        if isinstance(part, Remote):
+        if isinstance(part, RemotePart):
             size = part.dtype.itemsize * math.prod(part.shape)
             layout.places[key] = layout.add(part, size), None
         else:
@@ -296,7 +296,7 @@ def _extent(part: NDArray[np.generic], key: object) -> _Extent:
 
 def _key(part: Part) -> object:
     """Equal for parts that are the same elements of the same memory."""
-    if isinstance(part, Remote):
+    if isinstance(part, RemotePart):
         return id(part)
     return part.__array_interface__["data"][0], part.shape, part.strides, part.dtype
 
@@ -323,7 +323,7 @@ def _tasks(
     long = chain(repeat(STEP * LONG, LONG_STEPS), repeat(STEP))
     steps, most = (long, STEP) if touch is None else (repeat(FIRST_STEP), FIRST_STEP)
     for block in sorted(layout.blocks, key=lambda block: block.size, reverse=True):
-        if isinstance(block.source, Remote):
+        if isinstance(block.source, RemotePart):
             continue
         if isinstance(block.source, np.ndarray):
             yield _copying([(_array(region, block.offset, block.source), block.source)], touch)

@@ -18,6 +18,7 @@ from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import source_problems
 from xckpt.core.storage import StorageReader
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
@@ -59,6 +60,7 @@ def load_state(
     def plan_locally() -> bytes:
         metadata = storage_reader.set_up_storage_reader(manifest, group.size)
         found.append(metadata)
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state_dict, metadata, is_coordinator)
         plan = planner.create_local_plan()
         _check_sources(plan, metadata)

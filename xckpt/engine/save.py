@@ -20,6 +20,7 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
 from xckpt.engine.wire import SavePlanCodec, decode_report, encode_report
@@ -92,7 +93,9 @@ def _save(
     def plan_locally() -> bytes:
         if is_coordinator:
             check_json(user, "metadata")
-        planner.set_up_planner(state(), writer.storage_meta(), is_coordinator)
+        given = state()
+        planner.use_adapters(loaded_adapters())
+        planner.set_up_planner(given, writer.storage_meta(), is_coordinator)
         writer.set_up_storage_writer(is_coordinator)
         return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))
 

@@ -18,7 +18,6 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
@@ -187,7 +186,7 @@ class SourceReader:
             progress.add(prod(box.sizes) * bytes_each)
             if self._landed(work, prod(box.sizes)):
                 if work.scratch is not None:
-                    frameworks.copy_into(work.resolved, work.scratch)
+                    planner.adapters.copy_into(work.resolved, work.scratch)
                     work.scratch = None
                     pool.release(size)
                 planner.commit_tensor(work.item, work.resolved)
@@ -201,7 +200,7 @@ class SourceReader:
     def _resolve(self, item: ReadItem, planner: LoadPlanner, pool: Pool, size: int) -> _Item:
         """An item's destination, with scratch memory of the budget where that is needed."""
         resolved = planner.resolve_tensor(item)
-        host = frameworks.to_writable_numpy(resolved)
+        host = planner.adapters.writable_numpy(resolved)
         if host is not None and host.shape != tuple(item.lengths):
             raise PlanError(
                 f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "

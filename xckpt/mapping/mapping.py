@@ -21,8 +21,7 @@ import tomli_w
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolve import Resolution, resolve_rules
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import Resolution, ResolvedMapping, resolve_rules
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import leaf

@@ -18,7 +18,6 @@ from xckpt.mapping.rule import Rule
 __all__ = ["Instance", "Matches", "match_rules"]
 
 Key = tuple[Value, ...]
-Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class Instance:
     """Those indices and texts."""
     stacked: tuple[str, ...]
     """Indices of the source alone."""
-    sources: tuple[Mapping[Ints, str], ...]
+    sources: tuple[Mapping[tuple[int, ...], str], ...]
     """For each source pattern: values of the stacked indices -> leaf name."""
 
 
@@ -101,7 +100,7 @@ class _Lookup:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._with_texts: list[Entry] = []
-        self._others: dict[str, dict[Ints, dict[tuple[str, ...], list[Entry]]]] = {}
+        self._others: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Entry]]]] = {}
         for number, rule in enumerate(rules):
             for place, pattern in enumerate(rule.source_patterns):
                 self._add((number, place, pattern))

@@ -1,4 +1,4 @@
-"""A chunk read a few rows at a time, each dealt with while the processor's cache still holds it.
+"""A chunk read a few rows at a time, each handled while the processor's cache still holds it.
 
 A chunk whose elements go elsewhere one by one, as in a transpose, need not lie in memory as a
 whole; it would go through memory three times more: written, digested and read.
@@ -7,7 +7,7 @@ whole; it would go through memory three times more: written, digested and read.
    (`ChunkSource.plain_file`), and has the system fetch all of it.
 2. `ChunkStream.slabs` reads it slab by slab into memory that is used again for each, takes the
    slab into the digest, and hands it out.
-3. After the last slab the digest is compared: until then nobody may rely on what came out.
+3. After the last slab the digest is compared: until then what came out is unverified.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.chunk import ArrayKey, ChunkSource, allocate
+from xckpt.storage.chunk import Chunk, ChunkSource, allocate
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
@@ -33,17 +33,13 @@ SLAB_BYTES = 1 << 20
 """Bytes of a slab, where rows are not longer: a usual second-level cache. Half of it and twice as
 much were slower."""
 
-Shape = tuple[int, ...]
-
 
 class ChunkStream:
     """A chunk's elements in C order, slab by slab; its file is open until `close`.
 
     Args:
-        source: the checkpoint's chunks; the array must be prepared.
-        key: of the array.
-        number: the chunk's in the array.
-        cell: its offsets and sizes in the array.
+        source: the checkpoint's chunks; the digests of the chunk's array are fetched already.
+        chunk: which one.
         path: its file, see `ChunkSource.plain_file`.
 
     Raises:
@@ -51,63 +47,62 @@ class ChunkStream:
         StorageError: the file cannot be opened.
     """
 
-    def __init__(
-        self,
-        source: ChunkSource,
-        key: ArrayKey,
-        number: int,
-        cell: tuple[Shape, Shape],
-        path: str,
-    ) -> None:
+    def __init__(self, source: ChunkSource, chunk: Chunk, path: str) -> None:
         self._source = source
-        self._key = key
-        self._number = number
-        self._cell = cell
-        self._dtype = numpy_dtype(source.array(key).dtype)
+        self._chunk = chunk
         with storage_errors(path):
             try:
                 self._file = OpenFile(Path(path))
             except FileNotFoundError as error:
-                raise source.damage(key, cell, "the chunk is missing") from error
+                raise source.damage(chunk, "the chunk is missing") from error
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._file.descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
 
-    def slabs(self) -> Iterator[tuple[tuple[slice, ...], NDArray[np.generic]]]:
-        """Each slab's place in the chunk and its elements, which stay until the next one.
+    def slabs(self) -> Iterator[tuple[Box, NDArray[np.generic]]]:
+        """Each slab's box, counted from the chunk's first element, and its elements.
+
+        The elements stay until the next slab.
 
         Raises:
             CorruptCheckpointError: the chunk is truncated, or not what was saved. The second is
                 known only after the last slab.
             StorageError: the file cannot be read.
         """
-        sizes = self._cell[1]
-        axis, rows = _cut(sizes, SLAB_BYTES // self._dtype.itemsize)
-        held = allocate((*sizes[:axis], rows, *sizes[axis + 1 :]), self._dtype, self._key[0])
+        chunk, sizes = self._chunk, self._chunk.box.sizes
+        axis, rows = _cut(sizes, SLAB_BYTES // chunk.dtype.itemsize)
+        before, after = sizes[:axis], sizes[axis + 1 :]
+        memory = allocate((*before, rows, *after), chunk.dtype, chunk.array.leaf)
         digest = xxhash.xxh3_128()
-        at = 0
+        position = 0
         for low in range(0, sizes[axis], rows):
-            high = min(sizes[axis], low + rows)
-            inside = (slice(None),) * axis
-            # Of the axes before this one each has one element: the slab is contiguous.
-            slab = held[(*inside, slice(0, high - low))]
+            box = Box(
+                (0,) * axis + (low,) + (0,) * len(after),
+                (*before, min(rows, sizes[axis] - low), *after),
+            )
+            # Each axis before this one has one element: the slab is contiguous.
+            slab = memory[Box.whole(box.sizes).slices()]
             content = slab.reshape(-1).view(np.uint8)
-            self._read(content, at)
-            at += len(content)
+            self._read(content, position)
+            position += len(content)
             digest.update(content.data)
-            yield (*inside, slice(low, high)), slab
-        self._source.verify(self._key, self._number, self._cell, digest.digest())
+            yield box, slab
+        self._source.verify(chunk, digest.digest())
 
-    def _read(self, content: NDArray[np.uint8], at: int) -> None:
-        """Fill memory with the bytes of the file from ``at`` on."""
+    def _read(self, content: NDArray[np.uint8], position: int) -> None:
+        """Fill memory with the bytes of the file from a position on."""
         try:
             with storage_errors(self._file.path):
-                self._file.read_into(at, content)
+                self._file.read_into(position, content)
         except CorruptCheckpointError as error:
-            raise self._source.damage(self._key, self._cell, "the chunk is truncated") from error
+            raise self._source.damage(self._chunk, "the chunk is truncated") from error
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    def give_up(self) -> None:
+        """Leave the rest: nothing is read or written any more."""
+        self.close()
 
 
 def _cut(sizes: Shape, most: int) -> tuple[int, int]:

@@ -26,7 +26,6 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
@@ -341,7 +340,7 @@ class ChunkWrites:
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
         assert item.tensor_data is not None
-        data = frameworks.to_numpy(self.planner.resolve_data(item))
+        data = self.planner.adapters.to_numpy(self.planner.resolve_data(item))
         chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
         if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
             raise PlanError(

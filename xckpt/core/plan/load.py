@@ -1,6 +1,6 @@
 """Planning a load: the protocol, the default planner, and the pure functions beneath.
 
-1. ``set_up_planner``: flatten the target tree and aim at each leaf (`TargetLeaf`).
+1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
 2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
    with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
@@ -21,7 +21,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import intersect
@@ -54,12 +54,23 @@ class LoadPlanner(abc.ABC):
 
     Called in this order: `set_up_planner` and `create_local_plan` on every rank,
     `create_global_plan` on the coordinator, `finish_plan` on every rank, then `load_bytes`, or
-    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
+    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads. Before the
+    first of them the engine hands over the adapters, with `use_adapters`.
     """
+
+    adapters: Adapters = NO_ADAPTERS
+    """What knows the frameworks' tensors."""
 
     in_place: bool = False
     """Fill the targets themselves instead of new ones like them. `xckpt.load_into` and
     `xckpt.load_state_dict` set it for their load."""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Take the adapters of the frameworks whose tensors the target tree may hold.
+
+        A planner that no engine drives, in a test, say, needs this call too.
+        """
+        self.adapters = adapters
 
     @abc.abstractmethod
     def set_up_planner(
@@ -139,7 +150,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
-        self._objects = LoadedObjects(FlatTree(), self.metadata)
+        self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._values: dict[str, object] = {}
@@ -152,37 +163,37 @@ class DefaultLoadPlanner(LoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten the target tree and aim at each leaf; None stands for NumPy arrays of all.
+        """Flatten the target tree and find each leaf's target; None stands for NumPy arrays of all.
 
         Raises:
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
+        flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self._set_up(state_dict, flat, metadata)
 
     def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
-        self._objects = LoadedObjects(flat, metadata)
+        self._objects = LoadedObjects(flat, metadata, self.adapters)
         self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
         for name, like in self._likes.items():
             try:
-                self._wanted[name] = _Wanted(self._aim(like, name))
+                self._wanted[name] = _Wanted(self._target_for(like, name))
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
-    def _aim(self, like: object, name: str) -> TargetLeaf | None:
+    def _target_for(self, like: object, name: str) -> TargetLeaf | None:
         if value_kind(like) is not None:
             return None
         in_place = self.in_place and name not in self._objects.fresh
-        target = frameworks.aim(like, name, in_place=in_place)
+        target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
             raise UnsupportedLeafError(
                 f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
@@ -335,11 +346,11 @@ class DefaultLoadPlanner(LoadPlanner):
         if self._whole:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:
-            whole = assign(self._state, loaded, keep=self._objects.flat.objects)
+            whole = assign(self._state, loaded, self.adapters, keep=self._objects.flat.objects)
             self._objects.hand_over(loaded)
             return whole
         states = self._objects.states(loaded)
-        return rebuild(self._state, lambda name, like: loaded[name], finished=states)
+        return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)
 
 
 def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
@@ -42,8 +42,19 @@ class SavePlanner(abc.ABC):
 
     One planner serves one save at a time. The hooks are called in this order: `set_up_planner` and
     `create_local_plan` on every rank, `create_global_plan` on the coordinator, `finish_plan` on
-    every rank, then `resolve_data` for each item, from several threads.
+    every rank, then `resolve_data` for each item, from several threads. Before the first of them
+    the engine hands over the adapters, with `use_adapters`.
     """
+
+    adapters: Adapters = NO_ADAPTERS
+    """What knows the frameworks' tensors."""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Take the adapters of the frameworks whose tensors the state may hold.
+
+        A planner that no engine drives, in a test, say, needs this call too.
+        """
+        self.adapters = adapters
 
     @abc.abstractmethod
     def set_up_planner(
@@ -99,8 +110,9 @@ class DefaultSavePlanner(SavePlanner):
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
 
     Example:
+        >>> from xckpt.engine.adapters import loaded_adapters
         >>> planner = DefaultSavePlanner()
-        >>> import xckpt
+        >>> planner.use_adapters(loaded_adapters())
         >>> planner.set_up_planner({"w": np.arange(6.0).reshape(2, 3), "step": 7})
         >>> plans, metadata = planner.create_global_plan([planner.create_local_plan()])
         >>> [item.index.fqn for item in plans[0].items]
@@ -135,7 +147,7 @@ class DefaultSavePlanner(SavePlanner):
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
         self._storage_grid = storage_meta if isinstance(storage_meta, GridOptions) else None
-        flat = flatten(state_dict)
+        flat = flatten(state_dict, self.adapters)
         self._containers = flat.containers
         self._leaves = {}
         problems: list[str] = []
@@ -151,7 +163,7 @@ class DefaultSavePlanner(SavePlanner):
         kind = value_kind(leaf)
         if kind is not None:
             return _PlainValue(kind, leaf)
-        source = frameworks.describe(leaf, name)
+        source = self.adapters.describe(leaf, name)
         if source is not None:
             return source
         if self.serialise is not None:
@@ -172,7 +184,7 @@ class DefaultSavePlanner(SavePlanner):
             if isinstance(leaf, _PlainValue):
                 digests[name] = hashlib.blake2b(self._bytes(leaf), digest_size=16).digest()
             elif not leaf.sharded:
-                array = np.ascontiguousarray(frameworks.to_numpy(leaf.data(0)))
+                array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
                 digests[name] = hashlib.blake2b(
                     array.reshape(-1).view(np.uint8).data, digest_size=16
                 ).digest()

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.names import split_name
@@ -84,6 +85,7 @@ class LoadedObjects:
 
     flat: FlatTree
     metadata: Metadata
+    adapters: Adapters
     likes: dict[str, object] = field(init=False)
     """Leaf name -> target, for the whole tree."""
     fresh: set[str] = field(default_factory=set, init=False)
@@ -124,7 +126,11 @@ class LoadedObjects:
                 }
                 finished[place] = unflatten(leaves, containers)
             states[name] = rebuild(
-                state.tree, lambda leaf, _: loaded[leaf], at=split_name(name), finished=finished
+                state.tree,
+                lambda leaf, _: loaded[leaf],
+                self.adapters,
+                at=split_name(name),
+                finished=finished,
             )
         return states
 

@@ -19,10 +19,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.mapping.infer.conventions import Layout, layouts
-from xckpt.mapping.infer.leaf_names import Leaf, Path, concepts
+from xckpt.mapping.infer.conventions import AxisLayout, layouts
+from xckpt.mapping.infer.leaf_names import ModelLeaf, Path, concepts
 
-__all__ = ["Alignment", "Doubt", "Item", "Pair", "align"]
+__all__ = ["Alignment", "Doubt", "LeafGroup", "Pair", "align"]
 
 DEEPEST_PREFIX = 3
 """Most components of a prefix that only one of the trees has."""
@@ -32,11 +32,11 @@ KEYS: tuple[Callable[[Path], Path], ...] = (lambda key: key, concepts)
 
 
 @dataclass(frozen=True)
-class Item:
+class LeafGroup:
     """A leaf, or the leaves that one leaf of the other tree may hold in a stack."""
 
     key: Path
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[ModelLeaf, ...]
     position: int | None = None
     """Of leaves in a stack: which component of their key counts them."""
 
@@ -45,9 +45,9 @@ class Item:
 class Pair:
     """What belongs together, and the layouts that its shapes allow."""
 
-    source: Item
-    target: Item
-    layouts: tuple[Layout, ...]
+    source: LeafGroup
+    target: LeafGroup
+    layouts: tuple[AxisLayout, ...]
     axis: int | None = None
     """Of a stack: the axis of the leaf that holds it; None if there is none, or several fit."""
     axes: tuple[int, ...] = ()
@@ -65,8 +65,8 @@ class Pair:
 class Doubt:
     """Leaves that might belong together, and why that is not certain."""
 
-    sources: tuple[Leaf, ...]
-    targets: tuple[Leaf, ...]
+    sources: tuple[ModelLeaf, ...]
+    targets: tuple[ModelLeaf, ...]
     reason: str
 
 
@@ -74,8 +74,8 @@ class Doubt:
 class Alignment:
     """What has been found so far."""
 
-    sources: list[Leaf]
-    targets: list[Leaf]
+    sources: list[ModelLeaf]
+    targets: list[ModelLeaf]
     pairs: list[Pair] = field(default_factory=list)
     doubts: list[Doubt] = field(default_factory=list)
     misfits: dict[str, str] = field(default_factory=dict)
@@ -85,17 +85,17 @@ class Alignment:
     used: set[tuple[str, str]] = field(default_factory=set)
     """("source" or "target", name) of every leaf in a pair."""
 
-    def left(self, side: str) -> list[Leaf]:
+    def left(self, side: str) -> list[ModelLeaf]:
         """The leaves of a side that are neither in a pair nor in doubt."""
         leaves = self.sources if side == "source" else self.targets
         taken = self.used | self.doubted
         return [leaf for leaf in leaves if (side, leaf.name) not in taken]
 
-    def is_unpaired(self, source: Item, target: Item) -> bool:
+    def is_unpaired(self, source: LeafGroup, target: LeafGroup) -> bool:
         """Whether none of the leaves is in a pair."""
         return self.used.isdisjoint(_named(source, target))
 
-    def is_free(self, source: Item, target: Item) -> bool:
+    def is_free(self, source: LeafGroup, target: LeafGroup) -> bool:
         """Whether none of the leaves is in a pair or in doubt."""
         return self.is_unpaired(source, target) and self.doubted.isdisjoint(_named(source, target))
 
@@ -111,7 +111,7 @@ class Alignment:
         self.used |= {("source", leaf.name) for leaf in pair.source.leaves}
         self.used |= {("target", leaf.name) for leaf in pair.target.leaves}
 
-    def offer(self, source: Item, target: Item, reason: str) -> bool:
+    def offer(self, source: LeafGroup, target: LeafGroup, reason: str) -> bool:
         """Take a pair as found if its leaves are free and their shapes fit."""
         if not self.is_free(source, target):
             return False
@@ -127,13 +127,13 @@ class Alignment:
         return False
 
 
-def _named(source: Item, target: Item) -> list[tuple[str, str]]:
+def _named(source: LeafGroup, target: LeafGroup) -> list[tuple[str, str]]:
     """("source" or "target", name) of every leaf."""
     sides = (("source", source), ("target", target))
     return [(side, leaf.name) for side, item in sides for leaf in item.leaves]
 
 
-def align(sources: Sequence[Leaf], targets: Sequence[Leaf]) -> Alignment:
+def align(sources: Sequence[ModelLeaf], targets: Sequence[ModelLeaf]) -> Alignment:
     """Pair the leaves of two trees by name.
 
     Example:
@@ -159,7 +159,7 @@ def align(sources: Sequence[Leaf], targets: Sequence[Leaf]) -> Alignment:
     return found
 
 
-def pair_of(source: Item, target: Item, reason: str) -> Pair | None:
+def pair_of(source: LeafGroup, target: LeafGroup, reason: str) -> Pair | None:
     """The pair of two items, if their shapes fit."""
     one, other = source.leaves[0].spec, target.leaves[0].spec
     if _class(one.dtype) != _class(other.dtype):
@@ -182,7 +182,7 @@ def pair_of(source: Item, target: Item, reason: str) -> Pair | None:
     return Pair(source, target, found, axis, tuple(fitting), reason)
 
 
-def _layouts(source: Item, target: Item, axis: int) -> list[Layout]:
+def _layouts(source: LeafGroup, target: LeafGroup, axis: int) -> list[AxisLayout]:
     """The layouts of one of the leaves that are stacked along an axis of the other."""
     one, other = source.leaves[0], target.leaves[0]
     if source.position is not None:
@@ -195,13 +195,13 @@ def _class(dtype: str) -> str:
     return "float" if "float" in dtype else dtype
 
 
-def _items(leaves: Iterable[Leaf], key: Callable[[Path], Path]) -> list[Item]:
-    return [Item(key(leaf.key), (leaf,)) for leaf in leaves]
+def _items(leaves: Iterable[ModelLeaf], key: Callable[[Path], Path]) -> list[LeafGroup]:
+    return [LeafGroup(key(leaf.key), (leaf,)) for leaf in leaves]
 
 
-def _stacks(leaves: Iterable[Leaf], key: Callable[[Path], Path]) -> list[Item]:
+def _stacks(leaves: Iterable[ModelLeaf], key: Callable[[Path], Path]) -> list[LeafGroup]:
     """Leaves of one shape whose keys differ in a number from 0 on."""
-    groups: dict[tuple[Path, int], dict[int, Leaf]] = defaultdict(dict)
+    groups: dict[tuple[Path, int], dict[int, ModelLeaf]] = defaultdict(dict)
     for leaf in leaves:
         whole = key(leaf.key)
         for position, component in enumerate(whole):
@@ -213,12 +213,12 @@ def _stacks(leaves: Iterable[Leaf], key: Callable[[Path], Path]) -> list[Item]:
         inside = [members[number] for number in sorted(members)]
         alike = len({(leaf.spec, leaf.flavour) for leaf in inside}) == 1
         if alike and sorted(members) == list(range(len(members))):
-            found.append(Item(rest, tuple(inside), position))
+            found.append(LeafGroup(rest, tuple(inside), position))
     return found
 
 
 def _by_key(
-    found: Alignment, sources: Sequence[Item], targets: Sequence[Item], reason: str
+    found: Alignment, sources: Sequence[LeafGroup], targets: Sequence[LeafGroup], reason: str
 ) -> None:
     """Pair items that alone have their key in their tree, and are numbered as the other's are."""
     here, there = _grouped(sources), _grouped(targets)
@@ -261,8 +261,8 @@ def _numbers(keys: Iterable[Path]) -> dict[Path, set[Path]]:
     return found
 
 
-def _grouped(items: Iterable[Item]) -> dict[Path, list[Item]]:
-    groups: dict[Path, list[Item]] = defaultdict(list)
+def _grouped(items: Iterable[LeafGroup]) -> dict[Path, list[LeafGroup]]:
+    groups: dict[Path, list[LeafGroup]] = defaultdict(list)
     for item in items:
         groups[item.key].append(item)
     return groups
@@ -271,7 +271,9 @@ def _grouped(items: Iterable[Item]) -> dict[Path, list[Item]]:
 Prefixes = tuple[Path, Path]
 
 
-def _by_prefix(found: Alignment, sources: Sequence[Item], targets: Sequence[Item]) -> None:
+def _by_prefix(
+    found: Alignment, sources: Sequence[LeafGroup], targets: Sequence[LeafGroup]
+) -> None:
     """Pair items whose keys are equal without a prefix on either side."""
     together = _brought_together(sources, targets)
     order = sorted(together, key=lambda each: (-len(together[each]), _length(each), repr(each)))
@@ -296,15 +298,15 @@ def _length(prefixes: Prefixes) -> int:
 
 
 def _brought_together(
-    sources: Sequence[Item], targets: Sequence[Item]
-) -> dict[Prefixes, list[tuple[Item, Item]]]:
+    sources: Sequence[LeafGroup], targets: Sequence[LeafGroup]
+) -> dict[Prefixes, list[tuple[LeafGroup, LeafGroup]]]:
     """Prefixes -> the items that they bring together; items that alone have their key."""
-    here: dict[Path, list[tuple[Path, Item]]] = defaultdict(list)
+    here: dict[Path, list[tuple[Path, LeafGroup]]] = defaultdict(list)
     for item in _alone(sources):
         for prefix, rest in _cuts(item.key):
             here[rest].append((prefix, item))
     alike = _AlikeUnder(sources, targets)
-    found: dict[Prefixes, list[tuple[Item, Item]]] = defaultdict(list)
+    found: dict[Prefixes, list[tuple[LeafGroup, LeafGroup]]] = defaultdict(list)
     for item in _alone(targets):
         for prefix, rest in _cuts(item.key):
             for other, source in here.get(rest, ()):
@@ -317,12 +319,12 @@ def _brought_together(
 class _AlikeUnder:
     """Whether equal numbers mean the same in what follows two prefixes."""
 
-    def __init__(self, sources: Iterable[Item], targets: Iterable[Item]) -> None:
+    def __init__(self, sources: Iterable[LeafGroup], targets: Iterable[LeafGroup]) -> None:
         self._numbers = self._under(sources), self._under(targets)
         self._known: dict[tuple[Prefixes, Path], bool] = {}
 
     @staticmethod
-    def _under(items: Iterable[Item]) -> dict[Path, dict[Path, set[Path]]]:
+    def _under(items: Iterable[LeafGroup]) -> dict[Path, dict[Path, set[Path]]]:
         """For each prefix the numbers of the keys that differ in numbers alone."""
         rests: dict[Path, list[Path]] = defaultdict(list)
         for item in items:
@@ -341,7 +343,7 @@ class _AlikeUnder:
         return self._known[prefixes, words]
 
 
-def _alone(items: Iterable[Item]) -> list[Item]:
+def _alone(items: Iterable[LeafGroup]) -> list[LeafGroup]:
     return [group[0] for group in _grouped(items).values() if len(group) == 1]
 
 
@@ -354,8 +356,8 @@ def _cuts(key: Path) -> Iterator[tuple[Path, Path]]:
 
 def _doubts(
     found: Alignment,
-    pairs: Sequence[tuple[Item, Item]],
-    rivals: Iterable[Sequence[tuple[Item, Item]]],
+    pairs: Sequence[tuple[LeafGroup, LeafGroup]],
+    rivals: Iterable[Sequence[tuple[LeafGroup, LeafGroup]]],
 ) -> dict[tuple[Path, Path], Doubt]:
     """Pairs that rivals contradict which explain no less than a part of them.
 
@@ -363,8 +365,8 @@ def _doubts(
     """
     mine = {source.key: target for source, target in pairs}
     back = {target.key: source for source, target in pairs}
-    sources: dict[Path, list[Item]] = defaultdict(list)
-    targets: dict[Path, list[Item]] = defaultdict(list)
+    sources: dict[Path, list[LeafGroup]] = defaultdict(list)
+    targets: dict[Path, list[LeafGroup]] = defaultdict(list)
     for rival in rivals:
         if {one.key for one, _ in rival} < set(mine) or {one.key for _, one in rival} < set(back):
             continue
@@ -388,5 +390,5 @@ def _doubts(
     }
 
 
-def _leaves(items: Iterable[Item]) -> tuple[Leaf, ...]:
+def _leaves(items: Iterable[LeafGroup]) -> tuple[ModelLeaf, ...]:
     return tuple(dict.fromkeys(leaf for item in items for leaf in item.leaves))

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xckpt.mapping.infer.align import Doubt, Pair
-from xckpt.mapping.infer.conventions import Layout
-from xckpt.mapping.infer.leaf_names import Leaf
+from xckpt.mapping.infer.conventions import AxisLayout
+from xckpt.mapping.infer.leaf_names import ModelLeaf
 
 __all__ = ["Decided", "decide"]
 
@@ -31,7 +31,7 @@ class Decided:
     """A pair and the layout that it has."""
 
     pair: Pair
-    layout: Layout
+    layout: AxisLayout
 
 
 def decide(pairs: Sequence[Pair]) -> tuple[list[Decided], list[Doubt]]:
@@ -131,7 +131,7 @@ class _Flattened:
         )
 
 
-def _in_torch(pair: Pair) -> Leaf:
+def _in_torch(pair: Pair) -> ModelLeaf:
     """The leaf of the pair that is laid out as torch does."""
     source, target = pair.source.leaves[0], pair.target.leaves[0]
     return target if target.flavour == "weight" and source.flavour != "weight" else source

@@ -16,16 +16,16 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.leaf_names import CONCEPTS
 
-__all__ = ["Link", "Rule", "counted", "fold", "literal", "rule", "without_numbers"]
+__all__ = ["Link", "RuleTable", "counted", "fold", "literal", "rule", "without_numbers"]
 
 _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 """A number that is a whole component, or ends one after an underscore."""
 
 
-Rule = dict[str, object]
+RuleTable = dict[str, object]
 """A rule as a mapping file spells it."""
 
 Template = tuple[str, ...]
@@ -41,11 +41,11 @@ class Link:
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationTable, ...]
 
 
 @dataclass(frozen=True)
-class _Pattern:
+class _NamePattern:
     """A name of a rule in the making."""
 
     template: Template
@@ -73,7 +73,7 @@ class _Pattern:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _NumberedNames:
     """The names of links that have the same templates."""
 
     templates: tuple[Template, ...]
@@ -81,21 +81,23 @@ class _Names:
     """For each number of all names what it is in each link."""
 
     @classmethod
-    def of(cls, links: Sequence[Sequence[str]]) -> _Names:
+    def of(cls, links: Sequence[Sequence[str]]) -> _NumberedNames:
         """The names of each link."""
         numbers = [[n for name in names for n in _split(name)[1]] for names in links]
         return cls(_templates(links[0]), list(zip(*numbers, strict=True)))
 
-    def patterns(self, stands: Sequence[str]) -> list[_Pattern]:
+    def patterns(self, stands: Sequence[str]) -> list[_NamePattern]:
         """The names with something in the place of each number."""
         left = iter(stands)
         return [
-            _Pattern(template, list(itertools.islice(left, len(template) - 1)))
+            _NamePattern(template, list(itertools.islice(left, len(template) - 1)))
             for template in self.templates
         ]
 
 
-def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[str]) -> list[Rule]:
+def fold(
+    links: Sequence[Link], sources: Collection[str], targets: Collection[str]
+) -> list[RuleTable]:
     """The rules, as a mapping file spells them.
 
     Args:
@@ -112,7 +114,7 @@ def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[st
     for link in links:
         templates = _templates(link.sources), _templates(link.targets)
         groups[templates, repr(link.operations)].append(link)
-    rules: list[Rule] = []
+    rules: list[RuleTable] = []
     for group in groups.values():
         rules += _folded(group, sources, targets) or [
             rule(_literals(link.sources), _literals(link.targets), link.operations)
@@ -152,11 +154,11 @@ def _templates(names: Sequence[str]) -> tuple[Template, ...]:
 def rule(
     sources: Sequence[str],
     targets: Sequence[str],
-    operations: Sequence[Operation],
+    operations: Sequence[OperationTable],
     indices: object = None,
-) -> Rule:
+) -> RuleTable:
     """A rule as a mapping file spells it, without what is empty."""
-    document: Rule = {"source": _short(sources), "target": _short(targets)}
+    document: RuleTable = {"source": _short(sources), "target": _short(targets)}
     if operations:
         document["operations"] = list(operations)
     if indices:
@@ -180,7 +182,7 @@ def counted(names: Sequence[str], index: str) -> str:
     """
     if len(names) == 1:
         return literal(names[0])
-    one = _Names.of([[name] for name in names])
+    one = _NumberedNames.of([[name] for name in names])
     wanted = tuple(range(len(names)))
     stands = [f"{{{index}}}" if each == wanted else str(each[0]) for each in one.columns]
     if stands.count(f"{{{index}}}") != 1:
@@ -190,11 +192,11 @@ def counted(names: Sequence[str], index: str) -> str:
 
 def _folded(
     group: Sequence[Link], sources: Collection[str], targets: Collection[str]
-) -> list[Rule]:
+) -> list[RuleTable]:
     """One rule for a group; none if there is no such rule."""
     if len(group) == 1:
         return []
-    names = _Names.of([(*link.sources, *link.targets) for link in group])
+    names = _NumberedNames.of([(*link.sources, *link.targets) for link in group])
     found = _stands(names)
     if found is None:
         return []
@@ -217,12 +219,12 @@ def _folded(
     return [rule(*texts, group[0].operations, indices)]
 
 
-def _matching(patterns: Sequence[_Pattern], names: Collection[str]) -> set[str]:
+def _matching(patterns: Sequence[_NamePattern], names: Collection[str]) -> set[str]:
     """The names that fit one of the patterns."""
     return {name for name in names if any(each.matches(name) for each in patterns)}
 
 
-def _stands(names: _Names) -> tuple[list[str], dict[str, Column]] | None:
+def _stands(names: _NumberedNames) -> tuple[list[str], dict[str, Column]] | None:
     """What stands for each number, and each index's values; None if a number follows from none."""
     values: dict[str, Column] = {}
     stands: list[str] = []

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from itertools import chain
 
 from xckpt.mapping.infer.align import Doubt, align
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.decide import decide
 from xckpt.mapping.infer.findings import STACKED, Finding, put_together
-from xckpt.mapping.infer.fold import Link, Rule, counted, fold, rule
+from xckpt.mapping.infer.fold import Link, RuleTable, counted, fold, rule
 from xckpt.mapping.infer.fused import taken_apart
-from xckpt.mapping.infer.leaf_names import Leaf, leaves_of, specs_of
+from xckpt.mapping.infer.leaf_names import ModelLeaf, leaves_of, specs_of
 from xckpt.mapping.infer.structure import match_modules
 from xckpt.mapping.mapping import LeafMapping
 
@@ -36,7 +36,7 @@ class Match:
     sources: tuple[str, ...]
     """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationTable, ...]
     """What makes the one of the other, as a mapping file spells it."""
     layout: str
     """The layout's name, such as ``"transposed"``."""
@@ -141,7 +141,7 @@ def _match(finding: Finding) -> Match:
 
 def _rules(
     findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
-) -> list[Rule]:
+) -> list[RuleTable]:
     links = [
         Link(tuple(chain(*each.sources)), tuple(chain(*each.targets)), each.operations)
         for each in findings
@@ -151,7 +151,7 @@ def _rules(
     return [*fold(links, sources, targets), *stacks]
 
 
-def _stack_rule(finding: Finding) -> Rule:
+def _stack_rule(finding: Finding) -> RuleTable:
     """The rule for a stack; the leaves of one are numbered from 0."""
     sides = finding.sources, finding.targets
     one, other = ([counted(names, STACKED) for names in side] for side in sides)
@@ -178,7 +178,7 @@ def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
 
 
 def _untold(
-    leaves: Sequence[Leaf], told: Collection[str], misfits: dict[str, str]
+    leaves: Sequence[ModelLeaf], told: Collection[str], misfits: dict[str, str]
 ) -> dict[str, str]:
     """The leaves that neither a match nor an ambiguity names, and what is known of each."""
     found: dict[str, str] = {}

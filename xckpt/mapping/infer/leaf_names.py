@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,11 +25,12 @@ import numpy as np
 from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["Leaf", "Part", "Path", "concepts", "leaves_of", "specs_of"]
+__all__ = ["FusedPart", "ModelLeaf", "Path", "concepts", "leaves_of", "specs_of"]
 
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
@@ -81,7 +82,7 @@ CONCEPTS = {word: concept for concept, words in _CONCEPTS.items() for word in wo
 
 
 @dataclass(frozen=True)
-class Part:
+class FusedPart:
     """Which part of a leaf something is, where the leaf holds several tensors in a row."""
 
     whole: str
@@ -93,11 +94,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ModelLeaf:
     """A tensor of a tree, and what its name says.
 
     Example:
-        >>> leaf = Leaf.of("params/layers_3/LayerNorm/scale", TensorSpec((8,), "float32"))
+        >>> leaf = ModelLeaf.of("params/layers_3/LayerNorm/scale", TensorSpec((8,), "float32"))
         >>> leaf.path, leaf.role, leaf.flavour
         (('layers', 3, 'layernorm'), 'weight', 'scale')
     """
@@ -112,11 +113,11 @@ class Leaf:
     """``weight``, ``bias``, ``mean``, ``var``, or a word of the model's own."""
     flavour: str
     """How the framework spells the role: ``kernel``, ``embedding``, ``scale``, or the role."""
-    part: Part | None = None
+    part: FusedPart | None = None
     """What it is a part of, where it is no leaf itself (`xckpt.mapping.infer.fused`)."""
 
     @classmethod
-    def of(cls, name: str, spec: TensorSpec) -> Leaf:
+    def of(cls, name: str, spec: TensorSpec) -> ModelLeaf:
         """The leaf of a mapping name."""
         parts = [part for key in keys_of(name) for part in re.split(r"[./]", key) if part]
         if len(parts) > 1 and _word(parts[-1]) in VARIABLE_VALUES and _word(parts[-2]) in ROLES:
@@ -146,7 +147,7 @@ class Leaf:
         """The mapping name of the leaf that it is, or is a part of."""
         return self.name if self.part is None else self.part.whole
 
-    def without_axis(self, axis: int) -> Leaf:
+    def without_axis(self, axis: int) -> ModelLeaf:
         """What a stack along this axis holds one of."""
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         return replace(self, spec=TensorSpec(shape, self.spec.dtype))
@@ -203,7 +204,7 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         return dict(tree)
     found: dict[str, TensorSpec] = {}
     problems: list[str] = []
-    for leaf_name, leaf in flatten(tree).leaves.items():
+    for leaf_name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is None or dtype is None:
             continue
@@ -227,6 +228,6 @@ def _dtype(dtype: object) -> str | None:
         return None
 
 
-def leaves_of(specs: Mapping[str, TensorSpec] | Iterable[tuple[str, TensorSpec]]) -> list[Leaf]:
+def leaves_of(specs: Mapping[str, TensorSpec]) -> list[ModelLeaf]:
     """The leaves of named specs, in their order."""
-    return [Leaf.of(name, spec) for name, spec in dict(specs).items()]
+    return [ModelLeaf.of(name, spec) for name, spec in specs.items()]

@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from xckpt.mapping.infer.align import Alignment, Doubt, Item, pair_of
-from xckpt.mapping.infer.leaf_names import CONCEPTS, Leaf, Path
+from xckpt.mapping.infer.align import Alignment, Doubt, LeafGroup, pair_of
+from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
 
 __all__ = ["match_modules"]
 
@@ -52,7 +52,7 @@ class _Module:
     """Leaves with one path, by role."""
 
     path: Path
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, ModelLeaf]
 
     @property
     def word(self) -> str:
@@ -91,7 +91,7 @@ class _Module:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ModuleGroup:
     """Modules whose paths differ in numbers alone, in the order of these."""
 
     modules: tuple[_Module, ...]
@@ -122,7 +122,7 @@ def match_modules(found: Alignment) -> None:
     _match_alone(found, fitting, *left)
 
 
-def _unpaired(found: Alignment, side: str, groups: Sequence[_Group]) -> list[_Module]:
+def _unpaired(found: Alignment, side: str, groups: Sequence[_ModuleGroup]) -> list[_Module]:
     """The modules of which no leaf is in a pair."""
     return [
         module
@@ -135,7 +135,7 @@ def _unpaired(found: Alignment, side: str, groups: Sequence[_Group]) -> list[_Mo
 def _modules(found: Alignment, side: str) -> list[_Module]:
     """Modules that are left whole."""
     leaves = found.sources if side == "source" else found.targets
-    grouped: dict[Path, dict[str, Leaf]] = defaultdict(dict)
+    grouped: dict[Path, dict[str, ModelLeaf]] = defaultdict(dict)
     spoilt: set[Path] = set()
     taken = found.used | found.doubted
     for leaf in leaves:
@@ -151,14 +151,14 @@ def _modules(found: Alignment, side: str) -> list[_Module]:
     ]
 
 
-def _groups(modules: Iterable[_Module]) -> list[_Group]:
+def _groups(modules: Iterable[_Module]) -> list[_ModuleGroup]:
     grouped: dict[object, list[_Module]] = defaultdict(list)
     for module in modules:
         words = tuple(each if isinstance(each, str) else None for each in module.path)
         ranks = {role: len(leaf.shape) for role, leaf in module.leaves.items()}
         grouped[words, tuple(sorted(ranks.items()))].append(module)
     return [
-        _Group(tuple(sorted(group, key=lambda module: _numbers(module.path))))
+        _ModuleGroup(tuple(sorted(group, key=lambda module: _numbers(module.path))))
         for group in grouped.values()
     ]
 
@@ -199,15 +199,18 @@ class _Fitting:
         return all(_fits(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
 
 
-def _fits(source: Leaf, target: Leaf) -> bool:
-    pair = pair_of(Item((), (source,)), Item((), (target,)), "")
+def _fits(source: ModelLeaf, target: ModelLeaf) -> bool:
+    pair = pair_of(LeafGroup((), (source,)), LeafGroup((), (target,)), "")
     return pair is not None and pair.layouts[0].usual
 
 
 def _match_groups(
-    found: Alignment, fits: _Fitting, sources: Sequence[_Group], targets: Sequence[_Group]
+    found: Alignment,
+    fits: _Fitting,
+    sources: Sequence[_ModuleGroup],
+    targets: Sequence[_ModuleGroup],
 ) -> None:
-    together: list[tuple[_Group, _Group]] = []
+    together: list[tuple[_ModuleGroup, _ModuleGroup]] = []
     touched: dict[int, int] = defaultdict(int)
     for source in sources:
         for target in targets:
@@ -257,7 +260,7 @@ def _match_alone(
 def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> None:
     for role, leaf in source.leaves.items():
         other = target.leaves[role]
-        found.offer(Item(leaf.key, (leaf,)), Item(other.key, (other,)), reason)
+        found.offer(LeafGroup(leaf.key, (leaf,)), LeafGroup(other.key, (other,)), reason)
 
 
 def _doubt(

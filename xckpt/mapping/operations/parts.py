@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class _Parts(Operation, frozen=True):
+class _PartsOperation(Operation, frozen=True):
     """A way in which the parts of a tensor lie in it."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class _Parts(Operation, frozen=True):
         """The parts of one tensor."""
 
 
-class _Join(_Parts, frozen=True):
+class _Join(_PartsOperation, frozen=True):
     """Base of what makes one tensor of several."""
 
     def arity(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class _Join(_Parts, frozen=True):
         return (Slot(bundle[0].indices, joined),)
 
 
-class _Separate(_Parts, frozen=True):
+class _Separate(_PartsOperation, frozen=True):
     """Base of what makes several tensors of one."""
 
     def arity(self) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def _positive(sizes: tuple[int, ...]) -> None:
         raise ValueError(f"{list(sizes)} are no sizes of parts")
 
 
-class _Row(_Parts, frozen=True):
+class _Row(_PartsOperation, frozen=True):
     """One part after the other along an axis."""
 
     sizes: tuple[int, ...]
@@ -170,7 +170,7 @@ def separate(tensor: Traced, axis: int, sizes: tuple[int, ...]) -> tuple[Traced,
     return tuple(part(tensor, axis, end - n, end) for end, n in zip(ends, sizes, strict=True))
 
 
-class _Turns(_Parts, frozen=True):
+class _Turns(_PartsOperation, frozen=True):
     """One slice of each part in turn along an axis; all parts have the same shape."""
 
     parts: int
@@ -235,7 +235,7 @@ class Deinterleave(_Separate, _Turns, frozen=True):
         return Interleave(self.parts, self.axis)
 
 
-class _GroupedTurns(_Parts, frozen=True):
+class _GroupedTurns(_PartsOperation, frozen=True):
     """Of every group some slices of each part in turn along an axis."""
 
     sizes: tuple[int, ...]

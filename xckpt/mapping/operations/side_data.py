@@ -19,7 +19,7 @@ Number = bool | int | float
 UNCHECKED = "unchecked"
 
 
-class _Names(Operation, frozen=True):
+class _SharedNames(Operation, frozen=True):
     """Base of what knows one tensor by several names."""
 
     usual: ClassVar[Exactness] = "side data"
@@ -33,7 +33,7 @@ class _Names(Operation, frozen=True):
             raise ValueError(f"no tensor has {self.count} names")
 
 
-class Tie(_Names, frozen=True):
+class Tie(_SharedNames, frozen=True):
     """Give one tensor several names.
 
     Example:
@@ -57,7 +57,7 @@ class Tie(_Names, frozen=True):
         return Untie(self.count)
 
 
-class Untie(_Names, frozen=True):
+class Untie(_SharedNames, frozen=True):
     """Keep one of several tensors that must be equal; optional ones may be absent.
 
     Example:

@@ -25,7 +25,7 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
 from xckpt.mapping.optimizer.moments import moment_pattern
-from xckpt.mapping.optimizer.states import Moments, Place, find_moments
+from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
 from xckpt.mapping.pattern import Pattern, skeleton
 from xckpt.mapping.rule import Rule
 
@@ -155,17 +155,17 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
 class _Table:
     """The moments of one slot, by the skeletons of their parameters' names."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, MomentLeaf]
     by_skeleton: Mapping[str, list[str]]
 
     @classmethod
-    def of(cls, places: Mapping[str, Place]) -> _Table:
+    def of(cls, places: Mapping[str, MomentLeaf]) -> _Table:
         by_skeleton: dict[str, list[str]] = {}
         for owner in places:
             by_skeleton.setdefault(skeleton(owner)[0], []).append(owner)
         return cls(places, by_skeleton)
 
-    def of_pattern(self, pattern: Pattern, ranges: Mapping[str, range]) -> dict[str, Place]:
+    def of_pattern(self, pattern: Pattern, ranges: Mapping[str, range]) -> dict[str, MomentLeaf]:
         """The moments of the parameters that a pattern matches."""
         alike = pattern.skeleton
         owners = self.places if alike is None else self.by_skeleton.get(alike[0], ())

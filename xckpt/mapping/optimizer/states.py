@@ -20,12 +20,13 @@ from dataclasses import dataclass, field
 
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["Moments", "Place", "find_moments"]
+__all__ = ["MomentLeaf", "Moments", "find_moments"]
 
 SLOTS = {
     "exp_avg": "first moment",
@@ -54,7 +55,7 @@ _LISTED = re.compile(r"(?P<root>(?:.*/)?)param_groups/(\d+)/(?P<what>params|para
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MomentLeaf:
     """The leaf of a moment."""
 
     before: str
@@ -80,7 +81,7 @@ class Moments:
 
     specs: Mapping[str, TensorSpec]
     """Every tensor of the state."""
-    slots: dict[str, dict[str, Place]] = field(default_factory=dict)
+    slots: dict[str, dict[str, MomentLeaf]] = field(default_factory=dict)
     """Slot -> name of a parameter's leaf -> where its moment is."""
     steps: list[str] = field(default_factory=list)
     """Leaves that hold the number of steps."""
@@ -131,19 +132,19 @@ def find_moments(state: object, parameters: Sequence[str] | None = None) -> Mome
     return found
 
 
-def _place(name: str, specs: Mapping[str, TensorSpec]) -> Place | None:
+def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
     """Where in its name a moment says whose it is; None if the leaf is no moment."""
     if match := _TORCH.fullmatch(name):
         before, key, after = match["before"], match["key"], match["after"]
         beside = (f"{before}{key}{match['mark']}{slot}" in specs for slot in TORCH_SLOTS)
         if match["slot"] != "step" or any(beside):
             is_number = match["mark"] == "/" and key.isdigit()
-            return Place(before, key, after, match["slot"], specs[name], is_number)
+            return MomentLeaf(before, key, after, match["slot"], specs[name], is_number)
     for match in _OPTAX.finditer(name):
         root, key = name[: match.start()], name[match.end() :]
         sibling = SIBLINGS.get(match["slot"])
         if key and (sibling is None or f"{root}{sibling}/{key}" in specs):
-            return Place(name[: match.end()], key, "", match["slot"], specs[name])
+            return MomentLeaf(name[: match.end()], key, "", match["slot"], specs[name])
     return None
 
 
@@ -152,7 +153,7 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     if isinstance(state, Mapping) and any(isinstance(each, TensorSpec) for each in state.values()):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
-    leaves = flatten(state).leaves
+    leaves = flatten(state, loaded_adapters()).leaves
     values: dict[str, object] = {
         mapping_name(split_name(name)): leaf
         for name, leaf in leaves.items()
@@ -187,7 +188,7 @@ class _Owners:
             for start in range(len(keys)):
                 self._names[mapping_name(keys[start:])].append(name)
 
-    def of(self, key: str, place: Place, problems: list[str]) -> str:
+    def of(self, key: str, place: MomentLeaf, problems: list[str]) -> str:
         """The parameter of this name; a problem if there is none, or several."""
         found = self._names.get(key, [])
         if key in found:
@@ -206,7 +207,7 @@ class _Owners:
         return ""
 
 
-def _counts(specs: Mapping[str, TensorSpec], places: Sequence[Place]) -> list[str]:
+def _counts(specs: Mapping[str, TensorSpec], places: Sequence[MomentLeaf]) -> list[str]:
     """Integer scalars called ``count`` near Optax's moments, and ``step`` of the whole state."""
     optax = [place.before for place in places if place.slot in OPTAX_SLOTS]
     if not optax:

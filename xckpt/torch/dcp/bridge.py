@@ -25,16 +25,18 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import reachable, torch_dtype
 from xckpt.torch.dcp.keys import StoredObject
+from xckpt.torch.leaf import mark_changed
 from xckpt.torch.plain import check_readable, check_writable, plain
-from xckpt.torch.targets import mark_changed
 
 __all__ = ["LoadBridge", "SaveBridge", "Wanted"]
 
@@ -47,6 +49,7 @@ def _planned_by_dcp(*_: object) -> NoReturn:
 class _Bridge:
     """Remembers what the planner has raised."""
 
+    adapters = Adapters((ADAPTER,))
     failure: BaseException | None = None
 
     @contextlib.contextmanager

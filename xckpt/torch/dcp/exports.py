@@ -52,8 +52,9 @@ from xckpt.errors import (
 )
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.checkpoint import Checkpoint, StoredArray
+from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.location import Location
+from xckpt.storage.stored_array import StoredArray
 from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp.split_writer import SplitWriter, item_bytes
 from xckpt.torch.group import current_group

@@ -1,4 +1,4 @@
-"""Pictures: each is read back, character by character, and compared with what it was drawn from."""
+"""Drawings: each is read back, character by character, and compared with what it was drawn from."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.tilings import Shape, tilings
-from xckpt.cli.axes import Axis, Span
-from xckpt.cli.canvas import JOINTS
-from xckpt.cli.picture import Picture, picture
+from xckpt.cli import draw as drawing
+from xckpt.cli.canvas import JOINTS, Axis
+from xckpt.cli.draw import Drawing
 from xckpt.cli.report import ArrayReport
-from xckpt.cli.slices import Window, parse_box
+from xckpt.cli.slices import parse_box
+from xckpt.core.geometry.box import Box
 
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 12, 16, 17, 30]) | st.integers(1, 40)
 DIRECTIONS = {
@@ -79,7 +80,7 @@ def whole(shape: Shape, chunk: Shape) -> list[ArrayReport]:
 class Layout:
     shape: Shape
     arrays: list[ArrayReport]
-    box: Window | None
+    box: Box | None
 
 
 @st.composite
@@ -98,7 +99,7 @@ def layouts(draw: st.DrawFn, *, most_dimensions: int = 4) -> Layout:
     if draw(st.booleans()):
         return Layout(shape, arrays, None)
     ends = [sorted([draw(st.integers(0, n)), draw(st.integers(0, n))]) for n in shape]
-    return Layout(shape, arrays, tuple(range(a, b) for a, b in ends))
+    return Layout(shape, arrays, Box(tuple(a for a, _ in ends), tuple(b - a for a, b in ends)))
 
 
 def chunk_sides(size: int) -> st.SearchStrategy[int]:
@@ -106,9 +107,9 @@ def chunk_sides(size: int) -> st.SearchStrategy[int]:
 
 
 class Seen:
-    """A picture that was read back: dimensions, scales, lines, labels."""
+    """A drawing that was read back: dimensions, scales, lines, labels."""
 
-    def __init__(self, drawn: Picture, layout: Layout) -> None:
+    def __init__(self, drawn: Drawing, layout: Layout) -> None:
         above, *lines = [line.plain for line in drawn.lines]
         notes = "; ".join(drawn.notes)
         margin = lines[0].index("┏")
@@ -121,7 +122,11 @@ class Seen:
             self.arrays = [
                 array((0, *a.offset), (1, *a.shape), (1, *a.chunk)) for a in layout.arrays
             ]
-            self.box = None if layout.box is None else (range(1), *layout.box)
+            self.box = (
+                None
+                if layout.box is None
+                else Box((0, *layout.box.offsets), (1, *layout.box.sizes))
+            )
         self.hidden = {d: 0 for d in range(len(self.shape)) if d not in (self.down, self.across)}
         for d, at in re.findall(r"dimension (\d), \[[^)]*\)[^,]*, is drawn at (\d+)", notes):
             self.hidden[int(d)] = int(at)
@@ -161,8 +166,8 @@ def cuts(held: ArrayReport, d: int) -> list[int]:
     return [*range(held.offset[d], stop, held.chunk[d]), stop]
 
 
-def draw(layout: Layout, **size: int) -> Picture:
-    return picture(layout.shape, layout.arrays, box=layout.box, **size)
+def draw(layout: Layout, **size: int) -> Drawing:
+    return drawing.draw(layout.shape, layout.arrays, box=layout.box, **size)
 
 
 sizes = st.fixed_dictionaries(
@@ -171,7 +176,7 @@ sizes = st.fixed_dictionaries(
 
 
 @given(layout=layouts(), size=sizes)
-def test_a_picture_is_no_larger_than_asked_and_always_the_same(
+def test_a_drawing_is_no_larger_than_asked_and_always_the_same(
     layout: Layout, size: dict[str, int]
 ) -> None:
     drawn = draw(layout, **size)
@@ -253,7 +258,7 @@ def test_what_a_slice_reads_is_filled(layout: Layout, size: dict[str, int]) -> N
             read = is_read(seen.box, held, seen.hidden | middle)
             if exact or read:
                 assert (found in "░▓") == read
-            if all(at in seen.box[d] for d, at in (seen.hidden | middle).items()):
+            if all(at in elements(seen.box, d) for d, at in (seen.hidden | middle).items()):
                 assert found == "▓"
             if found == "▓":
                 assert all(is_near(seen, place, d) for d, place in places.items())
@@ -268,25 +273,29 @@ def test_every_element_has_a_character_between_the_lines(
         for d in (seen.down, seen.across):
             start = held.offset[d]
             axis = Axis(seen.shape[d], seen.last[d])
-            lines = axis.cuts(Span(start, start + held.shape[d], held.chunk[d]))
-            cells = list(axis.between(lines))
-            assert (cells[0].low, cells[-1].high) == (start, start + held.shape[d])
-            assert all(a.low < a.high == b.low for a, b in pairwise(cells))
+            lines = axis.cuts(start, start + held.shape[d], held.chunk[d])
+            cells = [(low, high) for _, low, high in axis.between(lines)]
+            assert (cells[0][0], cells[-1][1]) == (start, start + held.shape[d])
+            assert all(low < high == after for (low, high), (after, _) in pairwise(cells))
+
+
+def elements(box: Box, d: int) -> range:
+    return range(box.offsets[d], box.ends[d])
 
 
 def is_near(seen: Seen, place: int, d: int) -> bool:
     """Whether the slice has an element between a place and its neighbours, themselves included."""
     assert seen.box is not None
     low, high = (Fraction((2 * place + w) * seen.shape[d], 2 * seen.last[d]) for w in (-3, 3))
-    return low < seen.box[d].stop and seen.box[d].start < high
+    return low < seen.box.ends[d] and seen.box.offsets[d] < high
 
 
-def is_read(box: Window, held: ArrayReport, element: dict[int, int]) -> bool:
+def is_read(box: Box, held: ArrayReport, element: dict[int, int]) -> bool:
     """Whether the chunk with an element of an array meets a box."""
     for d, at in element.items():
         start = held.offset[d] + (at - held.offset[d]) // held.chunk[d] * held.chunk[d]
         stop = min(start + held.chunk[d], held.offset[d] + held.shape[d])
-        if max(start, box[d].start) >= min(stop, box[d].stop):
+        if max(start, box.offsets[d]) >= min(stop, box.ends[d]):
             return False
     return True
 
@@ -329,7 +338,7 @@ def test_pieces_and_a_slice() -> None:
 
 
 def test_one_dimension_is_a_strip() -> None:
-    layout = Layout((1000,), whole((1000,), (300,)), (range(250, 350),))
+    layout = Layout((1000,), whole((1000,), (300,)), Box((250,), (100,)))
     assert shown(layout) == dedent("""\
         0       300     600     1000
         ┏━━━━━━━┯━━━━━━━┯━━━━━━━┯━━┓
@@ -371,7 +380,7 @@ def test_three_dimensions_that_are_cut_show_the_layer_of_the_slice() -> None:
 def test_chunks_and_pieces_that_are_too_thin() -> None:
     rows = [(0, 2), *((n, n + 1) for n in range(2, 20)), (20, 100)]
     arrays = [array((a, 0), (b - a, 640), (1, 640)) for a, b in rows]
-    layout = Layout((100, 640), arrays, (range(18, 50), range(640)))
+    layout = Layout((100, 640), arrays, Box((18, 0), (32, 640)))
     assert shown(layout, height=10) == dedent("""\
             0                     640
           0 ┏━━━━━━━━━━━━━━━━━━━━━━━┓
@@ -417,7 +426,7 @@ def test_pieces_without_elements_are_not_drawn() -> None:
     assert "1 of 2 pieces lie there" in shown(Layout((4,), arrays, None))
 
 
-def test_a_picture_needs_some_room() -> None:
+def test_a_drawing_needs_some_room() -> None:
     for size in ({"width": 23}, {"height": 5}):
         with pytest.raises(ValueError, match="24 x 6 characters at least"):
             draw(Layout((4,), whole((4,), (2,)), None), **size)

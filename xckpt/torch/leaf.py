@@ -1,10 +1,12 @@
-"""Targets of torch's adapter: memory that a load fills, and the leaf that comes of it.
+"""Tensors of any kind as leaves: what a save reads of them, and what a load fills.
 
-1. Nothing is allocated before the first box is asked for. Then `Memory` is made: a view of local
-   memory for each box, and what finishes the leaf.
-2. A view that NumPy can write is handed out as it is. For any other, `buffer` gives host memory of
-   the box's size, and `commit` copies it into the view.
-3. `result` finishes the leaf: new tensors get their ``requires_grad``, old ones a new version.
+1. A `TensorSource` is boxes of a tensor, and a view of local memory for each.
+2. A `TensorTarget` allocates nothing before the first box is asked for. Then `Memory` is made: a
+   view of local memory for each box, and what finishes the leaf.
+3. A view that NumPy can write is handed out as it is. For any other, `TensorTarget.buffer` gives
+   host memory of the box's size, and `TensorTarget.commit` copies it into the view.
+4. `TensorTarget.result` finishes the leaf: new tensors get their ``requires_grad``, old ones a new
+   version.
 """
 
 from __future__ import annotations
@@ -16,14 +18,36 @@ from dataclasses import dataclass, field
 import torch
 
 from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.metadata import Sharding
 from xckpt.torch.buffers import reachable
 
-__all__ = ["Memory", "TensorTarget", "mark_changed"]
+__all__ = ["Memory", "TensorSource", "TensorTarget", "mark_changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """A tensor of any kind to be saved: boxes of it, and the local elements of each."""
+
+    shape: tuple[int, ...]
+    """The global shape, in elements."""
+    dtype: str
+    """Empty where this rank has no part of the tensor and does not know."""
+    boxes: Boxes
+    """The whole of a plain tensor; of a sharded one the boxes that this rank holds."""
+    parts: Sequence[torch.Tensor]
+    """The elements of each box, outside autograd: views of the caller's memory."""
+    sharded: bool = False
+    sharding: Sharding | None = None
+    annotation: str = ""
+
+    def data(self, index: int) -> torch.Tensor:
+        """A view of the caller's memory, on its own device."""
+        return self.parts[index]
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a load writes, and what comes of it."""
+    """The memory that a load writes, and the leaf made of it."""
 
     views: Sequence[torch.Tensor]
     """The local memory of each box, outside autograd, of that box's sizes."""
@@ -50,20 +74,20 @@ class TensorTarget:
         """The tensor's own memory where NumPy can write it, else host memory of the box's sizes."""
         with self._lock:
             if index not in self._buffers:
-                view = self._made().views[index]
+                view = self._allocated().views[index]
                 if not reachable(view):
                     view = torch.empty(view.shape, dtype=view.dtype, device="cpu")
                 self._buffers[index] = view
             return self._buffers[index]
 
     def commit(self, index: int) -> None:
-        """Copy host memory to where it belongs; memory that was written itself stays.
+        """Copy host memory to where it belongs; the tensor's own memory is written already.
 
-        A box without elements may be committed without its buffer ever having been asked for.
+        A box without elements may be committed without a call of `buffer` before.
         """
         with self._lock:
             filled = self._buffers.pop(index, None)
-            view = self._made().views[index]
+            view = self._allocated().views[index]
         if filled is not None and not reachable(view):
             # Only in inference mode may a tensor made in it be written.
             with torch.inference_mode(view.is_inference()):
@@ -72,18 +96,18 @@ class TensorTarget:
     def result(self) -> torch.Tensor:
         """The caller's tensor, or a new one that requires gradients if the caller's does."""
         with self._lock:
-            return self._made().finish()
+            return self._allocated().finish()
 
-    def _made(self) -> Memory:
+    def _allocated(self) -> Memory:
         if self._memory is None:
             self._memory = self.allocate()
         return self._memory
 
 
 def mark_changed(tensors: Iterable[torch.Tensor]) -> None:
-    """Give tensors that NumPy wrote behind torch's back a new version.
+    """Give a new version to tensors that NumPy wrote without torch knowing.
 
-    A backward pass under way must not take the new values for the ones that it saved.
+    A backward pass under way must not take the new values for those it saved.
     """
     for tensor in tensors:
         if not tensor.is_inference():
