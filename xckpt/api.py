@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.background import SaveFuture, begin, settle
 from xckpt.engine.group import Group
 from xckpt.engine.load import load_state
-from xckpt.engine.save import save_when_ready
-from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
 from xckpt.find_group import find_group
 from xckpt.loading import load_in_place, reader_and_planner
@@ -89,12 +88,14 @@ def save(
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = options or SaveOptions()
-    return save_in_turn(
+    group = find_group() if group is None else group
+    return save_state(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=find_group() if group is None else group,
-        planner=planner_for(options) if planner is None else planner,
+        group=group,
+        planner=default_planner(options) if planner is None else planner,
         metadata=metadata,
+        failure=settle(group),
     )
 
 
@@ -147,15 +148,21 @@ def save_async(
     """
     _check_path(path, "save_async(path, state)")
     options = options or SaveOptions()
-    planner = planner_for(options) if planner is None else planner
+    planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
-    def run(state: Callable[[], Any], group: Group) -> Metadata:
+    def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
-        return save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=options),
+            group=group,
+            planner=planner,
+            metadata=kept,
+            failure=failure,
+        )
 
     return begin(str(path), state, stager, find_group() if group is None else group, run)
 

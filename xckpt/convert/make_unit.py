@@ -25,7 +25,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, copy_elements, view
 from xckpt.storage.chunk import allocate
 
-__all__ = ["make", "make_box", "pieces", "straight"]
+__all__ = ["direct_view", "make", "make_box", "run_copy"]
 
 Array = NDArray[np.generic]
 
@@ -80,12 +80,12 @@ def _carry_out(
 ) -> None:
     for number, copy in copies:
         if not copy.source:
-            copy_elements(copy, None, made[number], target_origin=boxes[number].offsets)
+            run_copy(copy, None, made[number], None, boxes[number].offsets)
     for reading in source_reads(copies):
         number, copy = reading.copies[0]
         place = None
         if len(reading.copies) == 1:
-            place = straight(copy, reading.box, made[number], boxes[number].offsets)
+            place = direct_view(copy, reading.box, made[number], boxes[number].offsets)
         if place is not None:
             source.read(reading.name, reading.box, place)
             continue
@@ -93,17 +93,10 @@ def _carry_out(
         held = allocate(reading.box.sizes, dtype, reading.name)
         source.read(reading.name, reading.box, held)
         for number, copy in reading.copies:
-            for piece in pieces(copy):
-                copy_elements(
-                    piece,
-                    held,
-                    made[number],
-                    source_origin=reading.box.offsets,
-                    target_origin=boxes[number].offsets,
-                )
+            run_copy(copy, held, made[number], reading.box.offsets, boxes[number].offsets)
 
 
-def straight(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) -> Array | None:
+def direct_view(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) -> Array | None:
     """The target's memory in the order of the box that is read, if each element has its place.
 
     Args:
@@ -129,7 +122,24 @@ def straight(copy: StridedCopy, box: Box, made: Array, origin: tuple[int, ...]) 
     return view(made, offsets, tuple(steps), sizes)
 
 
-def pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
+def run_copy(
+    copy: StridedCopy,
+    source: Array | None,
+    target: Array,
+    source_origin: tuple[int, ...] | None,
+    target_origin: tuple[int, ...],
+) -> None:
+    """Carry out one copy between boxes that begin at these origins, in memory that is bounded.
+
+    ``source`` is None for a constant.
+    """
+    for piece in _pieces(copy):
+        copy_elements(
+            piece, source, target, source_origin=source_origin, target_origin=target_origin
+        )
+
+
+def _pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
     """A copy with arithmetic in pieces of bounded size."""
     if not copy.arithmetic or copy.elements <= PIECE:
         yield copy
@@ -138,4 +148,4 @@ def pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
     size = copy.sizes[axis]
     step = max(1, size * PIECE // copy.elements)
     for start in range(0, size, step):
-        yield from pieces(copy.cut(axis, start, min(size, start + step)))
+        yield from _pieces(copy.cut(axis, start, min(size, start + step)))

@@ -31,7 +31,7 @@ from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
 from xckpt.storage.commit.folder import StagedCheckpoint
-from xckpt.storage.commit.staging import begin
+from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
@@ -98,6 +98,12 @@ def _nothing() -> None:
     pass
 
 
+def _remove_journals(staging: Staging) -> None:
+    folder = staging.location.folder
+    if folder is not None:
+        remove_journals(folder)
+
+
 class ConvertingWriter(ZarrStorageWriter):
     """A storage writer that makes what it writes.
 
@@ -132,31 +138,23 @@ class ConvertingWriter(ZarrStorageWriter):
         self._rank = rank
         self._worth_keeping = False
 
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Reserve a place to write to, on the coordinator: where an earlier process has been.
+    def _begin(self) -> Staging:
+        """Reserve a place to write to: where an earlier process wrote, if one did.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             StorageError: the storage refused.
         """
-        super().set_up_storage_writer(False)
-        if not is_coordinator:
-            return
         staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        self._staging = staging
         if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
-            self._remove_journals()
+            _remove_journals(staging)
         elif self._earlier(staging.location):
             self._worth_keeping = True
             staging.tidy()
         else:
-            self._remove_journals()
+            _remove_journals(staging)
             staging.clear()
-
-    def _remove_journals(self) -> None:
-        folder = self._staging.location.folder if self._staging is not None else None
-        if folder is not None:
-            remove_journals(folder)
+        return staging
 
     def _earlier(self, staged: Location) -> dict[int, bytes]:
         """What earlier processes have written for the same conversion: unit -> report."""
@@ -233,7 +231,8 @@ class ConvertingWriter(ZarrStorageWriter):
         """Stop: what was written stays, for a process that goes on with it, if it is any good."""
         staging = self._staging
         if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
-            self._remove_journals()
+            if staging is not None:
+                _remove_journals(staging)
             super().abort()
             return
         for document in self._documents.values():

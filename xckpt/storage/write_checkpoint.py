@@ -87,8 +87,10 @@ class ZarrStorageWriter:
         self.target = Location.parse(path)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
+        self.storage_meta = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+        """The sizes of chunks, for planners that have none of their own."""
         self._staging: Staging | None = None
-        self._committed: Manifest | None = None
+        self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
         self._documents: dict[str, _Document] = {}
 
@@ -97,30 +99,21 @@ class ZarrStorageWriter:
         """Names of the codecs behind ``bytes``."""
         return ("crc32c",) if self.options.crc32c else ()
 
-    def storage_meta(self) -> GridOptions:
-        """How large chunks shall be, for a planner that was not told."""
-        return GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
-
-    @property
-    def staged(self) -> Location | None:
-        """Where the save under way is staged; None but on the coordinator."""
-        return self._staging.location if self._staging is not None else None
-
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Reserve a place to write to, on the coordinator.
+    def stage(self) -> Location:
+        """Reserve a place to write to, on the coordinator; where that is.
 
         Raises:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
         # What an earlier save has left would be taken for written already.
-        self._committed = self._draft = None
+        self._draft = None
         self._documents = {}
-        self._staging = begin(self.target, overwrite=self.overwrite) if is_coordinator else None
+        self._staging = self._begin()
+        return self._staging.location
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
-        return plan
+    def _begin(self) -> Staging:
+        return begin(self.target, overwrite=self.overwrite)
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
@@ -130,10 +123,10 @@ class ZarrStorageWriter:
         Raises:
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
-        assert self._staging is not None
         metadata = self._with_grids(metadata)
-        self._draft = _draft(metadata, self.codecs)
-        where = self._staging.location
+        draft = _draft(metadata, self.codecs)
+        where = self.stage() if self._staging is None else self._staging.location
+        self._draft = draft
         shared = {
             name: _orders(described)
             for name, described in metadata.state_dict_metadata.items()
@@ -159,7 +152,7 @@ class ZarrStorageWriter:
                     self._documents[key] = _Document(content, store.write(key, content))
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
-        options = self.storage_meta()
+        options = self.storage_meta
         described = dict(metadata.state_dict_metadata)
         for name, tensor in described.items():
             if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:
@@ -242,7 +235,7 @@ class ZarrStorageWriter:
                 self._await_documents()
         self._staging.publish(data)
         self._staging = None
-        self._committed = manifest
+        self._committed = data, manifest
         return data
 
     def _amend_documents(self, store: ts.KvStore, manifest: Manifest) -> None:
@@ -258,7 +251,9 @@ class ZarrStorageWriter:
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
-        return to_metadata(self._committed or parse(manifest, digest_bytes))
+        if self._committed is not None and self._committed[0] == manifest:
+            return to_metadata(self._committed[1])
+        return to_metadata(parse(manifest, digest_bytes))
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""

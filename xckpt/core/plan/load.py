@@ -141,12 +141,22 @@ class DefaultLoadPlanner(LoadPlanner):
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         cast: allow another dtype than the stored one.
         in_place: fill the targets themselves instead of new ones like them.
+        keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
+            even if strict.
     """
 
-    def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        in_place: bool = False,
+        keep_values: bool = False,
+    ) -> None:
         self.strict = strict
         self.cast = cast
         self.in_place = in_place
+        self.keep_values = keep_values
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
@@ -154,7 +164,6 @@ class DefaultLoadPlanner(LoadPlanner):
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, _Wanted] = {}
         self._values: dict[str, object] = {}
-        self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
     def set_up_planner(
@@ -170,9 +179,6 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         assert metadata is not None
         flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
-        self._set_up(state_dict, flat, metadata)
-
-    def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
@@ -201,11 +207,17 @@ class DefaultLoadPlanner(LoadPlanner):
             )
         return target
 
+    @property
+    def targets(self) -> Mapping[str, TargetLeaf | None]:
+        """Leaf name -> its target, once it is set up; None for a value."""
+        return {name: wanted.target for name, wanted in self._wanted.items()}
+
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        # A kept leaf is nothing that the checkpoint should have: it stays as the caller has it.
-        wanted_names = [name for name in self._wanted if name not in self._kept]
-        targets = {name: self._wanted[name].target for name in wanted_names}
+        targets = self.targets
+        if self.keep_values:
+            stored_names = self.metadata.state_dict_metadata.keys()
+            targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():

@@ -92,10 +92,8 @@ class _Save:
 
     def stage(self, ranks: int) -> place.Place:
         """Reserve a place to write to, on the coordinator."""
-        self.writer.set_up_storage_writer(True)
-        location = self.writer.staged
-        assert location is not None
-        self.ranks, self.place = ranks, place.Place.of(uuid.uuid4().hex, location)
+        self.ranks = ranks
+        self.place = place.Place.of(uuid.uuid4().hex, self.writer.stage())
         _under_way[self.place.save] = self
         return self.place
 

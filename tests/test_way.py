@@ -1,0 +1,47 @@
+"""A save goes straight through the house: the packages that it enters, in order.
+
+`xckpt.core`, errors and options are the ground on which all stand and are not counted as packages.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.way import GROUND, Way, in_a_fresh_process, package_of, trace
+from xckpt.core.geometry.box import Box
+from xckpt.storage.location import Location
+
+MOST_FILES = 35
+
+
+@pytest.fixture(scope="module")
+def save() -> Way:
+    return in_a_fresh_process("save_of_a_dtensor")
+
+
+def test_a_save_enters_these_packages(save: Way) -> None:
+    assert save.packages == [
+        "api",
+        "find_group",
+        "torch",  # is torch.distributed initialised?
+        "storage",  # the writer
+        "engine",
+        "torch",  # describe the leaves
+        "engine",
+        "storage",  # stage the save, make the orders
+        "engine",
+        "storage",  # write
+        "torch",  # the data of a leaf
+        "storage",  # write, commit
+    ]
+
+
+def test_a_save_enters_few_files(save: Way) -> None:
+    above_the_ground = [file for file in save.distinct_files if package_of(file) not in GROUND]
+    assert len(above_the_ground) <= MOST_FILES, above_the_ground
+
+
+def test_the_way_of_a_call() -> None:
+    way = trace(lambda: Box((0,), (Location.parse("memory://way").path != "",)).ends)
+    assert way.distinct_files == ["storage/location.py", "core/geometry/box.py"]
+    assert way.packages == ["storage"] and way.moves == 0
