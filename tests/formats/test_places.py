@@ -23,6 +23,7 @@ from tests.support.thread_group import run_ranks
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert import Mapping, Rule, convert
 from xckpt.formats.detect import detect, open_source
+from xckpt.formats.sink import Contents
 from xckpt.mapping.operations import Transpose
 from xckpt.storage.location import Location, open_store
 
@@ -50,7 +51,7 @@ def safetensors_folder(path: Path) -> Path:
 
     sink = SafetensorsSink(path, max_shard_bytes=1000)
     specs = {name: TensorSpec(array.shape, array.dtype.name) for name, array in ARRAYS.items()}
-    sink.prepare(specs, VALUES, {})
+    sink.prepare(Contents(specs, VALUES))
     for name, array in ARRAYS.items():
         box = xckpt.ChunkStorageMetadata((0,) * array.ndim, array.shape)
         sink.write(name, box, array)

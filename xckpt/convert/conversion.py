@@ -81,6 +81,8 @@ class Conversion:
     """Whether steps that do not bring every value back are allowed."""
     wanted: tuple[tuple[str, TensorSpec], ...] | None = None
     """(name, spec) of each tensor of the target, where it is known."""
+    opaque: bool = False
+    """Whether objects of the source are passed on as the bytes that hold them."""
 
     def open(self) -> Opened:
         """Open the source and resolve the mapping on it.
@@ -92,7 +94,7 @@ class Conversion:
         """
         if self.dtype is not None and not is_float(self.dtype):
             raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
-        source = open_source(self.path, self.format)
+        source = open_source(self.path, self.format, opaque=self.opaque)
         try:
             return Opened(source, self._resolved(source))
         except BaseException:

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +24,7 @@ from xckpt.convert.to_checkpoint import IDENTITY, Run
 from xckpt.convert.units import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
-from xckpt.formats.sink import TensorSink
-from xckpt.mapping.spec import TensorSpec
+from xckpt.formats.sink import Contents, TensorSink
 from xckpt.storage.commit.claims import (
     Claim,
     claim,
@@ -39,19 +38,17 @@ from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location
 
-__all__ = ["SinkLayout", "SinkOutput", "SinkWriter"]
+__all__ = ["SinkOutput", "SinkTarget", "SinkWriter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SinkLayout:
+class SinkTarget:
     """What a sink is to carry, and where; pickles."""
 
-    destination: str
+    path: str
     format: str | None
     overwrite: bool
-    specs: Mapping[str, TensorSpec]
-    values: Mapping[str, object]
-    metadata: Mapping[str, str]
+    contents: Contents
 
     def open(self, attach: str = "") -> tuple[TensorSink, str]:
         """A sink that is ready for boxes, and its token.
@@ -59,10 +56,10 @@ class SinkLayout:
         Raises:
             XckptError: see `TensorSink.prepare`.
         """
-        sink = open_sink(self.destination, self.format, overwrite=self.overwrite)
+        sink = open_sink(self.path, self.format, overwrite=self.overwrite)
         assert sink is not None
         try:
-            token = sink.prepare(self.specs, self.values, self.metadata, attach=attach)
+            token = sink.prepare(self.contents, attach=attach)
         except BaseException:
             sink.close()
             raise
@@ -71,26 +68,16 @@ class SinkLayout:
 
 @dataclass(frozen=True, slots=True)
 class _Attachment:
-    """A layout and a token; two with one token are one, in one process."""
+    """A target and a token; two with one token are one, in one process."""
 
     token: str
-    destination: str
-    layout: SinkLayout
-
-    def __hash__(self) -> int:
-        return hash((self.token, self.destination))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Attachment) and (self.token, self.destination) == (
-            other.token,
-            other.destination,
-        )
+    target: SinkTarget = field(compare=False)
 
 
 @functools.lru_cache(maxsize=1)
 def _attached(attachment: _Attachment) -> TensorSink:
     """The sink of an output that another process has laid out."""
-    return attachment.layout.open(attachment.token)[0]
+    return attachment.target.open(attachment.token)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +121,13 @@ class SinkWriter:
     """A conversion's output on one rank.
 
     Args:
-        layout: what is written where.
+        target: what is written where.
         conversion: a digest of source, mapping and options.
         rank: this process's in its group.
     """
 
-    def __init__(self, layout: SinkLayout, conversion: bytes, rank: int) -> None:
-        self.layout = layout
+    def __init__(self, target: SinkTarget, conversion: bytes, rank: int) -> None:
+        self.target = target
         self.conversion = conversion
         self.rank = rank
         self.sink: TensorSink | None = None
@@ -150,9 +137,9 @@ class SinkWriter:
 
     @property
     def _staged(self) -> Path:
-        folder = Location.parse(self.layout.destination).folder
+        folder = Location.parse(self.target.path).folder
         if folder is None:
-            raise StorageError(f"{self.layout.destination}: only our own format is written there")
+            raise StorageError(f"{self.target.path}: only our own format is written there")
         return staging_folder(folder, IDENTITY)
 
     def begin(self) -> bytes:
@@ -165,16 +152,16 @@ class SinkWriter:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             XckptError: see `TensorSink.prepare`.
         """
-        folder = Location.parse(self.layout.destination).folder
+        folder = Location.parse(self.target.path).folder
         assert folder is not None
         with storage_errors(folder):
             make_folder(folder.parent)
-            # Removing the remains of dead saves comes later: one may be what this one resumes.
+            # The remains of dead saves are removed later: one may be what this one resumes.
             self._claim = reclaim(folder, IDENTITY) or claim(folder, IDENTITY)
             self._claim.folder.mkdir(exist_ok=True)
             if not self._resume(self._claim.folder):
                 remove_journals(self._claim.folder)
-                self.sink, self._token = self.layout.open()
+                self.sink, self._token = self.target.open()
         return self._token.encode()
 
     def _resume(self, staged: Path) -> bool:
@@ -183,7 +170,7 @@ class SinkWriter:
             start, done, _ = read_journal(path)
             if start is not None and start.conversion == self.conversion and start.token and done:
                 try:
-                    self.sink, self._token = self.layout.open(start.token)
+                    self.sink, self._token = self.target.open(start.token)
                 except NotACheckpointError:
                     continue
                 self._worth_keeping = True
@@ -193,7 +180,7 @@ class SinkWriter:
     def attach(self, token: bytes) -> TensorSink:
         """The sink; on other ranks than the coordinator, one that takes part in what that began."""
         if self.sink is None:
-            self.sink, self._token = self.layout.open(token.decode())
+            self.sink, self._token = self.target.open(token.decode())
         return self.sink
 
     def make(self, units: Sequence[Numbered], run: Run) -> None:
@@ -211,7 +198,7 @@ class SinkWriter:
             journal.note(number, report)
             self._worth_keeping = True
 
-        attachment = _Attachment(self._token, self.layout.destination, self.layout)
+        attachment = _Attachment(self._token, self.target)
         output = _OpenOutput(self.sink, SinkOutput(attachment))
         run([each for each in units if each[0] not in earlier], output, note)
 

@@ -34,6 +34,9 @@ SOURCES: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Format -> module and class of its source."""
 
+WITH_OBJECTS: Final = ("xckpt", "dcp")
+"""The formats that keep objects as bytes."""
+
 SINKS: Final[Mapping[str, tuple[str, str]]] = {
     "safetensors": ("xckpt.formats.safetensors.sink", "SafetensorsSink"),
     "orbax": ("xckpt.formats.orbax.sink", "OrbaxSink"),
@@ -57,12 +60,16 @@ SMALL_BYTES = 1024
 """Files of a bucket up to this long (bytes) are read to tell their length."""
 
 
-def open_source(path: str | os.PathLike[str], format: str | None = None) -> TensorSource:
+def open_source(
+    path: str | os.PathLike[str], format: str | None = None, *, opaque: bool = False
+) -> TensorSource:
     """Open whatever checkpoint lies at a path.
 
     Args:
         path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
         format: one of `SOURCES`; found out by default.
+        opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
+            has any; by default they are refused, and bytes in a checkpoint of ours.
 
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
@@ -76,9 +83,10 @@ def open_source(path: str | os.PathLike[str], format: str | None = None) -> Tens
         >>> open_source("some.safetensors").specs
         {'w': TensorSpec(shape=(2, 3), dtype='float16')}
     """
-    module, name = SOURCES[_known(format or detect(path), SOURCES, "read")]
-    opened: Callable[[object], TensorSource] = getattr(import_module(module), name)
-    return opened(path)
+    known = _known(format or detect(path), SOURCES, "read")
+    module, name = SOURCES[known]
+    opened: Callable[..., TensorSource] = getattr(import_module(module), name)
+    return opened(path, opaque=True) if opaque and known in WITH_OBJECTS else opened(path)
 
 
 def detect(path: str | os.PathLike[str]) -> str:

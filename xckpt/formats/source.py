@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.metadata import Sharding, TensorStorageMetadata
+from xckpt.core.manifest.entries import BytesEntry
+from xckpt.core.metadata import JSONValue, Sharding, TensorStorageMetadata
+from xckpt.formats.opaque import Opaque
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
@@ -20,7 +22,7 @@ from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.stored_array import StoredArray
 
-__all__ = ["TensorSource", "XckptSource"]
+__all__ = ["USER", "TensorSource", "XckptSource", "metadata_texts"]
 
 USER = "xckpt.user"
 """The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
@@ -79,12 +81,27 @@ class TensorSource(Protocol):
         ...
 
 
+def metadata_texts(user: JSONValue) -> dict[str, str]:
+    """User metadata as texts by name; as one text of JSON where they are anything else.
+
+    Example:
+        >>> metadata_texts({"by": "me"}), metadata_texts([1]), metadata_texts(None)
+        ({'by': 'me'}, {'xckpt.user': '[1]'}, {})
+    """
+    if user is None:
+        return {}
+    if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
+        return cast(dict[str, str], user)
+    return {USER: msgspec.json.encode(user).decode()}
+
+
 class XckptSource:
     """The tensors of a checkpoint of ours; a `TensorSource`.
 
     Args:
         path: where the checkpoint is; see `xckpt.save`.
         options: memory maps and threads.
+        opaque: give objects that were serialised as `Opaque` ones; by default they are bytes.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
@@ -102,9 +119,20 @@ class XckptSource:
         array([[3., 4., 5.]])
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: LoadOptions | None = None,
+        opaque: bool = False,
+    ) -> None:
         self.checkpoint = Checkpoint(path, options=options)
         """The open checkpoint."""
+        self._opaque = {
+            entry.name
+            for entry in self.checkpoint.manifest.leaves
+            if opaque and isinstance(entry, BytesEntry) and entry.type == "opaque"
+        }
         self.leaf_names = by_mapping_name(self.checkpoint)
         """Mapping name -> leaf name."""
         self._tensors = {
@@ -134,10 +162,15 @@ class XckptSource:
     @cached_property
     def _values(self) -> Mapping[str, object]:
         return {
-            name: self.checkpoint[leaf]
+            name: self._value(leaf)
             for name, leaf in self.leaf_names.items()
             if name not in self._tensors
         }
+
+    def _value(self, leaf: str) -> object:
+        if leaf not in self._opaque:
+            return self.checkpoint[leaf]
+        return Opaque(lambda: cast(bytes, self.checkpoint[leaf]))
 
     @property
     def containers(self) -> Mapping[str, str]:
@@ -159,12 +192,7 @@ class XckptSource:
     @property
     def metadata(self) -> Mapping[str, str]:
         """The user's metadata: as they are if they are texts by name, else as JSON."""
-        user = self.checkpoint.user_metadata
-        if user is None:
-            return {}
-        if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
-            return cast(dict[str, str], user)
-        return {USER: msgspec.json.encode(user).decode()}
+        return metadata_texts(self.checkpoint.user_metadata)
 
     @property
     def bytes_read(self) -> int:

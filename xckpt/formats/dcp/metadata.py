@@ -22,7 +22,8 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
-from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, as_record, load
+from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
 
 __all__ = [
     "DTYPE_NAMES",

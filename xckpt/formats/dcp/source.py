@@ -25,6 +25,7 @@ from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
+from xckpt.formats.opaque import Opaque
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
@@ -44,6 +45,7 @@ class DCPSource:
 
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
+        opaque: keep entries that are neither tensors nor values as the bytes that they are.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
@@ -55,9 +57,9 @@ class DCPSource:
 
     Example:
         >>> import xckpt
-        >>> from xckpt.torch.dcp import export_checkpoint
+        >>> from xckpt.convert import convert
         >>> _ = xckpt.save("memory://for-dcp", {"model": {"w": np.arange(6.0)}, "step": 7})
-        >>> export_checkpoint("memory://for-dcp", "a-dcp-folder")
+        >>> _ = convert("memory://for-dcp", "a-dcp-folder", format="dcp")
         >>> source = DCPSource("a-dcp-folder")
         >>> source.specs, source.values
         ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
@@ -66,12 +68,12 @@ class DCPSource:
     metadata: Mapping[str, str]
     """Nothing: such folders carry no texts of their own."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
         folder = self.path = find_path(path)
         self.metadata = {}
         data = read_metadata(folder)
         with naming(folder):
-            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=False))
+            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))
             self.leaf_names: Mapping[str, str] = by_mapping_name(flat.leaves)
             """Mapping name -> leaf name."""
         self.containers = flat.containers
@@ -80,7 +82,7 @@ class DCPSource:
         self.specs: Mapping[str, TensorSpec] = {}
         """Mapping name -> what the tensor is."""
         self.values: Mapping[str, object] = {}
-        """Mapping name -> Python value."""
+        """Mapping name -> Python value, or `Opaque` object."""
         self._sort({name: flat.leaves[leaf] for name, leaf in self.leaf_names.items()})
         self._state = hashlib.sha256(data)
         self._files: OrderedDict[FilePath, RangeFile] = OrderedDict()
@@ -95,7 +97,7 @@ class DCPSource:
             if isinstance(leaf, LazySource) and isinstance(leaf.read, MappedParts):
                 specs[name] = TensorSpec(leaf.shape, leaf.dtype)
                 self._tensors[name] = leaf.boxes, leaf.read
-            elif value_kind(leaf) is not None:
+            elif value_kind(leaf) is not None or isinstance(leaf, Opaque):
                 values[name] = leaf
             else:
                 problems.append(f"{name}: a {type(leaf).__qualname__} is neither tensor nor value")

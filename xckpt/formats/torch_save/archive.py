@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.dcp.metadata import Where
-from xckpt.formats.torch_save.pickle_machine import Symbol
+from xckpt.formats.torch_save.symbols import Symbol
 from xckpt.formats.torch_save.values import View, describe
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file

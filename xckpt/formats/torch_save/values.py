@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final, TypeGuard
 
 from xckpt.formats.dcp.metadata import DTYPE_NAMES, MOST_DIMENSIONS
-from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
+from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.symbols import Maker, Symbol
 
 __all__ = ["NAMES", "Storage", "View", "describe"]
 

@@ -32,9 +32,9 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import StoredObject
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import reachable, torch_dtype
-from xckpt.torch.dcp.keys import StoredObject
 from xckpt.torch.leaf import mark_changed
 from xckpt.torch.plain import check_readable, check_writable, plain
 

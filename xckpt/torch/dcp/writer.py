@@ -40,13 +40,13 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
+from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp import place
 from xckpt.torch.dcp.bridge import SaveBridge
-from xckpt.torch.dcp.keys import LeafNames
 from xckpt.torch.dcp.plan_cache import note_unsent, whole_plans
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
