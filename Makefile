@@ -1,5 +1,5 @@
 # make test | make test-thorough | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
-# make fuzz | make demo | make bench | make lint | make clean
+# make fuzz | make demo | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
@@ -29,7 +29,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla test test-thorough test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
+.PHONY: env env-xla test test-thorough test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
 
 env: $(STAMP)
 
@@ -130,6 +130,11 @@ fuzz: $(FUZZ_STAMP)
 
 demo: env
 	$(BIN)/python -m examples.demo
+
+# Files, lines, the largest files, classes and functions, packages on the way of a save and a load.
+measure: env
+	$(BIN)/python -m tests.measure
+	$(BIN)/python -m tests.support.way
 
 bench: env
 	$(BIN)/python -m benchmarks.run

@@ -21,8 +21,9 @@ from xckpt.convert.units import Resolved, TargetPart
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.formats.source import TensorSource
+from xckpt.mapping.copy_elements import copy_elements, view
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy, copy_elements, view
+from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.storage.chunk import allocate
 
 __all__ = ["direct_view", "make", "make_box", "run_copy"]

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,8 +32,9 @@ from xckpt.storage.commit.claims import journal_of, journals, remove_journals
 from xckpt.storage.commit.folder import StagedCheckpoint
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
+from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
+from xckpt.storage.write_chunks import ChunkWrites
 
 __all__ = ["CheckpointOutput", "ConvertingWriter", "Run"]
 
@@ -73,7 +73,7 @@ class CheckpointOutput:
         """What one unit needs of this."""
         items = {part: self.items[part] for part in unit.parts}
         leaves = {item.index.fqn for item in items.values()}
-        arrays = {name: self.orders.arrays[name] for name in leaves}
+        arrays = tuple(array for array in self.orders.arrays if array.leaf in leaves)
         orders = msgspec.structs.replace(self.orders, arrays=arrays)
         return replace(self, orders=orders, items=items)
 
@@ -87,15 +87,12 @@ class CheckpointOutput:
         writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
         try:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(items, pool, meanwhile=_nothing)
+                writes.start_tensors(items, pool)
+                writes.write_tensors(pool)
             return _encode(writes.finish())
         except BaseException:
             writes.drain()
             raise
-
-
-def _nothing() -> None:
-    pass
 
 
 def _remove_journals(staging: Staging) -> None:
@@ -235,8 +232,6 @@ class ConvertingWriter(ZarrStorageWriter):
                 _remove_journals(staging)
             super().abort()
             return
-        for document in self._documents.values():
-            with contextlib.suppress(ValueError):
-                document.written.result()
+        self._drain()
         staging.release()
         self._staging = None

@@ -75,12 +75,12 @@ class Trace:
     """The rule whose operations run, as it prints."""
     wanted: TensorSpec | None = None
     """What the target wants of the leaf that the rule makes, where only a constant makes it."""
-    ranges: Mapping[str, range] = field(default_factory=dict)
+    ranges: Mapping[str, range] = field(default_factory=dict[str, range])
     """The stated ranges of that rule's indices."""
-    assertions: list[Assertion] = field(default_factory=list)
-    dropped: list[Traced] = field(default_factory=list)
+    assertions: list[Assertion] = field(default_factory=list[Assertion])
+    dropped: list[Traced] = field(default_factory=list[Traced])
     """Tensors left out without a look at them."""
-    lossy: dict[Lossy, None] = field(default_factory=dict)
+    lossy: dict[Lossy, None] = field(default_factory=dict[Lossy, None])
 
     def must_equal(self, tensor: Traced, expected: Traced, reason: str) -> None:
         """Note that `tensor` has to be what `expected` is."""

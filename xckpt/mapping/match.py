@@ -37,13 +37,13 @@ class Instance:
 class Matches:
     """What matching found."""
 
-    instances: list[Instance] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
+    instances: list[Instance] = field(default_factory=list[Instance])
+    unused: list[str] = field(default_factory=list[str])
     """Leaves that no rule takes."""
-    idle: list[Rule] = field(default_factory=list)
+    idle: list[Rule] = field(default_factory=list[Rule])
     """Rules that take no leaf."""
-    problems: list[str] = field(default_factory=list)
-    failed: list[Rule] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
+    failed: list[Rule] = field(default_factory=list[Rule])
     """The rules that the problems are about."""
 
     def fail(self, rule: Rule, problem: object) -> None:

@@ -54,9 +54,9 @@ class ResolvedMapping:
     """Source leaves that no rule takes."""
     idle: tuple[Rule, ...] = ()
     """Rules that take no leaf of this source."""
-    makers: Mapping[str, Rule] = field(default_factory=dict)
+    makers: Mapping[str, Rule] = field(default_factory=dict[str, Rule])
     """Target leaf -> the rule that makes it."""
-    _boxes: dict[str, Boxes] = field(default_factory=dict, compare=False, repr=False)
+    _boxes: dict[str, Boxes] = field(default_factory=dict[str, Boxes], compare=False, repr=False)
 
     def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
         """The copies of just the elements of a box of a target leaf.
@@ -107,17 +107,17 @@ class Resolution:
     """The target leaves that rules made, and the problems that kept them from making more."""
 
     source: Mapping[str, TensorSpec]
-    made: dict[str, Traced] = field(default_factory=dict)
+    made: dict[str, Traced] = field(default_factory=dict[str, Traced])
     """Target leaf -> what it is made of."""
-    makers: dict[str, Rule] = field(default_factory=dict)
+    makers: dict[str, Rule] = field(default_factory=dict[str, Rule])
     """Target leaf -> the rule that makes it."""
     trace: Trace = field(default_factory=Trace)
-    unused: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list[str])
     """Source leaves that no rule takes."""
-    idle: list[Rule] = field(default_factory=list)
+    idle: list[Rule] = field(default_factory=list[Rule])
     """Rules that take no leaf."""
-    problems: list[str] = field(default_factory=list)
-    failed: list[Rule] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
+    failed: list[Rule] = field(default_factory=list[Rule])
     """The rules that the problems are about."""
 
     @property

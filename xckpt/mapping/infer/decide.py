@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.align import Doubt, Pair
 from xckpt.mapping.infer.conventions import AxisLayout
 from xckpt.mapping.infer.leaf_names import ModelLeaf
+from xckpt.mapping.infer.pairs import Doubt, Pair
 
 __all__ = ["Decided", "decide"]
 

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.align import Doubt, LeafGroup
 from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.decide import Decided
 from xckpt.mapping.infer.leaf_names import FusedPart
+from xckpt.mapping.infer.pairs import Doubt, LeafGroup
 
 __all__ = ["STACKED", "Finding", "put_together"]
 

@@ -16,13 +16,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from xckpt.mapping.infer.align import Doubt, align
+from xckpt.mapping.infer.align import align
 from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.decide import decide
 from xckpt.mapping.infer.findings import STACKED, Finding, put_together
 from xckpt.mapping.infer.fold import Link, RuleTable, counted, fold, rule
 from xckpt.mapping.infer.fused import taken_apart
 from xckpt.mapping.infer.leaf_names import ModelLeaf, leaves_of, specs_of
+from xckpt.mapping.infer.pairs import Doubt
 from xckpt.mapping.infer.structure import match_modules
 from xckpt.mapping.mapping import LeafMapping
 

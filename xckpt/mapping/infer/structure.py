@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from xckpt.mapping.infer.align import Alignment, Doubt, LeafGroup, pair_of
 from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
+from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, Side, pair_of
 
 __all__ = ["match_modules"]
 
@@ -122,22 +122,22 @@ def match_modules(found: Alignment) -> None:
     _match_alone(found, fitting, *left)
 
 
-def _unpaired(found: Alignment, side: str, groups: Sequence[_ModuleGroup]) -> list[_Module]:
+def _unpaired(found: Alignment, side: Side, groups: Sequence[_ModuleGroup]) -> list[_Module]:
     """The modules of which no leaf is in a pair."""
     return [
         module
         for group in groups
         for module in group.modules
-        if found.used.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
+        if found.paired.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
     ]
 
 
-def _modules(found: Alignment, side: str) -> list[_Module]:
+def _modules(found: Alignment, side: Side) -> list[_Module]:
     """Modules that are left whole."""
     leaves = found.sources if side == "source" else found.targets
     grouped: dict[Path, dict[str, ModelLeaf]] = defaultdict(dict)
     spoilt: set[Path] = set()
-    taken = found.used | found.doubted
+    taken = found.paired | found.doubted
     for leaf in leaves:
         if leaf.role in IGNORED:
             continue

@@ -7,6 +7,8 @@ which the rule states and which is asserted where it would be lost; or *lossy*, 
 from xckpt.mapping.operations.base import (
     Exactness,
     Operation,
+    is_list,
+    is_table,
     look_at_operations,
     operation_from_document,
     run,
@@ -50,6 +52,8 @@ __all__ = [
     "Transpose",
     "Unstack",
     "Untie",
+    "is_list",
+    "is_table",
     "operation_from_document",
     "run",
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import msgspec
 
@@ -26,6 +26,8 @@ __all__ = [
     "Operation",
     "TensorOperation",
     "axis_of",
+    "is_list",
+    "is_table",
     "look_at_operations",
     "operation_from_document",
     "run",
@@ -65,7 +67,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if isinstance(value, list | tuple):
+            if is_list(value):
                 msgspec.structs.force_setattr(self, field, _frozen(value))
         try:
             self.validate()
@@ -136,12 +138,22 @@ def _is_abstract(member: object) -> bool:
     return getattr(member, "__isabstractmethod__", False)
 
 
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value of a document is a list."""
+    return isinstance(value, list | tuple)
+
+
+def is_table(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value of a document is a table."""
+    return isinstance(value, Mapping)
+
+
 def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_frozen, value)) if is_list(value) else value
 
 
 def _plain(value: object) -> object:
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return list(map(_plain, value)) if is_list(value) else value
 
 
 def look_at_operations() -> None:
@@ -149,7 +161,7 @@ def look_at_operations() -> None:
     prepare_structs(*_OPERATIONS.values())
 
 
-def operation_from_document(document: Mapping[str, Any]) -> Operation:
+def operation_from_document(document: object) -> Operation:
     """The operation that a table stands for.
 
     Raises:
@@ -159,7 +171,7 @@ def operation_from_document(document: Mapping[str, Any]) -> Operation:
         >>> operation_from_document({"transpose": [1, 0]})
         Transpose(axes=(1, 0))
     """
-    if not isinstance(document, Mapping):
+    if not is_table(document):
         raise MappingError(
             f"an operation is a table such as {{ transpose = [1, 0] }}: {document!r}"
         )

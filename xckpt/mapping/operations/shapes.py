@@ -117,7 +117,7 @@ class Rearrange(TensorOperation, frozen=True):
 
     expression: str
     """``"before -> after"``."""
-    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    sizes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     """Sizes of named dimensions."""
 
     def validate(self) -> None:
