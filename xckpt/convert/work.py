@@ -26,7 +26,7 @@ from xckpt.formats.sink import Contents
 from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.foreign.waiting import waiting_threads
+from xckpt.storage.foreign.concurrency import reading_threads
 
 __all__ = ["Converted", "Work"]
 
@@ -136,7 +136,7 @@ class Work:
             output,
             note,
             progress,
-            threads=self.options.threads or waiting_threads(getattr(source, "path", None)),
+            threads=self.options.threads or reading_threads(getattr(source, "path", None)),
             memory_bytes=self.options.memory_bytes,
         )
 

@@ -38,7 +38,7 @@ from xckpt.mapping.names import keys_of
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunk import allocate
-from xckpt.storage.foreign.waiting import waiting_threads
+from xckpt.storage.foreign.concurrency import reading_threads
 
 __all__ = ["SourceReader", "parts"]
 
@@ -160,7 +160,7 @@ class SourceReader:
             planner.load_bytes(item, io.BytesIO(text.encode("utf-8", "surrogatepass")))
         sizes = [prod(item.lengths) * item_size(self._dtype(item)) for item in tensors]
         progress = ProgressCounter(sum(sizes), self.options.progress)
-        threads = self.options.threads or waiting_threads(getattr(self.source, "path", None))
+        threads = self.options.threads or reading_threads(getattr(self.source, "path", None))
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for item, size in zip(tensors, sizes, strict=True):
                 if not pool.failed:

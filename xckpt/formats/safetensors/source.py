@@ -29,15 +29,14 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.file_sets import Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming
 from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.paths import FilePath, existing_path
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 
@@ -97,7 +96,9 @@ class SafetensorsSource:
         headers: dict[FilePath, Header] = {}
         faults: dict[type[XckptError], list[str]] = {}
         self._state = hashlib.sha256()
-        for path, found in zip(files.paths, soon(self.path, _look, files.paths), strict=True):
+        for path, found in zip(
+            files.paths, map_concurrently(self.path, _look, files.paths), strict=True
+        ):
             if isinstance(found, XckptError):
                 told = found.problems or (str(found),)
                 faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
