@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.support.way import GROUND, Way, in_a_fresh_process, package_of, trace
@@ -58,6 +61,15 @@ def test_a_load_enters_these_packages() -> None:
         "storage",
         "jax",  # the loaded array
     ]
+
+
+def test_the_page_names_files_on_the_way(save: Way) -> None:
+    page = Path(__file__).parents[1] / "docs" / "architecture.md"
+    section = page.read_text(encoding="utf-8").split("## The way of a save\n")[1]
+    steps = section.split("`xckpt.save_async`")[0]
+    named = re.findall(r"`([\w/]+\.py)`", steps)
+    assert len(named) >= 15
+    assert set(named) <= set(save.distinct_files)
 
 
 def test_the_way_of_a_call() -> None:

@@ -25,17 +25,16 @@ from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
-from xckpt.formats.foreign_paths import naming
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
-from xckpt.storage.foreign.waiting import waiting_threads
 
 __all__ = ["DCPSource"]
 
@@ -70,7 +69,7 @@ class DCPSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
         folder = self.path = find_path(path)
-        self.threads = waiting_threads(self.path)
+        self.threads = reading_threads(self.path)
         data = read_metadata(folder)
         with naming(folder):
             flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))

@@ -29,7 +29,6 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.formats.foreign_paths import existing_path, file_problem, naming, read_text
 from xckpt.formats.orbax.tree import (
     ARRAYS,
     CHECKPOINT,
@@ -45,9 +44,10 @@ from xckpt.formats.orbax.tree import (
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.files import state_of
-from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon, waiting_threads
+from xckpt.storage.errors import naming
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.storage.foreign.files import read_whole, state_of
+from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]
@@ -119,8 +119,8 @@ class OrbaxSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_item(existing_path(path))
-        self.threads = waiting_threads(self.path)
-        data = read_text(self.path / TREE, MAX_BYTES)
+        self.threads = reading_threads(self.path)
+        data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
         self._state = hashlib.sha256(data)
@@ -154,7 +154,7 @@ class OrbaxSource(TensorSource):
 
         def opened(name: str) -> StoredZarr | XckptError:
             stored = leaves[name].stored_name
-            problem = file_problem(stored)
+            problem = file_name_problem(stored)
             if problem:
                 return ManifestError(f"its name {problem}")
             try:
@@ -163,7 +163,7 @@ class OrbaxSource(TensorSource):
                 return error
 
         names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
-        for name, array in zip(names, soon(self.path, opened, names), strict=True):
+        for name, array in zip(names, map_concurrently(self.path, opened, names), strict=True):
             if isinstance(array, XckptError):
                 faults.setdefault(type(array), []).append(f"{name}: {array}")
             else:
@@ -196,7 +196,7 @@ class OrbaxSource(TensorSource):
         with naming(path):
             if not path.is_file():
                 raise CorruptCheckpointError("missing")
-            return _json_object(read_text(path, MAX_BYTES))
+            return _json_object(read_whole(path, MAX_BYTES))
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
@@ -205,7 +205,7 @@ class OrbaxSource(TensorSource):
             if not path.name.startswith("process_"):
                 continue
             with naming(path):
-                listed = _json_object(read_text(path, MAX_BYTES)).get("array_metadatas")
+                listed = _json_object(read_whole(path, MAX_BYTES)).get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
                 entry = each.get("array_metadata") if isinstance(each, dict) else None
                 extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
@@ -221,7 +221,7 @@ class OrbaxSource(TensorSource):
             self._state.update(state_of(path))
         for folder in (self.path, self.path.parent):
             if (folder / CHECKPOINT).is_file():
-                self._state.update(read_text(folder / CHECKPOINT, MAX_BYTES))
+                self._state.update(read_whole(folder / CHECKPOINT, MAX_BYTES))
                 break
 
     def chunks(self, name: str) -> tuple[int, ...]:

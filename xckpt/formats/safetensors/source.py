@@ -30,16 +30,15 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.file_sets import Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming
 from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.foreign.waiting import soon, waiting_threads
+from xckpt.storage.foreign.paths import FilePath, existing_path
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 
@@ -77,7 +76,7 @@ class SafetensorsSource(TensorSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
-        self.threads = waiting_threads(self.path)
+        self.threads = reading_threads(self.path)
         files = find_files(self.path, SUFFIX)
         self._files: dict[FilePath, RangeFile] = {}
         headers = self._headers(files)
@@ -100,7 +99,9 @@ class SafetensorsSource(TensorSource):
         headers: dict[FilePath, Header] = {}
         faults: dict[type[XckptError], list[str]] = {}
         self._state = hashlib.sha256()
-        for path, found in zip(files.paths, soon(self.path, _look, files.paths), strict=True):
+        for path, found in zip(
+            files.paths, map_concurrently(self.path, _look, files.paths), strict=True
+        ):
             if isinstance(found, XckptError):
                 told = found.problems or (str(found),)
                 faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
