@@ -96,7 +96,7 @@ class MappedLoadPlanner(LoadPlanner):
         self.mapping = mapping
         self.strict = strict
         self.cast = cast
-        self.in_place = in_place
+        self.in_place = self.always_in_place = in_place
         self.allow_lossy = allow_lossy
         self.options = options or LoadOptions()
         self._open_source = open_source

@@ -27,7 +27,6 @@ from xckpt.formats.sink import Contents
 from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.foreign.waiting import waiting_threads
 
 __all__ = ["Converted", "Work"]
 
@@ -137,7 +136,7 @@ class Work:
             output,
             note,
             progress,
-            threads=self.options.threads or waiting_threads(getattr(source, "path", None)),
+            threads=self.options.threads or source.threads,
             memory_bytes=self.options.memory_bytes,
         )
 

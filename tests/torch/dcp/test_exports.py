@@ -122,7 +122,7 @@ STATES = st.dictionaries(
 )
 
 
-@examples(40)
+@examples(15)
 @given(state=STATES)
 def test_from_dcp_to_a_checkpoint_and_back(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]

@@ -21,7 +21,8 @@ import xckpt
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
 from xckpt.storage.location import Location
-from xckpt.torch.dcp import XckptStorageWriter, place
+from xckpt.torch.dcp import XckptStorageWriter
+from xckpt.torch.dcp.cached_plans import Place, forget_place, name_place
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -198,10 +199,10 @@ def test_one_process_saves_by_old_plans(tmp_path: Path):
 
 def test_two_saves_by_old_plans_to_one_path_at_once_are_refused():
     target = Location.parse("/somewhere")
-    there = place.Place.of("first", target)
-    place.name(target, there)
+    there = Place.of("first", target)
+    name_place(target, there)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save with cached plans"):
-        place.name(target, there)
-    place.forget(target)
-    place.name(target, there)
-    place.forget(target)
+        name_place(target, there)
+    forget_place(target)
+    name_place(target, there)
+    forget_place(target)
