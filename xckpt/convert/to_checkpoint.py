@@ -21,14 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Note, Numbered, Output
-from xckpt.convert.units import TargetPart, WorkUnit
+from xckpt.convert.units.run import Note, Numbered, Output
+from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
+from xckpt.storage.commit.folder import StagedCheckpoint
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
 from xckpt.storage.orders import WriteOrders, Written
@@ -142,13 +143,14 @@ class ConvertingWriter(ZarrStorageWriter):
             StorageError: the storage refused.
         """
         staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        if staging.resumed and self._earlier(staging.location):
+        if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
+            _remove_journals(staging)
+        elif self._earlier(staging.location):
             self._worth_keeping = True
             staging.tidy()
         else:
             _remove_journals(staging)
-            if staging.resumed:
-                staging.clear()
+            staging.clear()
         return staging
 
     def _earlier(self, staged: Location) -> dict[int, bytes]:
@@ -225,11 +227,11 @@ class ConvertingWriter(ZarrStorageWriter):
     def abort(self) -> None:
         """Stop: what was written stays, for a process that goes on with it, if it is any good."""
         staging = self._staging
-        if staging is None or staging.claim is None or not self._worth_keeping:
+        if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
             if staging is not None:
                 _remove_journals(staging)
             super().abort()
             return
         self._drain()
-        staging.suspend()
+        staging.release()
         self._staging = None
