@@ -1,4 +1,4 @@
-# make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-models
+# make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
 # make conformance | make conformance-long | make coverage | make mutation
 # make fuzz | make demo | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
@@ -41,7 +41,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla test test-thorough test-xla test-lowest test-newest coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
+.PHONY: env env-xla test test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
 
 env: $(STAMP)
 
@@ -138,6 +138,15 @@ mutation: $(MUTATION_STAMP)
 	    $(abspath $(BIN))/python -m cosmic_ray.cli init mutation.toml session.sqlite && \
 	    $(abspath $(BIN))/python -m cosmic_ray.cli exec mutation.toml session.sqlite && \
 	    $(abspath $(BIN))/python -m cosmic_ray.tools.report session.sqlite
+# The tests of the built sdist, in it, against the built wheel.
+DIST_TESTS ?= tests
+
+test-dist: env
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	mkdir dist/sdist && tar -xzf dist/*.tar.gz --strip-components=1 -C dist/sdist
+	$(PIP) --no-deps --target dist/wheel dist/*.whl
+	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel:. $(CURDIR)/$(BIN)/pytest -o pythonpath= $(DIST_TESTS)
 
 # Every family of models, both ways, against transformers' own torch and Flax models; then the table.
 test-models: env
