@@ -54,8 +54,6 @@ def test_a_load_enters_these_packages() -> None:
         "engine",
         "storage",  # the manifest
         "jax",  # the targets
-        "storage",  # which chunks
-        "jax",  # memory for them
         "storage",  # read, verify
         "jax",  # to the device
         "storage",
