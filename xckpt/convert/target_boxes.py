@@ -16,7 +16,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.make_unit import run_copy
+from xckpt.convert.units.make import run_copy
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem
