@@ -192,7 +192,7 @@ class XckptSource:
     @property
     def metadata(self) -> Mapping[str, str]:
         """The user's metadata: as they are if they are texts by name, else as JSON."""
-        return metadata_texts(self.checkpoint.user_metadata)
+        return metadata_texts(cast(JSONValue, self.checkpoint.user_metadata))
 
     @property
     def bytes_read(self) -> int:
