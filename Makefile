@@ -1,4 +1,4 @@
-# make test | make test-thorough | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
+# make test | make test-thorough | make test-xla | make test-lowest | make test-dist | make test-models | make conformance | make conformance-long
 # make fuzz | make demo | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
@@ -29,7 +29,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla test test-thorough test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
+.PHONY: env env-xla test test-thorough test-xla test-lowest test-dist test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
 
 env: $(STAMP)
 
@@ -88,6 +88,16 @@ LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_
 
 test-lowest: $(LOWEST_STAMP)
 	$(LOWEST_VENV)/bin/python -m pytest -W ignore $(LOWEST_TESTS)
+
+# The tests of the built sdist, in it, against the built wheel.
+DIST_TESTS ?= tests
+
+test-dist: env
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	mkdir dist/sdist && tar -xzf dist/*.tar.gz --strip-components=1 -C dist/sdist
+	$(PIP) --no-deps --target dist/wheel dist/*.whl
+	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel:. $(CURDIR)/$(BIN)/pytest -o pythonpath= $(DIST_TESTS)
 
 # Every family of models, both ways, against transformers' own torch and Flax models; then the table.
 test-models: env

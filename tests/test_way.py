@@ -1,9 +1,12 @@
-"""A save goes straight through the house: the packages that it enters, in order.
+"""A save and a load go straight through the house: the packages that they enter, in order.
 
 `xckpt.core`, errors and options are the ground on which all stand and are not counted as packages.
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +42,34 @@ def test_a_save_enters_these_packages(save: Way) -> None:
 def test_a_save_enters_few_files(save: Way) -> None:
     above_the_ground = [file for file in save.distinct_files if package_of(file) not in GROUND]
     assert len(above_the_ground) <= MOST_FILES, above_the_ground
+
+
+def test_a_load_enters_these_packages() -> None:
+    assert in_a_fresh_process("load_into_a_jax_struct").packages == [
+        "api",
+        "storage",  # the reader
+        "find_group",
+        "torch",  # is torch.distributed initialised?
+        "jax",  # are there several processes?
+        "engine",
+        "storage",  # the manifest
+        "jax",  # the targets
+        "storage",  # which chunks
+        "jax",  # memory for them
+        "storage",  # read, verify
+        "jax",  # to the device
+        "storage",
+        "jax",  # the loaded array
+    ]
+
+
+def test_the_page_names_files_on_the_way(save: Way) -> None:
+    page = Path(__file__).parents[1] / "docs" / "architecture.md"
+    section = page.read_text(encoding="utf-8").split("## The way of a save\n")[1]
+    steps = section.split("`xckpt.save_async`")[0]
+    named = re.findall(r"`([\w/]+\.py)`", steps)
+    assert len(named) >= 15
+    assert set(named) <= set(save.distinct_files)
 
 
 def test_the_way_of_a_call() -> None:

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Note, Numbered, Output
-from xckpt.convert.units import TargetPart, WorkUnit
+from xckpt.convert.units.run import Note, Numbered, Output
+from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
+from xckpt.storage.commit.folder import StagedCheckpoint
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
+from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
+from xckpt.storage.write_chunks import ChunkWrites
 
 __all__ = ["CheckpointOutput", "ConvertingWriter", "Run"]
 
@@ -72,7 +73,7 @@ class CheckpointOutput:
         """What one unit needs of this."""
         items = {part: self.items[part] for part in unit.parts}
         leaves = {item.index.fqn for item in items.values()}
-        arrays = {name: self.orders.arrays[name] for name in leaves}
+        arrays = tuple(array for array in self.orders.arrays if array.leaf in leaves)
         orders = msgspec.structs.replace(self.orders, arrays=arrays)
         return replace(self, orders=orders, items=items)
 
@@ -86,15 +87,12 @@ class CheckpointOutput:
         writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
         try:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(items, pool, meanwhile=_nothing)
+                writes.start_tensors(items, pool)
+                writes.write_tensors(pool)
             return _encode(writes.finish())
         except BaseException:
             writes.drain()
             raise
-
-
-def _nothing() -> None:
-    pass
 
 
 def _remove_journals(staging: Staging) -> None:
@@ -145,13 +143,14 @@ class ConvertingWriter(ZarrStorageWriter):
             StorageError: the storage refused.
         """
         staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        if staging.resumed and self._earlier(staging.location):
+        if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
+            _remove_journals(staging)
+        elif self._earlier(staging.location):
             self._worth_keeping = True
             staging.tidy()
         else:
             _remove_journals(staging)
-            if staging.resumed:
-                staging.clear()
+            staging.clear()
         return staging
 
     def _earlier(self, staged: Location) -> dict[int, bytes]:
@@ -228,13 +227,11 @@ class ConvertingWriter(ZarrStorageWriter):
     def abort(self) -> None:
         """Stop: what was written stays, for a process that goes on with it, if it is any good."""
         staging = self._staging
-        if staging is None or staging.claim is None or not self._worth_keeping:
+        if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
             if staging is not None:
                 _remove_journals(staging)
             super().abort()
             return
-        for document in self._documents.values():
-            with contextlib.suppress(ValueError):
-                document.written.result()
-        staging.suspend()
+        self._drain()
+        staging.release()
         self._staging = None

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Numbered
 from xckpt.convert.to_checkpoint import IDENTITY, Run
-from xckpt.convert.units import WorkUnit
+from xckpt.convert.units.run import Numbered
+from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
@@ -31,8 +31,8 @@ from xckpt.storage.commit.claims import (
     journal_of,
     journals,
     reclaim,
-    remove_dead,
     remove_journals,
+    staging_folder,
 )
 from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.errors import storage_errors
@@ -140,7 +140,7 @@ class SinkWriter:
         folder = Location.parse(self.target.path).folder
         if folder is None:
             raise StorageError(f"{self.target.path}: only our own format is written there")
-        return folder.parent / f".{folder.name}.saving-{IDENTITY}"
+        return staging_folder(folder, IDENTITY)
 
     def begin(self) -> bytes:
         """Lay the output out, or go on with an earlier one; on the coordinator.
@@ -156,16 +156,15 @@ class SinkWriter:
         assert folder is not None
         with storage_errors(folder):
             make_folder(folder.parent)
-            remove_dead(folder, but=IDENTITY)
-            found = reclaim(folder, IDENTITY)
-            self._claim = found or claim(folder, IDENTITY)
+            # The remains of dead saves are removed later: one may be what this one resumes.
+            self._claim = reclaim(folder, IDENTITY) or claim(folder, IDENTITY)
             self._claim.folder.mkdir(exist_ok=True)
-            if not self._go_on(self._claim.folder):
+            if not self._resume(self._claim.folder):
                 remove_journals(self._claim.folder)
                 self.sink, self._token = self.target.open()
         return self._token.encode()
 
-    def _go_on(self, staged: Path) -> bool:
+    def _resume(self, staged: Path) -> bool:
         """Attach to what an earlier process has left for the same conversion, if there is any."""
         for path in journals(staged):
             start, done, _ = read_journal(path)

@@ -19,14 +19,14 @@ from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.location import MANIFEST
 
 __all__ = ["detect", "open_sink", "open_source"]
 
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
-    "xckpt": ("xckpt.formats.source", "XckptSource"),
+    "xckpt": ("xckpt.formats.xckpt", "XckptSource"),
     "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),
     "orbax": ("xckpt.formats.orbax.source", "OrbaxSource"),
     "dcp": ("xckpt.formats.dcp.source", "DCPSource"),
@@ -55,6 +55,9 @@ LOOKED_FOR: Final[Mapping[str, str]] = {
 """Format -> what tells it, for people."""
 
 SHOWN = 8
+"""How many names in a folder are shown."""
+SMALL_BYTES = 1024
+"""Files of a bucket up to this long (bytes) are read to tell their length."""
 
 
 def open_source(
@@ -139,8 +142,10 @@ def _of_file(path: FilePath) -> str | None:
 def _shown(path: FilePath) -> str:
     if path.is_file():
         with closing(open_file(path)) as file:
-            first, size = file.head(8), file.size(lambda: 1)
-        return f"a file of {size:,} bytes that begins with {first!r}"
+            first, content = file.head(8), file.whole(SMALL_BYTES)
+            size = file.most_bytes if content is None else len(content)
+        length = f" of {size:,} bytes" if size < LONGEST_FILE else ""
+        return f"a file{length} that begins with {first!r}"
     if not path.is_dir():
         return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())

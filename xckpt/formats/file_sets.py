@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
-from xckpt.formats.foreign_paths import file_problem, naming, read_text
-from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.errors import naming
+from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
 
 __all__ = ["INDEX", "Files", "find_files", "owners_of"]
 
@@ -78,7 +79,7 @@ def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
 def _indexed(path: FilePath, suffix: str) -> Files:
     with naming(path):
         try:
-            index = json.loads(read_text(path, MAX_INDEX_BYTES))
+            index = json.loads(read_whole(path, MAX_INDEX_BYTES))
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
         names = index.get("weight_map") if isinstance(index, dict) else None
@@ -88,7 +89,7 @@ def _indexed(path: FilePath, suffix: str) -> Files:
             {
                 f"{name}: its file {str(file)[:100]!r} {problem}"
                 for name, file in names.items()
-                if (problem := file_problem(file))
+                if (problem := file_name_problem(file))
             }
         )
         if problems:

@@ -1,8 +1,8 @@
 """Where a conversion writes to, when that is no checkpoint of ours: an output that is staged first.
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
-2. It makes a staging folder (`xckpt.formats.staging`) and has the format lay its output out
-   there; or it attaches to one that another process has begun for the very same output.
+2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
+   or it attaches to one that another process has begun for the very same output.
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `TensorSink.commit` syncs and renames.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -29,13 +29,13 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
 from xckpt.core.values import encode_value, value_kind
-from xckpt.formats.foreign_paths import local_path
 from xckpt.formats.opaque import Opaque
-from xckpt.formats.staging import Staging
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.commit.output import OutputPath, StagedOutput
+from xckpt.storage.foreign.paths import local_path
 
-__all__ = ["Contents", "TensorSink", "value_problems"]
+__all__ = ["Contents", "TensorSink", "other_files", "value_problems"]
 
 MOST_CHUNK_BYTES: Final = 1 << 29
 
@@ -110,14 +110,14 @@ class TensorSink(ABC):
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
         self.path = local_path(path)
         self.overwrite = overwrite
-        self._staging: Staging | None = None
+        self._staging: StagedOutput | None = None
         self._contents = Contents({})
 
     @property
     def folder(self) -> Path:
         """The folder that takes the files, until the output has its name."""
         assert self._staging is not None
-        return self._staging.output
+        return self._staging.folder
 
     def prepare(self, contents: Contents, *, attach: str = "") -> str:
         """Check that the format can carry all this, then lay it out under a temporary name.
@@ -138,12 +138,14 @@ class TensorSink(ABC):
         """
         self._contents = contents
         layout = self._digest(self._plan())
+        output = OutputPath.of(
+            self.path, self._foreign, overwrite=self.overwrite, single=self.single
+        )
         if attach:
-            self._staging = Staging.attach(self.path, attach, layout, single=self.single)
+            self._staging = output.attach(attach, layout)
             self._open()
             return attach
-        replaceable = self._problem_to_replace if self.overwrite else None
-        self._staging = Staging.begin(self.path, replaceable, single=self.single)
+        self._staging = output.begin()
         try:
             self._lay_out()
             self._staging.note(layout)
@@ -206,33 +208,45 @@ class TensorSink(ABC):
         """Sync, and give the output its name; called in one process, when all is written.
 
         Raises:
-            CheckpointExistsError: somebody else has taken the path meanwhile.
+            CheckpointExistsError: another writer has taken the path meanwhile.
             StorageError: the storage refused.
         """
         assert self._staging is not None
-        self.close()
-        self._staging.publish(replace=self.overwrite)
+        self._close()
+        self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written; called in one process."""
-        self.close()
+        self._close()
         if self._staging is not None:
             self._staging.abort()
 
-    @abstractmethod
     def close(self) -> None:
-        """Close files and free memory."""
+        """Release files, memory and the claim to the path; what was written stays."""
+        self._close()
+        if self._staging is not None:
+            self._staging.release()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release files and memory."""
 
     @staticmethod
     @abstractmethod
-    def _problem_to_replace(path: Path) -> str:
-        """Why what is there may not be replaced; empty if it is an output of this format."""
+    def _foreign(path: Path) -> str:
+        """Why what is there is no output of this format; empty if it is one."""
 
 
 def _text(value: object) -> tuple[str, str]:
     if isinstance(value, Opaque):
         return "opaque", ""
     return str(value_kind(value)), encode_value(value)
+
+
+def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
+    """Why a folder is foreign, if files of other kinds lie in it; empty if none do."""
+    others = sorted(each.name for each in folder.iterdir() if not is_ours(each.name))
+    return f"it holds other files too: {', '.join(others[:5])}" if others else ""
 
 
 def value_problems(values: Mapping[str, object]) -> list[str]:

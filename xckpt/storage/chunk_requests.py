@@ -44,7 +44,7 @@ class ChunkRequests(dict[int, ChunkRequest]):
     """Requests by the number of the chunk's digest in the checkpoint.
 
     Example:
-        >>> array = ZarrArray("w", 0, "w", "int8", (0,), (9,), (4,), None, 0)
+        >>> array = ZarrArray("w", 0, "int8", (0,), (9,), (4,))
         >>> requests = ChunkRequests()
         >>> requests.add(array, Box((4,), (5,)))
         0

@@ -1,4 +1,4 @@
-"""What all ranks report to have written, held against what was to be written.
+"""What all ranks wrote, compared with what had to be written.
 
 Every chunk of every array and every value has exactly one writer. `merge_values` puts the values
 together and `miswritten` names the chunks for which that does not hold, with their boxes and ranks.
@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, ZarrArray, arrays
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.errors import PlanError
-from xckpt.storage.write_chunks import Written
+from xckpt.storage.orders import Written
 
 __all__ = ["merge_values", "miswritten"]
 
@@ -30,7 +29,7 @@ def merge_values(
     """The entries of all values, from the ranks' reports in rank order.
 
     Raises:
-        PlanError: a value was written by nobody or by several ranks, or is not in the metadata.
+        PlanError: a value was written by no rank or by several, or is not in the metadata.
     """
     writers: dict[str, list[int]] = {
         name: []
@@ -55,7 +54,7 @@ def merge_values(
 
 
 def miswritten(manifest: Manifest, written: Sequence[Written]) -> Iterator[str]:
-    """A line for each chunk that was written by nobody or more than once; few lines an array."""
+    """A line for each chunk that was not written exactly once; few lines an array."""
     reported: dict[tuple[str, int], list[tuple[int, NDArray[np.int64]]]] = {}
     for rank, report in enumerate(written):
         for part in report.arrays:
@@ -75,19 +74,19 @@ def _miswritten_in(
     if len(wrong) == 0:
         return
     if len(wrong) == array.count and not times.any():
-        yield f"{array.leaf}: {Box(array.offset, array.shape)} was written by no rank"
+        yield f"{array.leaf}: {array.box} was written by no rank"
         return
     _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
     for number in wrong[:SHOWN].tolist():
         ranks = [rank for rank, numbers in reported for _ in range(int(np.sum(numbers == number)))]
-        low = tuple(a + b for a, b in zip(array.offset, boxes[number].offsets, strict=True))
-        yield f"{array.leaf}: {Box(low, boxes[number].sizes)} was written by {_ranks(ranks)}"
+        where = boxes[number].shifted(array.offset)
+        yield f"{array.leaf}: {where} was written by {_ranks(ranks)}"
     if len(wrong) > SHOWN:
         yield f"{array.leaf}: and {len(wrong) - SHOWN} more of its chunks"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """The writers of one thing, as people read them.
+    """The writers of a chunk or a value, in words.
 
     Example:
         >>> _ranks([]), _ranks([2, 2]), _ranks([0, 1, 3])

@@ -34,9 +34,9 @@ from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, par
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.storage.errors import storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
 
 __all__ = [
     "MappedParts",
@@ -134,7 +134,7 @@ def _opener(folder: FilePath, described: DCPMetadata) -> Opener:
         except XckptError as error:
             return error
 
-    archives = dict(zip(wanted, soon(folder, tried, wanted), strict=True))
+    archives = dict(zip(wanted, map_concurrently(folder, tried, wanted), strict=True))
 
     def opened(where: Where) -> Archive:
         archive = archives[where]

@@ -35,8 +35,7 @@ from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor
 from xckpt.formats.opaque import Opaque
-from xckpt.formats.sink import Contents, TensorSink, value_problems
-from xckpt.formats.staging import foreign_files
+from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.storage.errors import storage_errors
@@ -205,14 +204,14 @@ class DCPSink(TensorSink):
         assert isinstance(part, MappedTensor)
         return part.array()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Nothing is held open."""
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if not (path / METADATA).is_file():
             return f"it is no DCP folder: there is no {METADATA} in it"
-        return foreign_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
+        return other_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
 
 
 def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredObject]:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import file_problem
 from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
 from xckpt.formats.sink import TensorSink
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
+from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSink"]
@@ -107,12 +107,12 @@ class OrbaxSink(TensorSink):
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Let go of the arrays."""
         self._arrays = {}
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if path.is_dir() and (path / TREE).is_file():
             return ""
         return f"it is no checkpoint of Orbax, which has {TREE}"
@@ -158,7 +158,7 @@ def _check_paths(names: Mapping[str, str]) -> None:
     problems = [
         f"{name}: its name {problem}"
         for name, flat in names.items()
-        if (problem := file_problem(flat))
+        if (problem := file_name_problem(flat))
     ]
     reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", "array_metadatas", "commit_success.txt"}
     places = {flat: name for name, flat in names.items()}

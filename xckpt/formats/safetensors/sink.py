@@ -32,8 +32,7 @@ from xckpt.formats.file_sets import INDEX
 from xckpt.formats.flat_names import flat_names
 from xckpt.formats.safetensors.header import Header, Place, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
-from xckpt.formats.sink import TensorSink, value_problems
-from xckpt.formats.staging import foreign_files
+from xckpt.formats.sink import TensorSink, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
@@ -139,17 +138,17 @@ class SafetensorsSink(TensorSink):
         with storage_errors(f"{file.path}: {name}"):
             write_box(file, place.start, place.shape, box.offsets, data)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
         self._files = {}
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if path.is_file():
             return "" if path.name.endswith(SUFFIX) else f"it is no {SUFFIX} file"
-        return foreign_files(path, lambda name: _OURS.fullmatch(name) is not None)
+        return other_files(path, lambda name: _OURS.fullmatch(name) is not None)
 
 
 def _value_text(values: Mapping[str, object]) -> dict[str, str]:

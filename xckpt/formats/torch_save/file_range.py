@@ -11,6 +11,7 @@ from contextlib import closing
 from io import RawIOBase
 from typing import Final
 
+from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath
 
@@ -94,21 +95,23 @@ class FileRange(RawIOBase):
 
 
 def stated_length(path: FilePath, most: int = TAIL_BYTES) -> int:
-    """How long the end of an archive says that it is; 0 if that is no end of one.
+    """How long the end of an archive says that it is.
 
     Args:
         path: a file that is one archive.
         most: how many of the last bytes to look at.
 
     Raises:
-        CorruptCheckpointError: there is no such file.
+        CorruptCheckpointError: there is no such file, or it does not end as an archive does.
         StorageError: it cannot be read.
     """
     with closing(open_file(path)) as file:
         tail = file.tail(most)
     at = tail.rfind(b"PK\5\6")
     if at < 0 or len(tail) < at + _END.size:
-        return 0
+        raise CorruptCheckpointError(
+            f"{path} does not end as an archive of torch.save does: it is truncated, or no archive"
+        )
     _, size, offset = _END.unpack_from(tail, at)
     locator, record = at - _END64_LOCATOR.size, tail.rfind(b"PK\6\6", 0, at)
     if record >= 0 and tail[locator:at].startswith(b"PK\6\7"):

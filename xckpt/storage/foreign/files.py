@@ -4,8 +4,8 @@
    is cut off while it is read is an error, not the end of the process.
 2. `StoredFile` is an object: each range is a request, several of them in flight. Each answer tells
    the object's generation, so that one that was replaced meanwhile is never mixed with another.
-3. TensorStore does not tell how long an object is. Who knows where it should end has that asked: of
-   its last byte, and of the one behind it. Only where it does not end there, the end is searched.
+3. TensorStore does not tell how long an object is. A format that says where its file ends has that
+   checked, by asking for the last byte and for the one after it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
@@ -25,6 +26,7 @@ from xckpt.storage.errors import is_beyond_end, storage_errors
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
 __all__ = [
+    "LONGEST_FILE",
     "OpenFile",
     "RangeFile",
     "StoredFile",
@@ -40,6 +42,7 @@ REQUEST_BYTES: Final = 1 << 22
 IN_FLIGHT: Final = 2
 """Requests that one call has in flight."""
 LONGEST_FILE: Final = 1 << 62
+"""`RangeFile.most_bytes` of an object, whose length the store does not tell."""
 
 Range = tuple[int, int]
 """[start, stop), bytes."""
@@ -66,7 +69,15 @@ class RangeFile(Protocol):
         ...
 
     def size(self, stated: Callable[[], int]) -> int:
-        """How long it is; ``stated`` says how long its contents make it, where that helps."""
+        """How long it is.
+
+        Args:
+            stated: how long its contents say that it is; asked where the storage does not tell.
+
+        Raises:
+            CorruptCheckpointError: an object does not end where its contents say, or is missing.
+            StorageError: it cannot be read.
+        """
         ...
 
     def state(self) -> bytes:
@@ -210,27 +221,16 @@ class StoredFile:
         self._generation = b""
 
     def size(self, stated: Callable[[], int]) -> int:
-        """How long it is: as long as its contents say, or else searched for.
-
-        Raises:
-            CorruptCheckpointError: it is not there.
-            StorageError: it cannot be read.
-        """
+        """How long it is: as long as its contents say, or it is damaged; see `RangeFile.size`."""
         end = min(stated(), LONGEST_FILE)
         probes = [self._begin(slice(at, at + 1)) for at in (end - 1, end) if at >= 0]
-        *before, behind = [self._has(probe) for probe in probes]
-        if all(before) and not behind:
-            return end
-        low, high = (end + 1, 2 * end + 2) if behind else (0, end)
-        while behind and self._has(self._begin(slice(high - 1, high))):
-            low, high = high, 2 * high
-        while low < high:
-            middle = (low + high) // 2
-            if self._has(self._begin(slice(middle, middle + 1))):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        *last, after = [self._has(probe) for probe in probes]
+        if after or not all(last):
+            how = "goes on after" if after else "is truncated: it ends before"
+            raise CorruptCheckpointError(
+                f"{self.path} {how} byte {end:,}, where its contents say that it ends"
+            )
+        return end
 
     def state(self) -> bytes:
         """Its generation."""
@@ -359,18 +359,15 @@ def read_whole(path: FilePath, most: int) -> bytes:
 
     Raises:
         StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
-        OSError: a local file cannot be read.
     """
-    if not path.is_file():
-        raise StorageError(f"{path} is no plain file")
-    file = open_file(path)
-    try:
-        data = file.whole(most)
-    finally:
-        file.close()
-    if data is None:
-        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
-    return data
+    with storage_errors(path):
+        if not path.is_file():
+            raise StorageError(f"{path} is no plain file")
+        with closing(open_file(path)) as file:
+            data = file.whole(most)
+        if data is None:
+            raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
+        return data
 
 
 def state_of(path: FilePath) -> bytes:

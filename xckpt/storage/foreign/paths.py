@@ -18,10 +18,19 @@ from typing import Protocol, Self, TypeVar
 
 import tensorstore as ts
 
+from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location, open_store
 
-__all__ = ["FilePath", "StoredPath", "find_path", "named"]
+__all__ = [
+    "FilePath",
+    "StoredPath",
+    "existing_path",
+    "file_name_problem",
+    "find_path",
+    "local_path",
+    "named",
+]
 
 
 P = TypeVar("P", bound="FilePath")
@@ -191,6 +200,50 @@ def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
         return location.folder
     bucket = replace(location, path="")
     return StoredPath(bucket, location.path, _Keys(open_store(bucket)))
+
+
+def existing_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+    """The path of something that is there, on any storage.
+
+    Raises:
+        StorageError: it is no path, a URL that is not supported, or the storage refused.
+        NotACheckpointError: nothing is there.
+    """
+    place = find_path(path)
+    with storage_errors(place):
+        if not place.exists():
+            raise NotACheckpointError(f"{place}: nothing is there; check the path")
+    return place
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The local path that a path or ``file://`` URL means.
+
+    Raises:
+        StorageError: it is a URL of another scheme.
+    """
+    folder = Location.parse(path).folder
+    if folder is None:
+        raise StorageError(
+            f"{path}: other libraries' checkpoints are written on local file systems only; write "
+            f"it there and copy it"
+        )
+    return folder
+
+
+def file_name_problem(name: object) -> str:
+    """Why a name in a file does not name a file beside or below it; empty if it does.
+
+    Example:
+        >>> file_name_problem("model-00001-of-00002.safetensors")
+        ''
+        >>> file_name_problem("../../etc/passwd")
+        'leads out of the folder'
+    """
+    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+        return "is no name of a file"
+    path = PurePosixPath(name)
+    return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
 def named(folder: P, *suffixes: str) -> list[P]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from xckpt.storage.commit import stale_locks
-from xckpt.storage.commit.stale_locks import empty_stale_lock
+from xckpt.storage.commit import keys
+from xckpt.storage.commit.keys import empty_stale_lock
 from xckpt.storage.location import Location, open_store
 
 
@@ -56,7 +56,7 @@ def test_what_was_renamed_meanwhile_is_left(
         path.write_bytes(b"of another")
         fcntl.flock(file, how)
 
-    monkeypatch.setattr(stale_locks.fcntl, "lockf", lock_after_it_finished)
+    monkeypatch.setattr(keys.fcntl, "lockf", lock_after_it_finished)
     empty_stale_lock(tmp_path, "k")
     assert (tmp_path / "k").read_bytes() == b"the manifest"
     assert path.read_bytes() == b"of another"
