@@ -12,8 +12,6 @@ from tests.measure import ROOT, SourceFile, measure, report, same_names
 FILE_LINES, CLASS_LINES, FUNCTION_LINES, FOLDER_FILES = 350, 200, 40, 15
 
 LARGER = {
-    "xckpt/convert/mapped_load.py MappedLoadPlanner": 242,
-    "xckpt/convert/units.py": 379,
     "xckpt/core/plan/load.py": 416,
     "xckpt/core/plan/load.py DefaultLoadPlanner": 220,
     "xckpt/core/tree.py": 372,
@@ -22,8 +20,6 @@ LARGER = {
     "xckpt/engine/load.py load_state": 44,
     "xckpt/formats/torch_save/archive.py": 352,
     "xckpt/formats/torch_save/pickle_machine.py": 454,
-    "xckpt/mapping/infer/align.py": 394,
-    "xckpt/mapping/strided_copy.py": 365,
     "xckpt/storage": 18,
     "xckpt/storage/commit/staging.py": 367,
     "xckpt/storage/foreign/files.py": 385,

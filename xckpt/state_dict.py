@@ -11,9 +11,9 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.engine.background import settle
 from xckpt.engine.group import LocalGroup
+from xckpt.engine.load import load_state
 from xckpt.engine.save import default_planner, save_state
 from xckpt.find_group import find_group
-from xckpt.loading import load_in_place
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state_dict", "save_state_dict"]
@@ -91,4 +91,5 @@ def load_state_dict(
     """
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
+    loaded = load_state(state_dict, storage_reader, group=group, planner=planner, in_place=True)
+    return loaded.metadata

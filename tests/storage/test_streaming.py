@@ -82,7 +82,7 @@ def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
 @given(data=st.data())
 @examples(100)
 def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject) -> None:
-    from xckpt.formats.source import XckptSource
+    from xckpt.formats.xckpt import XckptSource
 
     name = data.draw(st.sampled_from(["w", "edge"]))
     whole = W if name == "w" else EDGE

@@ -6,7 +6,7 @@
    left out: `xckpt.core`, errors and options.
 3. `Way.distinct_files` counts every file, those of the ground too.
 
-Worker threads are not traced. `save_of_a_dtensor` is the example that is measured::
+Worker threads are not traced. `save_of_a_dtensor` and `load_into_a_jax_struct` are the examples::
 
     python -m tests.support.way
 """
@@ -102,7 +102,26 @@ def save_of_a_dtensor() -> Way:
     return way
 
 
-EXAMPLES: dict[str, Callable[[], Way]] = {"save_of_a_dtensor": save_of_a_dtensor}
+def load_into_a_jax_struct() -> Way:
+    """The way of a second load into one jax.ShapeDtypeStruct, in one process."""
+    import jax
+    import numpy as np
+    import torch  # noqa: F401  # so that its adapter is there to be asked
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    like = {"w": jax.ShapeDtypeStruct((8, 4), np.float32, sharding=sharding)}
+    with tempfile.TemporaryDirectory() as folder:
+        xckpt.save(folder, {"w": np.zeros((8, 4), np.float32)})
+        xckpt.load(folder, like)
+        return trace(lambda: xckpt.load(folder, like))
+
+
+EXAMPLES: dict[str, Callable[[], Way]] = {
+    "save_of_a_dtensor": save_of_a_dtensor,
+    "load_into_a_jax_struct": load_into_a_jax_struct,
+}
 
 
 def main(names: list[str]) -> None:

@@ -20,21 +20,23 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.assertions import check_assertions
 from xckpt.convert.conversion import cast_target, require_lossless
-from xckpt.convert.make_unit import direct_view
-from xckpt.convert.reads import SourceRead, blocks, hull, restrict_sources, source_reads
+from xckpt.convert.stored_reads import PendingRead, stored_reads
 from xckpt.convert.target_boxes import TargetBoxes
+from xckpt.convert.units.assertions import check_assertions
+from xckpt.convert.units.make import direct_view
+from xckpt.convert.units.reads import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -45,7 +47,6 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
-from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import MappingError, PlanError, UnsupportedLeafError
@@ -62,17 +63,6 @@ from xckpt.storage.chunk import allocate
 __all__ = ["MappedLoadPlanner"]
 
 Array = NDArray[np.generic]
-
-
-@dataclass(slots=True)
-class _PendingRead:
-    """A read item and the copies that take its elements to their places."""
-
-    copies: tuple[StridedCopy, ...]
-    box: Box
-    """The elements of the stored tensor that are read."""
-    memory: Array | None = None
-    """Memory of its own, while it is read; None where it goes straight to the target."""
 
 
 class MappedLoadPlanner(LoadPlanner):
@@ -106,7 +96,7 @@ class MappedLoadPlanner(LoadPlanner):
         self.mapping = mapping
         self.strict = strict
         self.cast = cast
-        self.in_place = in_place
+        self.in_place = self.always_in_place = in_place
         self.allow_lossy = allow_lossy
         self.options = options or LoadOptions()
         self._open_source = open_source
@@ -117,7 +107,7 @@ class MappedLoadPlanner(LoadPlanner):
         self._stored_names: Mapping[str, str] = {}
         self._names: Mapping[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
-        self._reads: dict[ReadItem, _PendingRead] = {}
+        self._reads: dict[ReadItem, PendingRead] = {}
         self._constants: list[tuple[ReadItem, tuple[StridedCopy, ...]]] = []
 
     def set_up_planner(
@@ -142,23 +132,22 @@ class MappedLoadPlanner(LoadPlanner):
         self._names = {
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
-        values = self._stored_values(None if state_dict is None else likes)
+        values = _stored_values(metadata, self._stored_names, self._resolved.targets)
+        if state_dict is not None:
+            values = {name: value for name, value in values.items() if name in likes}
         self._targets = DefaultLoadPlanner(
             strict=self.strict, cast=self.cast, in_place=self.in_place, keep_values=True
         )
         self._targets.use_adapters(self.adapters)
-        imagined = Metadata({**self._imagined_tensors(), **values}, user=metadata.user)
+        specs = {leaf: self._resolved.targets[name] for leaf, name in self._names.items()}
+        described = {likes.get(name, self._stored_names[name]): values[name] for name in values}
+        imagined = Metadata({**_in_one_piece(specs), **described}, user=metadata.user)
         self._targets.set_up_planner(state_dict, imagined, is_coordinator)
-        self._boxes = TargetBoxes(self._targets, self._dtypes())
+        self._boxes = TargetBoxes(self._targets, _dtypes(self._targets.targets, specs))
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:
         """The mapping on the stored shapes."""
-        sources = {
-            name: TensorSpec(tuple(stored.size), stored.properties.dtype)
-            for name, leaf in self._stored_names.items()
-            if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
-        }
-        resolved = self.mapping.resolve(sources, wanted)
+        resolved = self.mapping.resolve(_stored_specs(self._stored, self._stored_names), wanted)
         if self.strict:
             problems = problems_with(resolved, resolved.targets)
             if problems:
@@ -167,39 +156,11 @@ class MappedLoadPlanner(LoadPlanner):
             require_lossless(resolved)
         return resolved
 
-    def _imagined_tensors(self) -> dict[str, TensorStorageMetadata]:
-        """Leaf -> the tensor that the mapping makes, as if it were stored in one piece."""
-        specs = {leaf: self._resolved.targets[name] for leaf, name in self._names.items()}
-        return {
-            leaf: TensorStorageMetadata(
-                TensorProperties(spec.dtype), spec.shape, Boxes.whole(spec.shape)
-            )
-            for leaf, spec in specs.items()
-        }
-
-    def _dtypes(self) -> dict[str, str]:
-        """Leaf -> the element type that it is loaded as: the target's, or else the mapping's."""
-        return {
-            leaf: target.dtype or self._resolved.targets[self._names[leaf]].dtype
-            for leaf, target in self._targets.targets.items()
-            if target is not None and leaf in self._names
-        }
-
-    def _stored_values(self, likes: Mapping[str, str] | None) -> dict[str, BytesStorageMetadata]:
-        """Leaf -> the stored Python value under its name; of all where ``likes`` is None."""
-        return {
-            leaf if likes is None else likes[name]: value
-            for name, leaf in self._stored_names.items()
-            if isinstance(value := self._stored.state_dict_metadata[leaf], BytesStorageMetadata)
-            and name not in self._resolved.targets
-            and (likes is None or name in likes)
-        }
-
     def create_local_plan(self) -> LoadPlan:
         """Read items for what each wanted box needs, along the stored chunks.
 
         Raises:
-            MappingError: an assertion of the mapping does not hold in the data.
+            MappingError: an assertion of the mapping fails in the data.
         """
         self._check_assertions()
         plan = self._targets.create_local_plan()
@@ -233,7 +194,10 @@ class MappedLoadPlanner(LoadPlanner):
             self._constants.append((item, constants))
         items: list[ReadItem] = []
         for source_read in source_reads(enumerate(copies)):
-            for read_item, pending in self._cut(item.dest_index, source_read):
+            stored = self._stored_names[source_read.name]
+            for read_item, pending in stored_reads(
+                stored, self._stored_tensor(stored), item.dest_index, source_read
+            ):
                 known = self._reads.setdefault(read_item, pending)
                 if known is pending:
                     items.append(read_item)
@@ -241,32 +205,10 @@ class MappedLoadPlanner(LoadPlanner):
                     known.copies += pending.copies
         return items
 
-    def _cut(
-        self, index: MetadataIndex, source_read: SourceRead
-    ) -> Iterator[tuple[ReadItem, _PendingRead]]:
-        """The items of a box of a stored tensor: one for each block that it needs."""
-        leaf = self._stored_names[source_read.name]
+    def _stored_tensor(self, leaf: str) -> TensorStorageMetadata:
         stored = self._stored.state_dict_metadata[leaf]
         assert isinstance(stored, TensorStorageMetadata)
-        arrays = stored_boxes(stored)
-        wanted = Boxes.of([(source_read.box.offsets, source_read.box.sizes)])
-        copies = [copy for _, copy in source_read.copies]
-        for number, part in zip(*intersect(wanted, arrays)[1:], strict=True):
-            origin = arrays[int(number)].offsets
-            for block in blocks(stored, int(number), part):
-                taken = restrict_sources(copies, block)
-                if not taken:
-                    continue
-                box = hull([copy.source_box for copy in taken])
-                item = ReadItem(
-                    LoadItemType.TENSOR,
-                    index,
-                    (0,) * len(index.offset or ()),
-                    MetadataIndex(leaf, origin, int(number)),
-                    box.relative_to(origin).offsets,
-                    box.sizes,
-                )
-                yield item, _PendingRead(taken, box)
+        return stored
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank."""
@@ -307,8 +249,7 @@ class MappedLoadPlanner(LoadPlanner):
             LeafTooLargeError: there is no memory for the target.
         """
         pending = self._reads[read_item]
-        stored = self._stored.state_dict_metadata[read_item.storage_index.fqn]
-        assert isinstance(stored, TensorStorageMetadata)
+        stored = self._stored_tensor(read_item.storage_index.fqn)
         dtype = numpy_dtype(stored.properties.dtype)
         if len(pending.copies) == 1:
             host, origin = self._boxes.host(read_item)
@@ -330,6 +271,48 @@ class MappedLoadPlanner(LoadPlanner):
     def result(self) -> object:
         """The loaded tree; see `DefaultLoadPlanner.result`."""
         return self._targets.result()
+
+
+def _stored_specs(stored: Metadata, names: Mapping[str, str]) -> dict[str, TensorSpec]:
+    """Mapping name -> shape and element type of the stored tensors."""
+    return {
+        name: TensorSpec(tuple(described.size), described.properties.dtype)
+        for name, leaf in names.items()
+        if isinstance(described := stored.state_dict_metadata[leaf], TensorStorageMetadata)
+    }
+
+
+def _stored_values(
+    stored: Metadata, names: Mapping[str, str], targets: Mapping[str, TensorSpec]
+) -> dict[str, BytesStorageMetadata]:
+    """Mapping name -> the stored Python value, but for names that targets have."""
+    return {
+        name: value
+        for name, leaf in names.items()
+        if isinstance(value := stored.state_dict_metadata[leaf], BytesStorageMetadata)
+        and name not in targets
+    }
+
+
+def _dtypes(
+    targets: Mapping[str, TargetLeaf | None], specs: Mapping[str, TensorSpec]
+) -> dict[str, str]:
+    """Leaf -> the element type that it is loaded as: the target's, or else the mapping's."""
+    return {
+        leaf: target.dtype or specs[leaf].dtype
+        for leaf, target in targets.items()
+        if target is not None and leaf in specs
+    }
+
+
+def _in_one_piece(specs: Mapping[str, TensorSpec]) -> dict[str, TensorStorageMetadata]:
+    """Tensors as if each were stored in one piece."""
+    return {
+        leaf: TensorStorageMetadata(
+            TensorProperties(spec.dtype), spec.shape, Boxes.whole(spec.shape)
+        )
+        for leaf, spec in specs.items()
+    }
 
 
 def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:

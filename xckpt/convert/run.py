@@ -2,7 +2,7 @@
 
 1. Open the source, resolve the mapping, and check what it takes for granted of the data: before
    anything is written. Ranks share the reading.
-2. Plan units of work (`xckpt.convert.units`). Every process finds the same ones.
+2. Plan units of work (`xckpt.convert.units.plan`). Every process finds the same ones.
 3. Make and write them: a checkpoint of ours through the ordinary steps of a save
    (`xckpt.convert.to_checkpoint`), any other format through a sink
    (`xckpt.convert.to_sink`). The work is shared by the ranks of a group, by the workers of an
@@ -50,13 +50,13 @@ def convert(
 ) -> Converted:
     """Write a checkpoint of another model, dtype or format; every rank of a group calls it.
 
-    Memory stays within ``options.memory_bytes``, whatever the size of the model. If this ends
-    before it is done, by an error or a kill, what it has written to a local folder is kept in a
-    hidden folder beside ``dst``, and the same call goes on with it.
+    Memory stays within ``options.memory_bytes``, whatever the size of the model. After an error or
+    a kill, what was written to a local folder is kept in a hidden folder beside ``dst``, and the
+    same call resumes from it.
 
     Args:
         src: what to convert: a checkpoint of ours, a safetensors file or folder, an Orbax or DCP
-            checkpoint, a ``torch.save`` file; a local path or a URL. What it is is found out.
+            checkpoint, a ``torch.save`` file; a local path or a URL.
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they
             are. Python values go along under their own names.
@@ -67,12 +67,13 @@ def convert(
         overwrite: replace what is at ``dst``, once the new checkpoint is committed.
         format: what to write: ``"xckpt"``, ``"safetensors"``, ``"orbax"`` or ``"dcp"``; None goes
             by the name of ``dst``.
-        source_format: what ``src`` is; None finds out.
+        source_format: what ``src`` is; None detects it.
         metadata: anything that JSON can carry, kept with the new checkpoint; None keeps what the
             source has.
         opaque: pass objects that DCP has pickled on as the bytes that hold them, to a checkpoint of
             ours or a DCP folder; by default they are refused by name.
-        allow_lossy: allow steps that do not bring every value back. ``dtype`` needs no leave.
+        allow_lossy: allow steps that do not bring every value back. Casting by ``dtype`` is always
+            allowed.
         like: the target's tree, of anything with ``.shape`` and ``.dtype``: the mapping is then
             proven to make just this, optional leaves included, and the checkpoint has its
             containers. None makes what the mapping makes of the source, in nested dicts.
@@ -82,9 +83,10 @@ def convert(
         How much was converted.
 
     Raises:
-        NotACheckpointError: nothing that is known lies at ``src``.
-        MappingError: the mapping does not fit the source, leaves some of it out or is lossy without
-            leave, or the data are not what it takes for granted; all problems are listed.
+        NotACheckpointError: there is no known format at ``src``.
+        MappingError: the mapping does not fit the source, leaves some of it out, is lossy although
+            ``allow_lossy`` is False, or asserts what the data do not fulfil; all problems are
+            listed.
         CheckpointExistsError: something is at ``dst``, and ``overwrite`` is False.
         CorruptCheckpointError: the source is not what was saved; names leaf and range.
         StorageError: a storage refused, or a worker died.
@@ -102,16 +104,11 @@ def convert(
         >>> xckpt.load("memory://flax-model")["fc"]["kernel"].shape
         (3, 2)
     """
+    conversion = Conversion(
+        os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
+    )
     work = Work(
-        Conversion(
-            os.fspath(src),
-            source_format,
-            mapping,
-            dtype,
-            allow_lossy,
-            _wanted(mapping, like),
-            opaque,
-        ),
+        conversion,
         os.fspath(dst),
         overwrite,
         options or SaveOptions(),

@@ -16,8 +16,9 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.make_unit import run_copy
+from xckpt.convert.units.make import run_copy
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.mapping.strided_copy import StridedCopy
@@ -34,7 +35,7 @@ class _TargetBox:
 
     item: ReadItem
     """How the default planner would read it."""
-    missing: int
+    missing: Countdown
     """Elements still to come."""
     buffer: object = None
     """The target's own memory."""
@@ -66,7 +67,7 @@ class TargetBoxes:
 
     def add(self, item: ReadItem) -> None:
         """Add the box that an item of the default planner reads."""
-        self._boxes[_key(item)] = _TargetBox(item, prod(item.lengths))
+        self._boxes[_key(item)] = _TargetBox(item, Countdown(prod(item.lengths)))
 
     def host(self, item: ReadItem) -> tuple[Array, tuple[int, ...]]:
         """The memory of the box that an item goes into, and its first element in the target.
@@ -101,10 +102,8 @@ class TargetBoxes:
     def landed(self, item: ReadItem, copies: Sequence[StridedCopy]) -> None:
         """Count what copies wrote into the box that an item goes into; publish a full box."""
         box = self._boxes[_key(item)]
-        with self._lock:
-            box.missing -= sum(copy.elements for copy in copies)
-            if box.missing:
-                return
+        if box.missing.land(sum(copy.elements for copy in copies)):
+            return
         if box.is_copy and box.host is not None:
             self._planner.adapters.copy_into(box.buffer, box.host)
         self._planner.commit_tensor(box.item, box.buffer)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xckpt.convert.conversion import Opened
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
-from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
 from xckpt.engine.adapters import loaded_adapters
@@ -63,8 +63,7 @@ def find_places(opened: Opened, *, as_it_is: bool, like: object = None) -> Place
     if like is not None:
         return _places_in(like, names)
     if as_it_is:
-        known: Mapping[str, str] = getattr(source, "leaf_names", _leaf_names(names))
-        return Places(known, getattr(source, "containers", {}))
+        return Places(source.leaf_names, source.containers)
     return Places(_leaf_names(names), {})
 
 
@@ -108,8 +107,8 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
 def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[str, object]:
     """Mapping name -> leaf: the targets' tensors and the source's Python values."""
     source = opened.source
-    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
-    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    shardings = source.shardings if as_it_is else {}
+    annotations = source.annotations if as_it_is else {}
     tensors = {
         name: LazySource(
             spec.shape,

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Note, Numbered, Output
-from xckpt.convert.units import TargetPart, WorkUnit
+from xckpt.convert.units.run import Note, Numbered, Output
+from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner

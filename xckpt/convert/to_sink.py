@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Numbered
 from xckpt.convert.to_checkpoint import IDENTITY, Run
-from xckpt.convert.units import WorkUnit
+from xckpt.convert.units.run import Numbered
+from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from xckpt.convert.assertions import check_assertions
 from xckpt.convert.conversion import Conversion, Opened
-from xckpt.convert.run_units import Note, Numbered, Output, run_elsewhere, run_here, start
 from xckpt.convert.target_tree import find_places, target_tree, user_metadata
 from xckpt.convert.to_checkpoint import ConvertingWriter
 from xckpt.convert.to_sink import SinkTarget, SinkWriter
-from xckpt.convert.units import Chunks, WorkUnit, plan_units
+from xckpt.convert.units.assertions import check_assertions
+from xckpt.convert.units.plan import plan_units
+from xckpt.convert.units.run import Note, Numbered, Output, run_elsewhere, run_here, start
+from xckpt.convert.units.unit import Chunks, WorkUnit
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
@@ -26,7 +27,6 @@ from xckpt.formats.sink import Contents
 from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.foreign.concurrency import reading_threads
 
 __all__ = ["Converted", "Work"]
 
@@ -136,7 +136,7 @@ class Work:
             output,
             note,
             progress,
-            threads=self.options.threads or reading_threads(getattr(source, "path", None)),
+            threads=self.options.threads or source.threads,
             memory_bytes=self.options.memory_bytes,
         )
 

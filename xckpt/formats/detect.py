@@ -26,7 +26,7 @@ from xckpt.storage.location import MANIFEST
 __all__ = ["detect", "open_sink", "open_source"]
 
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
-    "xckpt": ("xckpt.formats.source", "XckptSource"),
+    "xckpt": ("xckpt.formats.xckpt", "XckptSource"),
     "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),
     "orbax": ("xckpt.formats.orbax.source", "OrbaxSource"),
     "dcp": ("xckpt.formats.dcp.source", "DCPSource"),

@@ -45,8 +45,8 @@ class Destinations(Protocol):
         """The memory of destination ``number``; called from several threads."""
         ...
 
-    def landed(self, number: int) -> None:
-        """One more part of a destination is there and verified."""
+    def landed(self, number: int) -> bool:
+        """One more part of a destination is there and verified; whether it was the last."""
         ...
 
 
@@ -60,8 +60,9 @@ class Views:
         """The view."""
         return self.views[number]
 
-    def landed(self, number: int) -> None:
+    def landed(self, number: int) -> bool:
         """Nothing is to be done."""
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ staged and which zarr arrays its items belong to. On every rank, `write_data`:
 3. Report the digests; short values travel in the report itself.
 
 On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk was
-written by nobody or twice, then writes digests and zarr.json files and publishes the manifest.
+not written exactly once, then writes digests and zarr.json files and publishes the manifest.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class ZarrStorageWriter:
             The manifest's bytes.
 
         Raises:
-            PlanError: a chunk or a value was written by nobody, or twice.
+            PlanError: a chunk or a value was written by no rank, or twice.
             StorageError: the storage refused.
         """
         assert self._staging is not None and self._draft is not None
@@ -289,7 +289,7 @@ def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
     """All digests in the manifest's order.
 
     Raises:
-        PlanError: a chunk was written by nobody, or twice; all such arrays are listed.
+        PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
     """
     placed = {(array.leaf, array.number): array for array in arrays(manifest)}
     count = sum(array.count for array in placed.values())
@@ -300,8 +300,8 @@ def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
         chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
         cells = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
         numbers = np.repeat(np.array(firsts, np.int64), chunks) + cells
-        found = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
-        digests[numbers] = found.reshape(-1, DIGEST_BYTES)
+        taken = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
+        digests[numbers] = taken.reshape(-1, DIGEST_BYTES)
         np.add.at(times, numbers, 1)
     if not (times == 1).all():
         raise PlanError.listing(

@@ -16,9 +16,10 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.errors import PlanError
 
-__all__ = ["source_problems", "stored_boxes", "target_problems"]
+__all__ = ["check_sources", "source_problems", "stored_boxes", "target_problems"]
 
 Shape = tuple[int, ...]
 Regions = list[tuple[Shape, Shape]]
@@ -31,6 +32,17 @@ def stored_boxes(stored: TensorStorageMetadata) -> Boxes:
     if isinstance(boxes, Boxes):
         return boxes
     return Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
+
+
+def check_sources(plan: LoadPlan, metadata: Metadata) -> None:
+    """Refuse a plan that reads what the checkpoint does not have.
+
+    Raises:
+        PlanError: lists each item that does.
+    """
+    problems = source_problems(plan.items, metadata)
+    if problems:
+        raise PlanError.listing("the plan reads what the checkpoint does not have", problems)
 
 
 def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> list[str]:

@@ -26,11 +26,13 @@ from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
 from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
 
@@ -40,7 +42,7 @@ MOST_OPEN: Final = 64
 """Files that are held open at a time."""
 
 
-class DCPSource:
+class DCPSource(TensorSource):
     """A DCP folder, as a source of tensors.
 
     Args:
@@ -65,24 +67,17 @@ class DCPSource:
         ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
     """
 
-    metadata: Mapping[str, str]
-    """Nothing: such folders carry no texts of their own."""
-
     def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
         folder = self.path = find_path(path)
-        self.metadata = {}
+        self.threads = reading_threads(self.path)
         data = read_metadata(folder)
         with naming(folder):
             flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))
-            self.leaf_names: Mapping[str, str] = by_mapping_name(flat.leaves)
-            """Mapping name -> leaf name."""
+            self.leaf_names = by_mapping_name(flat.leaves)
         self.containers = flat.containers
-        """Leaf name of each container that is no plain dict -> its kind."""
         self._tensors: dict[str, tuple[Boxes, MappedParts]] = {}
-        self.specs: Mapping[str, TensorSpec] = {}
-        """Mapping name -> what the tensor is."""
-        self.values: Mapping[str, object] = {}
-        """Mapping name -> Python value, or `Opaque` object."""
+        self.specs = {}
+        self.values = {}
         self._sort({name: flat.leaves[leaf] for name, leaf in self.leaf_names.items()})
         self._state = hashlib.sha256(data)
         self._files: OrderedDict[FilePath, RangeFile] = OrderedDict()

@@ -41,10 +41,11 @@ from xckpt.formats.orbax.tree import (
     parse_tree,
     steps_in,
 )
+from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import naming
-from xckpt.storage.foreign.concurrency import map_concurrently
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import read_whole, state_of
 from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
@@ -100,7 +101,7 @@ def _named(folders: Sequence[FilePath]) -> str:
     return ", ".join(each.name for each in folders[-SHOWN:]) + more
 
 
-class OrbaxSource:
+class OrbaxSource(TensorSource):
     """A checkpoint of Orbax, as a source of tensors.
 
     Args:
@@ -118,32 +119,26 @@ class OrbaxSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_item(existing_path(path))
+        self.threads = reading_threads(self.path)
         data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
         self._state = hashlib.sha256(data)
-        self.metadata: Mapping[str, str] = (
-            {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
-        )
+        self.metadata = {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
         """The user's own, as JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
-        """Leaf name of each container that is no plain dict -> its kind."""
         with naming(self.path):
             held = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
-            self.leaf_names: Mapping[str, str] = by_mapping_name(held)
-            """Mapping name -> leaf name."""
+            self.leaf_names = by_mapping_name(held)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
         arrays = self._open(tree, by_name)
         self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
-        self.specs: Mapping[str, TensorSpec] = {
+        self.specs = {
             name: TensorSpec(array.shape, array.dtype) for name, array in self._arrays.items()
         }
-        """Mapping name -> what the tensor is."""
-        self.values: Mapping[str, object] = self._values(by_name, arrays)
-        """Mapping name -> Python value."""
-        self.annotations: Mapping[str, str] = self._annotations(by_name)
-        """Mapping name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+        self.values = self._values(by_name, arrays)
+        self.annotations = self._annotations(by_name)
         self._note_times()
 
     def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:

@@ -16,8 +16,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.reads import source_reads
-from xckpt.convert.units import Resolved, TargetPart
+from xckpt.convert.units.reads import source_reads
+from xckpt.convert.units.unit import Resolved, TargetPart
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.formats.source import TensorSource

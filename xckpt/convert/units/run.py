@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Conversion, Opened
-from xckpt.convert.make_unit import make
-from xckpt.convert.units import WorkUnit
+from xckpt.convert.units.make import make
+from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
 from xckpt.storage.budget import Pool, ProgressCounter
 

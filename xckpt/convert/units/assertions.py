@@ -13,9 +13,9 @@ from math import prod
 
 import numpy as np
 
-from xckpt.convert.make_unit import make_box
-from xckpt.convert.reads import hull
-from xckpt.convert.units import plan_units
+from xckpt.convert.units.make import make_box
+from xckpt.convert.units.plan import plan_units
+from xckpt.convert.units.reads import hull
 from xckpt.core.geometry.box import Box
 from xckpt.errors import MappingError
 from xckpt.formats.source import TensorSource

@@ -1,9 +1,9 @@
-"""What is read of the sources: boxes around what copies take, cut along what is stored together.
+"""What is read of the sources: boxes around what copies take, cut along stored chunks.
 
-1. `source_reads` puts the copies from one tensor into one box, if that has little else in it, and
-   otherwise reads each copy's box apart.
-2. `blocks` cuts a box along stored chunks, into whole ones as far as it has them whole.
-3. `restrict_sources` leaves of copies what lies in a block.
+1. `source_reads` reads one box for all copies from a tensor if little else is in it, and otherwise
+   a box for each copy.
+2. `blocks` cuts a box along stored chunks, into whole chunks as far as the box has them whole.
+3. `restrict_sources` restricts copies to a block.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["SourceRead", "blocks", "hull", "restrict_sources", "source_reads"]
 
 
 DENSE = 2.0
-"""A box is read whole if it has at most this many times the elements that are wanted of it."""
+"""Copies share one box if it has at most this many times the elements that they want."""
 
 BLOCK_BYTES = 1 << 23
-"""What is read at a time, bytes, of a stored tensor that has no chunks."""
+"""Bytes read at a time of a stored tensor that has no chunks, or small ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class SourceRead:
 
 
 def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
-    """What to read for some copies: one box a source tensor, unless that is mostly in vain.
+    """What to read for some copies: one box a source tensor, unless most of it is not wanted.
 
     Args:
         copies: (number of the part, copy); constants read nothing and are left out.
@@ -60,8 +60,8 @@ def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
         boxes = [copy.source_box for _, copy in group]
         around = hull(boxes)
         wanted = sum(copy.elements for _, copy in group)
-        apart = sum(prod(box.sizes) for box in boxes)
-        if prod(around.sizes) <= max(DENSE * wanted, apart):
+        apart = sum(box.elements for box in boxes)
+        if around.elements <= max(DENSE * wanted, apart):
             found.append(SourceRead(name, around, tuple(group)))
         else:
             found += _apart(name, group, boxes)
@@ -81,9 +81,8 @@ def _apart(
 def hull(boxes: Sequence[Box]) -> Box:
     """The smallest box that holds some boxes; there is at least one."""
     low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
-    ends = (tuple(a + n for a, n in zip(box.offsets, box.sizes, strict=True)) for box in boxes)
-    high = tuple(map(max, zip(*ends, strict=True)))
-    return Box(low, tuple(b - a for a, b in zip(low, high, strict=True)))
+    ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
+    return Box(low, tuple(b - a for a, b in zip(low, ends, strict=True)))
 
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
@@ -109,7 +108,13 @@ def _turned(copy: StridedCopy) -> StridedCopy:
 
 
 def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Box]:
-    """A part of a stored array in blocks of whole chunks, as far as the part has them whole."""
+    """A box of a stored tensor in blocks of whole chunks, as far as the box has them whole.
+
+    Args:
+        stored: the tensor.
+        number: which of its arrays the box lies in.
+        part: the box, in elements of the tensor.
+    """
     array = stored_boxes(stored)[number]
     item = item_size(stored.properties.dtype)
     block = [1] * len(array.sizes)
@@ -118,15 +123,8 @@ def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Bo
     for axis in reversed(range(len(block))):
         room = max(1, BLOCK_BYTES // (prod(block) * item))
         block[axis] = min(max(1, array.sizes[axis]), block[axis] * room)
-    low = _minus(part.offsets, array.offsets)
-    high = tuple(a + n for a, n in zip(low, part.sizes, strict=True))
-    for cell in cells(low, high, array.sizes, block)[1]:
-        start = [max(a, b) for a, b in zip(cell.offsets, low, strict=True)]
-        ends = zip(cell.offsets, cell.sizes, high, strict=True)
-        stop = [min(a + n, b) for a, n, b in ends]
-        offsets = tuple(a + o for a, o in zip(start, array.offsets, strict=True))
-        yield Box(offsets, _minus(stop, start))
-
-
-def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    return tuple(x - y for x, y in zip(a, b, strict=True))
+    wanted = part.relative_to(array.offsets)
+    for cell in cells(wanted.offsets, wanted.ends, array.sizes, block)[1]:
+        inside = cell.meets(wanted)
+        if inside is not None:
+            yield inside.shifted(array.offsets)
