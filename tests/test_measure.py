@@ -33,10 +33,8 @@ LARGER = {
 SAME_NAMES: set[str] = {
     "_Save",
     "TensorSource",
-    "Instance",
     "Place",
     "ArrayTarget",
-    "_Work",
     "Staging",
 }
 """Names of classes that are defined more than once."""

@@ -137,7 +137,7 @@ def test_arguments_that_can_never_be_right_are_refused(make: object, words: str)
         (Rope("pairs", 2), [(6,)], "with 3 rotated channels"),
         (Rope("pairs", 2, axis=1), [(6,)], "there is no axis 1 of 1"),
         (Deinterleave(4), [(6,)], "axis 0 of 6 is not 4 equal parts"),
-        (Interleave(2), [(6,), (4,)], r"part 1 has shape \[4, 1\], not \[6, 1\]"),
+        (Interleave(2), [(6,), (4,)], r"part 1 has shape \[4\], not 6 groups of 1"),
         (GroupedInterleave((2, 1), 3), [(6,), (4,)], r"shape \[4\], not 3 groups of 1"),
         (GroupedDeinterleave((2, 1), 3), [(6,)], "has 6, not 3 groups of 3"),
         (Concatenate((1, 2), 4), [(1,), (2,)], "there is no axis 4 of 1"),

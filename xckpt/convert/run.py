@@ -16,7 +16,7 @@ import os
 from concurrent.futures import Executor
 
 from xckpt.convert.conversion import Conversion
-from xckpt.convert.work import Converted, Work
+from xckpt.convert.work import ConversionRun, Converted
 from xckpt.core.metadata import JSONValue
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.find_group import find_group
@@ -107,7 +107,7 @@ def convert(
     conversion = Conversion(
         os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
     )
-    work = Work(
+    work = ConversionRun(
         conversion,
         os.fspath(dst),
         overwrite,

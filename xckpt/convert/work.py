@@ -28,7 +28,7 @@ from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
 
-__all__ = ["Converted", "Work"]
+__all__ = ["ConversionRun", "Converted"]
 
 UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
@@ -52,7 +52,7 @@ class Converted:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class ConversionRun:
     """One call of `convert`, on one rank."""
 
     conversion: Conversion

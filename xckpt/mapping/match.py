@@ -15,13 +15,13 @@ from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern, Value, skeleton
 from xckpt.mapping.rule import Rule
 
-__all__ = ["Instance", "Matches", "match_rules"]
+__all__ = ["Matches", "RuleInstance", "match_rules"]
 
 Key = tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class RuleInstance:
     """A rule at one value of the indices that stand on both sides."""
 
     rule: Rule
@@ -37,7 +37,7 @@ class Instance:
 class Matches:
     """What matching found."""
 
-    instances: list[Instance] = field(default_factory=list[Instance])
+    instances: list[RuleInstance] = field(default_factory=list[RuleInstance])
     unused: list[str] = field(default_factory=list[str])
     """Leaves that no rule takes."""
     idle: list[Rule] = field(default_factory=list[Rule])
@@ -151,7 +151,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
     matches.instances += _grouped(rule, leaves, wanted)
 
 
-def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[Instance]:
+def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[RuleInstance]:
     """An instance for each value of the indices that are not stacked."""
     names = rule.source_indices
     kept = set(rule.target_indices) if rule.target else set(names)
@@ -168,7 +168,7 @@ def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Itera
             for by_key in leaves
         )
         values = dict(zip(shared_names, shared, strict=True))
-        yield Instance(rule, values, stacked, sources)
+        yield RuleInstance(rule, values, stacked, sources)
 
 
 def _more(items: Sequence[object]) -> str:
@@ -214,4 +214,4 @@ def _constants(rule: Rule, matches: Matches) -> None:
         matches.fail(rule, f"state the range of {', '.join(open_names)}")
         return
     for values in product(*(rule.indices[name] for name in names)):
-        matches.instances.append(Instance(rule, dict(zip(names, values, strict=True)), (), ()))
+        matches.instances.append(RuleInstance(rule, dict(zip(names, values, strict=True)), (), ()))

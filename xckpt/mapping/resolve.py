@@ -18,7 +18,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Assertion, Bundle, Lossy, Slot, Trace
-from xckpt.mapping.match import Instance, match_rules
+from xckpt.mapping.match import RuleInstance, match_rules
 from xckpt.mapping.operations import Constant, run
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -194,12 +194,12 @@ def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
     found.made[name], found.makers[name] = tensor, rule
 
 
-def _at(instance: Instance) -> str:
+def _at(instance: RuleInstance) -> str:
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
     return f" at {values}" if values else ""
 
 
-def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
+def _of(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
     """The leaves that an instance takes, each with its box."""
     names = [name for by_key in instance.sources for name in by_key.values()]
     shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
@@ -208,7 +208,7 @@ def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
 
 
 def _targets(
-    instance: Instance,
+    instance: RuleInstance,
     leaves: Mapping[str, Traced],
     trace: Trace,
     wanted: Mapping[str, TensorSpec] | None,
