@@ -89,7 +89,7 @@ def test_every_operation_is_its_inverses_inverse_and_its_own_document(operation:
         (lambda: Transpose((0, 2)), "no order of 2 axes"),
         (lambda: Reshape(((-1, -1), (4,))), "at most one size left open"),
         (lambda: Reshape(((2, -2), (4,))), "at most one size left open"),
-        (lambda: Reshape(((2, 3), (4,))), "not as many elements"),
+        (lambda: Reshape(((2, 3), (4,))), "differ in their number of elements"),
         (lambda: Rearrange("a a -> a"), "a stands twice on one side"),
         (lambda: Rearrange("a -> a b"), "b stands on one side only"),
         (lambda: Rearrange("a -> a", {"b": 1}), "a size is stated for b"),

@@ -1,9 +1,9 @@
 """`convert`: a checkpoint of any format and model becomes one of another, unit by unit.
 
-1. Open the source, resolve the mapping, and check what it takes for granted of the data: before
-   anything is written. Ranks share the reading.
+1. Open the source, resolve the mapping, and check its assertions on the data, before anything is
+   written. Ranks share the reading.
 2. Plan units of work (`xckpt.convert.units.plan`). Every process finds the same ones.
-3. Make and write them: a checkpoint of ours through the ordinary steps of a save
+3. Make and write them: an xckpt checkpoint through the ordinary steps of a save
    (`xckpt.convert.to_checkpoint`), any other format through a sink
    (`xckpt.convert.to_sink`). The work is shared by the ranks of a group, by the workers of an
    executor, or by this process's threads.
@@ -55,7 +55,7 @@ def convert(
     same call resumes from it.
 
     Args:
-        src: what to convert: a checkpoint of ours, a safetensors file or folder, an Orbax or DCP
+        src: what to convert: an xckpt checkpoint, a safetensors file or folder, an Orbax or DCP
             checkpoint, a ``torch.save`` file; a local path or a URL.
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they

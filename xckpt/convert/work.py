@@ -48,7 +48,7 @@ class Converted:
     bytes_before: int
     """How many of these bytes an earlier process had written, on this rank."""
     metadata: Metadata | None = field(default=None, compare=False, repr=False)
-    """What the new checkpoint says of its leaves, if it is one of ours."""
+    """Metadata of the new checkpoint, if its format is xckpt."""
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class ConversionRun:
             start(self.executor)
 
     def prepare(self) -> None:
-        """Open the source on every rank, and check what the mapping takes for granted of it."""
+        """Open the source on every rank, and check the mapping's assertions on it."""
 
         def look() -> bytes:
             self._opened = opened = self.conversion.open()
@@ -150,7 +150,7 @@ class ConversionRun:
         )
 
     def into_checkpoint(self) -> Converted:
-        """Write a checkpoint of ours."""
+        """Write an xckpt checkpoint."""
         self.prepare()
         self.plan()
         options = self.options

@@ -1,4 +1,4 @@
-"""Which leaves each rule takes: every leaf is matched once, or the fault is named.
+"""Sharing the source's leaves out among the rules: each leaf is taken once, or it is a problem.
 
 Names are looked up by skeleton (runs of digits made equal) and by literal digits, so ten thousand
 leaves and a thousand rules are ten thousand look-ups; only patterns with a text are tried against
@@ -35,7 +35,7 @@ class RuleInstance:
 
 @dataclass(slots=True)
 class Matches:
-    """What matching found."""
+    """The instances of all rules, and what is left over."""
 
     instances: list[RuleInstance] = field(default_factory=list[RuleInstance])
     unused: list[str] = field(default_factory=list[str])
@@ -176,7 +176,7 @@ def _more(items: Sequence[object]) -> str:
 
 
 def _wanted(rule: Rule, keys: list[Key]) -> tuple[list[Key], list[str]]:
-    """The values of a rule's source indices that have to be there, given those that are.
+    """The values that a rule's source indices must have, given those that they have.
 
     Stated ranges must be full. An index that is stacked counts from 0 without a gap, in step with
     every value of the others.

@@ -139,7 +139,7 @@ class Split(_Separate, _Row, frozen=True):
 
 
 def join(tensors: tuple[Traced, ...], axis: int, sizes: tuple[int, ...]) -> Traced:
-    """Tensors in a row, after a look at whether they fit.
+    """Tensors in a row, if they fit.
 
     Raises:
         ValueError: a dtype, a rank, or a size differs from what it has to be.
@@ -218,7 +218,7 @@ def _interleaved(
 def _deinterleaved(
     tensor: Traced, axis: int, groups: int, sizes: tuple[int, ...]
 ) -> tuple[Traced, ...]:
-    """The parts of which every group along an axis has ``sizes[i]`` slices."""
+    """The inverse of `_interleaved`: tensor i from ``sizes[i]`` slices of every group."""
     before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
     grouped = reshaped(tensor, (*before, groups, sum(sizes), *after))
     return tuple(
