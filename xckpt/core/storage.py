@@ -19,14 +19,13 @@ class StorageWriter(Protocol):
 
     @property
     def storage_meta(self) -> object:
-        """What planners are to know: `GridOptions` where they have none of their own, or None."""
+        """What planners need to know: `GridOptions` for those without their own, or None."""
         ...
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
     ) -> tuple[list[SavePlan], Metadata]:
-        """The coordinator: reserve a place, and tell each rank where to write, in its plan's
-        ``storage_data``."""
+        """The coordinator: reserve a place; each plan's ``storage_data`` says where to write."""
         ...
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> object:
@@ -71,5 +70,5 @@ class StorageReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Every rank, last, also after a failure: let go of what a peer might wait for."""
+        """Every rank, last, also after a failure: release what a peer might wait for."""
         ...

@@ -17,13 +17,14 @@ Threads that play the ranks of one group in one process do not wait for each oth
 
 from __future__ import annotations
 
+# Its exit handler must run after ours.
+import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import thread as _executors  # noqa: F401  # its exit comes after ours
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.group import Group
@@ -59,7 +60,7 @@ class _Status:
         """Done when the caller may change the state."""
         self.saved: Future[Metadata] = Future()
         self.seen = False
-        """Whether somebody has been told of a failure."""
+        """Whether a caller has received the outcome."""
 
     def concerns(self, group: Group) -> bool:
         """Whether a save by this rank of ``group`` has to wait for this one."""
@@ -76,7 +77,7 @@ class _Status:
     def log(self, error: BaseException) -> None:
         """Log a failure that was never asked for."""
         logger.error(
-            "the asynchronous save to %s failed, and nobody asked for its result: %s: %s",
+            "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
             self.where,
             type(error).__name__,
             error,
@@ -155,8 +156,7 @@ class SaveFuture:
 class _Work:
     """What the thread of a save does.
 
-    It holds no state when it says that the save has ended: whoever waits for that may need the
-    memory.
+    It drops the state before it wakes those who wait for the save: they may need the memory.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ def begin(
     work = _Work(status, background, save, spare)
     copied = work.copied
     copied.add_done_callback(lambda future: _end(status.staged, None, future.exception()))
-    # Started before the copying, but let go after it, so that the caller does not wait for the
+    # Started before the copying, but released after it: else the caller would wait for the
     # interpreter's lock while the save plans.
     _start(work, status)
     try:
@@ -252,8 +252,8 @@ def settle(group: Group) -> BaseException | None:
         save.log(error)
     save, error = failures[0]
     error.add_note(
-        f"This is the failure of the asynchronous save to {save.where}, for whose result nobody "
-        f"has asked; the save that was called now was not begun."
+        f"This is the failure of the asynchronous save to {save.where}, whose result was never "
+        f"asked for; the save that was called now was not begun."
     )
     return error
 
@@ -269,7 +269,7 @@ def _stage(
         staged = stager.stage(state)
         if isinstance(stager, BlockingAsyncStager):
             stager.lend(until)
-        copying: Future[State] | None = staged if isinstance(staged, Future) else None
+        copying = cast("Future[State]", staged) if isinstance(staged, Future) else None
         has_failed = copying is not None and copying.done() and _failure(copying) is not None
         if not has_failed and stager.should_synchronize_after_execute:
             stager.synchronize_staging()

@@ -1,7 +1,7 @@
 """Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
 
 1. An item is resolved to a NumPy view, within the memory budget.
-2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. A unit's view
+2. Its zarr chunks (or zarr shards: what needs a single writer) are its units. A unit's view
    goes to TensorStore, uncopied if it is in C order, and while TensorStore writes it the digest of
    each chunk in it is taken from the same memory.
 3. A small unit that is all of its chunk is written as a value under the chunk's key: a state has
@@ -318,8 +318,8 @@ def _unit_boxes(item: WriteItem, array: ZarrArray, place: Box) -> list[tuple[int
     beyond = (units.offsets < np.array(place.offsets)) | (units.ends > np.array(place.ends))
     if beyond.any():
         raise PlanError(
-            f"{item.index.fqn}: {item.tensor_data.chunk} is to be written by this rank, "
-            f"but shares a chunk with another; a planner must keep to the grid's chunks"
+            f"{item.index.fqn}: this rank has to write {item.tensor_data.chunk}, which shares "
+            f"a chunk with another box; a planner must keep to the grid's chunks"
         )
     return list(zip(numbers.tolist(), units, strict=True))
 

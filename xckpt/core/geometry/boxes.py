@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,8 +115,7 @@ class Boxes(Sequence[Box]):
                 self.sizes, other.sizes
             )
         if isinstance(other, Sequence):
-            others: Sequence[object] = other
-            return list(self) == list(others)
+            return list(self) == list(cast(Sequence[object], other))
         return NotImplemented
 
     def __repr__(self) -> str:

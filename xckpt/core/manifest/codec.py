@@ -1,11 +1,11 @@
 """The manifest: the one document that makes a folder a checkpoint.
 
-On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, spelled just
-so, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
+On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, in this
+spelling, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
 
-1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
-2. Refuse it if what is around the inner bytes is spelled otherwise, or their digest differs: it was
-   altered.
+1. Refuse a document that is too long, no JSON, of another format, or of a newer version.
+2. Refuse it if the bytes around the inner ones are spelled otherwise, or if the digest differs: it
+   was altered.
 3. Decode it against the types in `xckpt.core.manifest.entries`; an unknown field is an error, and
    so is a name that an object has twice.
 4. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
@@ -153,8 +153,9 @@ def complete(
 
 def _with_data(manifest: Manifest, metadata: Metadata) -> Manifest:
     """A manifest with the caller's and the planners' own data."""
-    check_json(metadata.user, "metadata")
-    check_json(metadata.planner_data, "planner_data")
+    for data, what in ((metadata.user, "metadata"), (metadata.planner_data, "planner_data")):
+        if data is not None:
+            check_json(data, what)
     return msgspec.structs.replace(manifest, user=metadata.user, planner=metadata.planner_data)
 
 
@@ -275,7 +276,7 @@ def parse(data: bytes, digest: Digest) -> Manifest:
 
 
 def _refuse_repeated_names(manifest: Manifest, body: memoryview) -> None:
-    if msgspec.json.encode(manifest) == body:
+    if memoryview(msgspec.json.encode(manifest)) == body:
         return  # as this library spells it, which is soon seen, no name comes twice
     try:
         name = repeated_name(bytes(body))

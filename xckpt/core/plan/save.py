@@ -63,9 +63,9 @@ class SavePlanner(abc.ABC):
         storage_meta: object = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state that is to be saved; it is not passed again.
+        """Take the state to save; it is not passed again.
 
-        ``storage_meta`` is what the storage tells planners (`StorageWriter.storage_meta`).
+        ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
 
     @abc.abstractmethod
@@ -225,8 +225,8 @@ class DefaultSavePlanner(SavePlanner):
         leaf = self._leaves.get(name)
         if leaf is None:
             raise PlanError(
-                f"{name}: to be written by this rank, which has no leaf of this name; a planner "
-                f"that renames or moves items must resolve them too"
+                f"{name}: this rank has to write it, but has no leaf of this name; a planner that "
+                f"renames or moves items must resolve them too"
             )
         if isinstance(leaf, _PlainValue) != (write_item.tensor_data is None):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
@@ -241,16 +241,19 @@ class DefaultSavePlanner(SavePlanner):
         name, box = item.index.fqn, item.tensor_data.chunk
         number = self._holder(name, leaf, box)
         if number is None:
-            raise PlanError(f"{name}: {box} is to be written by this rank, but not held by it")
-        held = leaf.boxes[number]
+            raise PlanError(f"{name}: this rank has to write {box}, but does not hold it")
+        shard_box = leaf.boxes[number]
         # Every framework's shard slices like NumPy's.
         shard: NDArray[np.generic] = leaf.data(number)  # type: ignore[assignment]
-        return shard if held == box else shard[box.slices(held.offsets)]
+        return shard if shard_box == box else shard[box.slices(shard_box.offsets)]
 
     def _holder(self, name: str, leaf: SourceLeaf, box: Box) -> int | None:
         """The number of the local shard that holds a box."""
+        boxes = leaf.boxes
+        if len(boxes) == 1:
+            return 0 if boxes[0].holds(box) else None
         if name not in self._lookups:
-            self._lookups[name] = BoxLookup(leaf.boxes)
+            self._lookups[name] = BoxLookup(boxes)
         return self._lookups[name].holder(box)
 
     def _bytes(self, leaf: _PlainValue) -> bytes:

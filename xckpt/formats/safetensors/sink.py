@@ -68,6 +68,7 @@ class SafetensorsSink(TensorSink):
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
+        >>> from xckpt.formats.sink import Contents
         >>> sink = SafetensorsSink("made.safetensors")
         >>> _ = sink.prepare(Contents({"w": TensorSpec((2, 2), "float32")}))
         >>> for row in (1, 0):

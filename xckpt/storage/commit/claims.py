@@ -49,16 +49,16 @@ _ATTEMPTS = 5
 _LONGEST_NAME = 200
 """Bytes of the checkpoint's name that are kept; file systems take 255 for all of it."""
 
-_held: set[int] = set()
+_descriptors: set[int] = set()
 """Descriptors of this process's claims."""
 
 
 def _close_claims() -> None:
     """Run in a forked process, which may outlive its parent and must not keep its claims alive."""
-    for descriptor in _held:
+    for descriptor in _descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _descriptors.clear()
 
 
 os.register_at_fork(after_in_child=_close_claims)
@@ -91,7 +91,7 @@ class Claim:
     descriptor: int
 
     def __post_init__(self) -> None:
-        _held.add(self.descriptor)
+        _descriptors.add(self.descriptor)
 
     def release(self) -> None:
         """Unlock the claim, and remove it unless the staging folder is still there."""
@@ -99,7 +99,7 @@ class Claim:
             if not self.folder.exists():
                 with contextlib.suppress(OSError):
                     self.path.unlink()
-            _held.discard(self.descriptor)
+            _descriptors.discard(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
 

@@ -222,8 +222,8 @@ def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes
 
 def _generation_if(store: ts.KvStore, key: str, content: bytes) -> bytes:
     """The generation of a key that holds this content; empty if it does not."""
-    held = store.read(key).result()
-    return held.stamp.generation if held.state == "value" and held.value == content else b""
+    answer = store.read(key).result()
+    return answer.stamp.generation if answer.state == "value" and answer.value == content else b""
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:
