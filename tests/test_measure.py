@@ -15,7 +15,6 @@ LARGER = {
     "xckpt/core/tree.py": 379,
     "xckpt/engine/background.py": 352,
     "xckpt/engine/host_copy.py": 406,
-    "xckpt/storage": 18,
     "xckpt/storage/foreign/files.py": 384,
     "xckpt/storage/write_chunks.py ChunkWrites": 203,
 }

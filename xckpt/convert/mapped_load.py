@@ -58,7 +58,7 @@ from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.options import LoadOptions
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 __all__ = ["MappedLoadPlanner"]
 
