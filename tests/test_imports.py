@@ -34,7 +34,6 @@ LAYERS = {
     "surface": (
         "xckpt",
         "xckpt.api",
-        "xckpt.loading",
         "xckpt.state_dict",
         "xckpt.planner",
         "xckpt.metadata",

@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
 from tests.support.boxed import Boxed
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
@@ -190,15 +190,15 @@ def test_saving_while_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_every_command_is_shown() -> None:
-    assert {shlex.split(line.removeprefix("$ "))[1] for line in LINES} == set(main.commands)
+    assert {shlex.split(line.removeprefix("$ "))[1] for line in LINES} == set(commands.commands)
     inline = {found[1] for text in INLINE if (found := re.match(r"xckpt (\w+)", text))}
-    assert inline <= set(main.commands)
+    assert inline <= set(commands.commands)
 
 
 def run(line: str) -> Result:
     command = shlex.split(line.removeprefix("$ "), comments=True)
     assert command[0] == "xckpt"
-    return CliRunner().invoke(main, command[1:])
+    return CliRunner().invoke(commands, command[1:])
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("$")])

@@ -33,7 +33,7 @@ from xckpt.convert.run import Converted, convert
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.engine.load import load_state
 from xckpt.errors import MappingError, RanksFailedError
-from xckpt.formats.source import XckptSource
+from xckpt.formats.xckpt import XckptSource
 from xckpt.mapping.operations import Transpose
 from xckpt.storage import ZarrStorageReader
 

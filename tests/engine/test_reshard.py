@@ -36,7 +36,7 @@ from xckpt.errors import (
     TreeMismatchError,
 )
 
-FEW = 30
+FEW = 15
 
 ROWS = [((0, 0), (3, 4)), ((3, 0), (3, 4))]
 COLUMNS = [((0, 0), (6, 2)), ((0, 2), (6, 2))]
@@ -64,6 +64,7 @@ def load_job(job: Job, path: str | Path) -> list[Any]:
 
 
 @given(jobs())
+@examples(25)
 def test_every_rank_gets_every_element_that_it_wants(job):
     """The property that the project is about: save by N ranks, load by M, NumPy slices agree."""
     path = fresh_path()
@@ -82,6 +83,7 @@ def test_every_rank_gets_every_element_that_it_wants(job):
 
 
 @given(jobs())
+@examples(25)
 def test_one_process_reads_what_many_ranks_saved(job):
     """The whole tree as NumPy arrays, slices of the open checkpoint, and every digest."""
     path = fresh_path()

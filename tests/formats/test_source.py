@@ -14,7 +14,8 @@ import xckpt
 from tests.support.examples import examples
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, MappingError
-from xckpt.formats.source import TensorSource, XckptSource
+from xckpt.formats.source import TensorSource
+from xckpt.formats.xckpt import XckptSource
 from xckpt.mapping.spec import TensorSpec
 
 W = np.arange(13 * 7 * 3, dtype=np.int16).reshape(13, 7, 3)

@@ -16,7 +16,7 @@ from tests.fuzz.corpus import inputs, pack, unpack
 from tests.fuzz.targets import SHARES, TARGETS, Judge, load
 from xckpt.core.manifest import codec
 from xckpt.errors import XckptError
-from xckpt.storage import chunk
+from xckpt.storage.chunks import chunk
 from xckpt.storage.integrity import Integrity
 
 OUTCOMES = {

@@ -118,7 +118,7 @@ def on_rank_load(
     return held
 
 
-@examples(30)
+@examples(15)
 @given(journey=journeys(), how=st.sampled_from(["new", "meta", "in place"]))
 @example(
     journey=(
@@ -366,7 +366,6 @@ def on_rank_save_and_die(rank: int, path: Path, victim: int) -> str:
     return "saved"
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_rank_that_dies_commits_nothing(tmp_path: Path, victim: int) -> None:
     path = tmp_path / "ckpt"

@@ -11,13 +11,13 @@ import numpy as np
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.plan.columns import Block, LeafTable, WriteItems
 from xckpt.core.plan.items import LoadPlan, ReadItem, SavePlan
+from xckpt.engine.steps import Codec
 
 __all__ = [
+    "REPORTS",
     "SavePlanCodec",
     "decode_load_plan",
-    "decode_report",
     "encode_load_plan",
-    "encode_report",
 ]
 
 
@@ -31,10 +31,14 @@ class _SavePlan(msgspec.Struct, array_like=True):
     containers: dict[str, str]
 
 
-encode_report = msgspec.msgpack.Encoder().encode
-"""A rank's report of what it wrote, as `StorageWriter.write_data` returns it."""
-decode_report = msgspec.msgpack.Decoder().decode
-"""A report as plain lists, dicts and bytes, for `StorageWriter.finish`."""
+class _Reports:
+    """Carries ranks' reports of what they wrote; they arrive as plain lists, dicts and bytes."""
+
+    encode = msgspec.msgpack.Encoder().encode
+    decode = msgspec.msgpack.Decoder().decode
+
+
+REPORTS: Codec[object] = _Reports()
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_plan = msgspec.msgpack.Decoder(_SavePlan).decode

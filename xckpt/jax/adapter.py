@@ -175,11 +175,13 @@ class JaxAdapter(Adapter[Leaf]):
         dtype = "uint32" if key else _format_dtype(like.dtype, name)
         _refuse_narrowing(dtype, name)
         sharding = concrete(like.sharding, name)
+        layout = local_layout(sharding, shape, name)
         return ArrayTarget(
             shape,
             dtype,
+            layout.boxes,
             sharding,
-            local_layout(sharding, shape, name),
+            layout,
             committed=_committed(like, sharding),
             weak_type=bool(getattr(like, "weak_type", False)),
             key=key,

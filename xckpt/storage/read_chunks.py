@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.host_reads import Publication, SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunk import ChunkSource, allocate
-from xckpt.storage.chunk_requests import ChunkRequests
-from xckpt.storage.chunk_window import ChunkWindow
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 
@@ -51,7 +52,7 @@ class _Destination:
     item: ReadItem
     dtype: str
     """The stored element type."""
-    missing: int
+    missing: Countdown
     """How many parts are still to land."""
     resolved: object = None
     """What the planner gave for it."""
@@ -78,7 +79,10 @@ class PlannedDestinations:
         parts: Sequence[int],
     ) -> None:
         self._planner = planner
-        self._all = [_Destination(*each) for each in zip(items, dtypes, parts, strict=True)]
+        self._all = [
+            _Destination(item, dtype, Countdown(count))
+            for item, dtype, count in zip(items, dtypes, parts, strict=True)
+        ]
         self._lock = threading.Lock()
 
     def memory(self, number: int) -> NDArray[np.generic]:
@@ -95,19 +99,22 @@ class PlannedDestinations:
                 destination.memory = _host_memory(destination, self._planner.adapters)
             return destination.memory
 
-    def landed(self, number: int) -> None:
+    def is_scratch(self, number: int) -> bool:
+        """Whether a resolved destination is memory that is copied to where it goes in the end."""
+        return self._all[number].copied
+
+    def landed(self, number: int) -> bool:
         """Count a part; with the last one the item is committed."""
         destination = self._all[number]
-        with self._lock:
-            destination.missing -= 1
-            if destination.missing:
-                return
+        if destination.missing.land(1):
+            return False
         memory, resolved = destination.memory, destination.resolved
         assert memory is not None
         if destination.copied:
             self._planner.adapters.copy_into(resolved, memory)
         self._planner.commit_tensor(destination.item, resolved)
         destination.memory = destination.resolved = None
+        return True
 
 
 def _host_memory(destination: _Destination, adapters: Adapters) -> NDArray[np.generic]:

@@ -25,8 +25,9 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, ReadItem
-from xckpt.core.plan.load import DefaultLoadPlanner, local_reads
+from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.mismatch import compare
+from xckpt.core.plan.reads import local_reads
 from xckpt.core.values import encode_value, value_kind
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
@@ -123,7 +124,7 @@ def test_reads_fill_each_wanted_box_exactly_once(case, with_grid):
     counts = [np.zeros(sizes, int) for _, sizes in wanted]
     found = [np.zeros(sizes, np.int32) for _, sizes in wanted]
     store = Store({"w": array}, {"w": pieces})
-    for item in local_reads("w", target, tensor):
+    for item in local_reads("w", target.boxes, tensor):
         number = item.dest_index.index
         assert number is not None and item.dest_index.offset == wanted[number][0]
         counts[number][region((item.dest_offsets, item.lengths))] += 1
@@ -151,7 +152,7 @@ def test_a_planner_loads_what_is_wanted_in_any_order(case, seed):
 def test_a_wish_for_what_is_not_stored_is_refused(box: Box):
     target = Target((4,), "int32", Boxes.of([box]))
     with pytest.raises(XckptError, match=r"w: \[.*\) is wanted, but not stored"):
-        local_reads("w", target, stored(numbered((4,))))
+        local_reads("w", target.boxes, stored(numbered((4,))))
 
 
 def difference(array: np.ndarray, like: Wanted | None, **options: bool) -> dict[str, str]:
@@ -360,11 +361,11 @@ def test_a_plan_that_leaves_something_out_is_refused():
 def test_a_box_without_elements_is_not_read(shape):
     array = numbered(shape)
     whole = Boxes.whole(shape)
-    assert local_reads("w", Target(shape, "int32", whole), stored(array)) == []
+    assert local_reads("w", whole, stored(array)) == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 3), (3, 1)])
 def test_a_whole_array_is_one_read(shape):
     array = numbered(shape)
-    (item,) = local_reads("w", Target(shape, "int32", Boxes.whole(shape)), stored(array))
+    (item,) = local_reads("w", Boxes.whole(shape), stored(array))
     assert item.lengths == shape and item.storage_offsets == item.dest_offsets == (0,) * len(shape)

@@ -346,7 +346,7 @@ def test_a_box_that_the_rank_does_not_hold_is_refused():
 @pytest.mark.parametrize(
     "name, kind, problem",
     [
-        ("x", WriteItemType.TENSOR, "x: to be written by this rank, which has no leaf"),
+        ("x", WriteItemType.TENSOR, "x: this rank has to write it, but has no leaf"),
         ("w", WriteItemType.BYTE_IO, "w: planned as BYTE_IO, but it is a tensor"),
         ("step", WriteItemType.TENSOR, "step: planned as TENSOR, but it is a Python int"),
     ],

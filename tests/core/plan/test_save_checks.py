@@ -54,9 +54,9 @@ def test_each_leaf_that_differs_is_told_once():
     leaves = dict(metadata.state_dict_metadata)
     changed = Metadata({"none": leaves["none"], "w": BytesStorageMetadata()})
     assert set(refusal(check_shares, shares, changed)) == {
-        "w: rank 0 is to write it, but it is float32 of shape (4, 2), "
+        "w: rank 0 has to write it, but it is float32 of shape (4, 2), "
         "in the metadata a Python opaque",
-        "step: rank 1 is to write it, but it is not in the metadata",
+        "step: rank 1 has to write it, but it is not in the metadata",
     }
 
 

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xckpt.formats.torch_save.pickle_machine import Symbol, as_record, load
+from xckpt.formats.torch_save.pickle_machine import load
 from xckpt.formats.torch_save.pickle_writer import Call, Instance, Outside, dump
+from xckpt.formats.torch_save.symbols import Symbol, as_record
 from xckpt.formats.torch_save.values import NAMES
 
 SCALARS = (

@@ -278,7 +278,6 @@ def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, ...], 
     assert_fsdp(four_ranks, grid, rows)
 
 
-@pytest.mark.thorough
 def test_fsdp_over_tensor_parallelism_where_the_order_of_cuts_matters() -> None:
     """7 rows on 3 x 2 and 9 on 4 x 2: cutting left to right would give other rows."""
     with Ranks(8) as eight_ranks:

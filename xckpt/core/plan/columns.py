@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple, cast, overload
 
 import msgspec
 import numpy as np
@@ -109,7 +109,7 @@ class WriteItems(Sequence[WriteItem]):
     def __init__(self, table: LeafTable, blocks: Iterable[Block]) -> None:
         self.table = table
         self.blocks = tuple(blocks)
-        self._order: list[int] | None = None
+        self._order: list[int] = []
 
     @classmethod
     def of(cls, items: Iterable[WriteItem]) -> WriteItems:
@@ -170,10 +170,9 @@ class WriteItems(Sequence[WriteItem]):
 
     def _places(self) -> list[int]:
         """Where each item is in the blocks, one block after the other; items are in leaf order."""
-        if self._order is None:
-            leaves = [block.leaf for block in self.blocks]
-            order = np.argsort(np.concatenate(leaves), kind="stable") if leaves else np.zeros(0)
-            self._order = order.tolist()
+        if not self._order:
+            leaves = [block.leaf for block in self.blocks] or [np.zeros(0, np.int32)]
+            self._order = np.argsort(np.concatenate(leaves), kind="stable").tolist()
         return self._order
 
     def __add__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
@@ -184,7 +183,9 @@ class WriteItems(Sequence[WriteItem]):
         return [*other, *self]
 
     def __eq__(self, other: object) -> bool:
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return list(self) == list(cast(Sequence[object], other))
 
     def _item(self, leaf: int, box: Box) -> WriteItem:
         table = self.table

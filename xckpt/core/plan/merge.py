@@ -188,10 +188,10 @@ def _collect(
                 Boxes(offsets[a:b], sizes[a:b]),
                 ranks[a:b],
             )
-    nobody = np.zeros(0, np.int64)
+    no_ranks = np.zeros(0, np.int64)
     return [
         shards.get(number)
-        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), nobody)
+        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), no_ranks)
         for number, shape in enumerate(table.shapes)
     ]
 
@@ -235,7 +235,7 @@ def _share_all(
         if layout.contested:
             ranks, boxes = share(layout, loads)
         else:
-            # Nobody is chosen, so leaves of one layout are shared alike.
+            # There is no choice, so leaves of one layout are shared the same way.
             if id(layout) not in settled:
                 added = np.zeros(size, np.int64)
                 settled[id(layout)] = (*share(layout, added), added)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor, Where
-from xckpt.formats.torch_save.pickle_machine import Symbol
+from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
+from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_writer import Call, Instance, dump
+from xckpt.formats.torch_save.symbols import Symbol
 
 __all__ = ["encode"]
 

@@ -29,7 +29,6 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.formats.foreign_paths import existing_path, file_problem, naming, read_text
 from xckpt.formats.orbax.tree import (
     ARRAYS,
     CHECKPOINT,
@@ -42,11 +41,13 @@ from xckpt.formats.orbax.tree import (
     parse_tree,
     steps_in,
 )
+from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.files import state_of
-from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.errors import naming
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.storage.foreign.files import read_whole, state_of
+from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]
@@ -100,7 +101,7 @@ def _named(folders: Sequence[FilePath]) -> str:
     return ", ".join(each.name for each in folders[-SHOWN:]) + more
 
 
-class OrbaxSource:
+class OrbaxSource(TensorSource):
     """A checkpoint of Orbax, as a source of tensors.
 
     Args:
@@ -118,32 +119,26 @@ class OrbaxSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_item(existing_path(path))
-        data = read_text(self.path / TREE, MAX_BYTES)
+        self.threads = reading_threads(self.path)
+        data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
         self._state = hashlib.sha256(data)
-        self.metadata: Mapping[str, str] = (
-            {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
-        )
+        self.metadata = {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
         """The user's own, as JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
-        """Leaf name of each container that is no plain dict -> its kind."""
         with naming(self.path):
             held = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
-            self.leaf_names: Mapping[str, str] = by_mapping_name(held)
-            """Mapping name -> leaf name."""
+            self.leaf_names = by_mapping_name(held)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
         arrays = self._open(tree, by_name)
         self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
-        self.specs: Mapping[str, TensorSpec] = {
+        self.specs = {
             name: TensorSpec(array.shape, array.dtype) for name, array in self._arrays.items()
         }
-        """Mapping name -> what the tensor is."""
-        self.values: Mapping[str, object] = self._values(by_name, arrays)
-        """Mapping name -> Python value."""
-        self.annotations: Mapping[str, str] = self._annotations(by_name)
-        """Mapping name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+        self.values = self._values(by_name, arrays)
+        self.annotations = self._annotations(by_name)
         self._note_times()
 
     def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:
@@ -159,7 +154,7 @@ class OrbaxSource:
 
         def opened(name: str) -> StoredZarr | XckptError:
             stored = leaves[name].stored_name
-            problem = file_problem(stored)
+            problem = file_name_problem(stored)
             if problem:
                 return ManifestError(f"its name {problem}")
             try:
@@ -168,7 +163,7 @@ class OrbaxSource:
                 return error
 
         names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
-        for name, array in zip(names, soon(self.path, opened, names), strict=True):
+        for name, array in zip(names, map_concurrently(self.path, opened, names), strict=True):
             if isinstance(array, XckptError):
                 faults.setdefault(type(array), []).append(f"{name}: {array}")
             else:
@@ -201,7 +196,7 @@ class OrbaxSource:
         with naming(path):
             if not path.is_file():
                 raise CorruptCheckpointError("missing")
-            return _json_object(read_text(path, MAX_BYTES))
+            return _json_object(read_whole(path, MAX_BYTES))
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
@@ -210,7 +205,7 @@ class OrbaxSource:
             if not path.name.startswith("process_"):
                 continue
             with naming(path):
-                listed = _json_object(read_text(path, MAX_BYTES)).get("array_metadatas")
+                listed = _json_object(read_whole(path, MAX_BYTES)).get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
                 entry = each.get("array_metadata") if isinstance(each, dict) else None
                 extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
@@ -226,7 +221,7 @@ class OrbaxSource:
             self._state.update(state_of(path))
         for folder in (self.path, self.path.parent):
             if (folder / CHECKPOINT).is_file():
-                self._state.update(read_text(folder / CHECKPOINT, MAX_BYTES))
+                self._state.update(read_whole(folder / CHECKPOINT, MAX_BYTES))
                 break
 
     def chunks(self, name: str) -> tuple[int, ...]:

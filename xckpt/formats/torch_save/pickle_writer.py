@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xckpt.formats.torch_save.pickle_machine import Symbol
+from xckpt.formats.torch_save.symbols import Symbol
 
 __all__ = ["Call", "Instance", "Outside", "dump"]
 

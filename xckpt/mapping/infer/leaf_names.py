@@ -1,4 +1,4 @@
-"""What a leaf's name says, whichever framework wrote it.
+"""Parsing leaf names, whichever framework wrote them.
 
 1. A name is cut at ``/`` and at ``.`` into components. A component is a word in lower case without
    underscores, with the number that ends it apart: ``h/0``, ``h.0`` and ``h_0`` are all ``h, 0``,
@@ -16,9 +16,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 
@@ -28,9 +30,20 @@ from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["FusedPart", "ModelLeaf", "Path", "concepts", "leaves_of", "specs_of"]
+__all__ = [
+    "FusedPart",
+    "ModelLeaf",
+    "Path",
+    "concepts",
+    "leaves_of",
+    "numbered_alike",
+    "numbers_of",
+    "specs_of",
+    "words_of",
+]
 
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
@@ -183,6 +196,44 @@ def concepts(key: Path) -> Path:
     return (*found, key[-1])
 
 
+def words_of(key: Path) -> Path:
+    """A key with all its numbers replaced by 0.
+
+    Example:
+        >>> words_of(("h", 7, "fc", "weight"))
+        ('h', 0, 'fc', 'weight')
+    """
+    return tuple(0 if isinstance(component, int) else component for component in key)
+
+
+def numbers_of(keys: Iterable[Path]) -> dict[Path, set[Path]]:
+    """`words_of` a key -> the numbers of all keys that have these words.
+
+    Example:
+        >>> numbers_of([("net", 0, "weight"), ("net", 2, "weight")])[("net", 0, "weight")] == {
+        ...     (0,), (2,)}
+        True
+    """
+    numbers: dict[Path, set[Path]] = defaultdict(set)
+    for key in keys:
+        numbers[words_of(key)].add(tuple(each for each in key if isinstance(each, int)))
+    return numbers
+
+
+def numbered_alike(one: set[Path], other: set[Path]) -> bool:
+    """Whether equal numbers mean the same: they are the same, or one has the first of the other's.
+
+    So 0, 1 of 0, 1, 2, 3 are a model with fewer layers, and 0, 2 of 0, 1, 2 are not.
+    """
+    fewer, more = sorted((one, other), key=len)
+    if fewer == more:
+        return True
+    columns = zip(zip(*fewer, strict=True), zip(*more, strict=True), strict=True)
+    return fewer < more and all(
+        sorted(set(some)) == sorted(set(every))[: len(set(some))] for some, every in columns
+    )
+
+
 def specs_of(tree: object) -> dict[str, TensorSpec]:
     """Mapping name -> shape and dtype of every array of a tree.
 
@@ -200,21 +251,26 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
         {'layers/0/kernel': TensorSpec(shape=(2, 3), dtype='float16')}
     """
-    if isinstance(tree, Mapping) and all(isinstance(each, TensorSpec) for each in tree.values()):
+    if _are_specs(tree):
         return dict(tree)
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     problems: list[str] = []
     for leaf_name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is None or dtype is None:
             continue
         name = mapping_name(split_name(leaf_name))
-        if name in found:
+        if name in specs:
             problems.append(f"{name}: two leaves have this name")
-        found[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
+        specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
     if problems:
         raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
-    return found
+    return specs
+
+
+def _are_specs(tree: object) -> TypeGuard[Mapping[str, TensorSpec]]:
+    """Whether a tree is a dict of nothing but specs."""
+    return is_table(tree) and all(isinstance(value, TensorSpec) for value in tree.values())
 
 
 def _dtype(dtype: object) -> str | None:

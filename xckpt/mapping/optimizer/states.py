@@ -17,6 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
@@ -24,6 +25,7 @@ from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["MomentLeaf", "Moments", "find_moments"]
@@ -38,7 +40,7 @@ SLOTS = {
     "momentum_buffer": "momentum",
     "trace": "momentum",
 }
-"""What each framework calls a slot -> what it is."""
+"""A framework's name of a slot -> the slot."""
 
 SIBLINGS = {"mu": "nu", "nu": "mu", "nu_max": "nu"}
 """Optax's slots that have another beside them, so that no model's layer is taken for one."""
@@ -81,9 +83,11 @@ class Moments:
 
     specs: Mapping[str, TensorSpec]
     """Every tensor of the state."""
-    slots: dict[str, dict[str, MomentLeaf]] = field(default_factory=dict)
+    slots: dict[str, dict[str, MomentLeaf]] = field(
+        default_factory=dict[str, dict[str, MomentLeaf]]
+    )
     """Slot -> name of a parameter's leaf -> where its moment is."""
-    steps: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list[str])
     """Leaves that hold the number of steps."""
 
     @property
@@ -128,7 +132,7 @@ def find_moments(state: object, parameters: Sequence[str] | None = None) -> Mome
             found.slots.setdefault(SLOTS[place.slot], {})[owner] = place
     found.steps.extend(_counts(specs, places))
     if problems:
-        raise MappingError.listing("the optimizer's moments cannot be told apart", problems)
+        raise MappingError.listing("the parameters of some moments are unknown", problems)
     return found
 
 
@@ -150,7 +154,7 @@ def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
 
 def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     """Tensors and Python values by mapping name."""
-    if isinstance(state, Mapping) and any(isinstance(each, TensorSpec) for each in state.values()):
+    if _has_specs(state):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
     leaves = flatten(state, loaded_adapters()).leaves
@@ -160,6 +164,11 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
         if isinstance(leaf, bool | int | float | str)
     }
     return specs_of(state), values
+
+
+def _has_specs(state: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a state is a dict of specs and Python values by mapping name."""
+    return is_table(state) and any(isinstance(value, TensorSpec) for value in state.values())
 
 
 def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> dict[str, str]:
@@ -215,7 +224,7 @@ def _counts(specs: Mapping[str, TensorSpec], places: Sequence[MomentLeaf]) -> li
     # The optimizer's own container: "opt_state/" of "opt_state/1/0/mu/".
     outermost = {before.split("/")[0] + "/" for before in optax}
     outer = outermost.pop() if len(outermost) == 1 else ""
-    counts = []
+    counts: list[str] = []
     for name, spec in specs.items():
         *above, last = name.split("/")
         inside = last == "count" and name.startswith(outer)

@@ -27,14 +27,15 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import StoredObject
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import reachable, torch_dtype
-from xckpt.torch.dcp.keys import StoredObject
 from xckpt.torch.leaf import mark_changed
 from xckpt.torch.plain import check_readable, check_writable, plain
 
@@ -121,8 +122,8 @@ class Wanted:
         """Of a tensor: the planner's own, where what is read goes elsewhere first."""
         self.values: dict[str, object] = {}
         """Of an object: leaf name -> value or tensor, as far as they have come."""
-        self.missing = dict.fromkeys(stored.leaves, 1)
-        """Of an object: leaf name -> elements that have not come yet."""
+        self.missing = Countdown(0)
+        """Of an object: how many values, and elements of tensors, are still to come."""
 
 
 class LoadBridge(_Bridge, LoadPlanner):
@@ -151,12 +152,16 @@ class LoadBridge(_Bridge, LoadPlanner):
                 if prod(wanted.item.lengths) == 0:
                     self._commit(wanted, self._resolve(wanted))
                 continue
+            missing = 0
             for name in wanted.stored.leaves:
                 stored = self.metadata.state_dict_metadata[name]
                 if isinstance(stored, TensorStorageMetadata):
                     wanted.values[name] = torch.empty(stored.size, dtype=self._dtype(name))
-                    wanted.missing[name] = prod(stored.size)
-            if not any(wanted.missing.values()):
+                    missing += prod(stored.size)
+                else:
+                    missing += 1
+            wanted.missing = Countdown(missing)
+            if not missing:
                 self._hand_over(wanted)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -232,9 +237,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         """Note a part of an object; the last one completes it."""
         with self._lock:
             wanted.values[name] = value
-            wanted.missing[name] -= count
-            complete = not any(wanted.missing.values())
-        if complete:
+        if wanted.missing.land(count) == 0:
             self._hand_over(wanted)
 
     def _hand_over(self, wanted: Wanted) -> None:

@@ -27,13 +27,13 @@ from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.buffers import torch_dtype
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
-from xckpt.torch.dcp.keys import StoredObject, stored_objects
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
 
