@@ -31,9 +31,9 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunk import ChunkSource, allocate
-from xckpt.storage.chunk_requests import ChunkRequests
-from xckpt.storage.chunk_window import read_box
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import read_box
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.integrity import digest_bytes
@@ -58,15 +58,15 @@ def read_manifest(location: Location) -> bytes:
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        found = open_store(location).read(MANIFEST).result()
-    if found.state != "value":
+        stored = open_store(location).read(MANIFEST).result()
+    if stored.state != "value":
         raise NotACheckpointError(
             f"{location} holds no committed checkpoint: there is no {MANIFEST} in it; "
             f"check the path, or whether the save finished"
         )
-    if len(found.value) > MAX_BYTES:
+    if len(stored.value) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
-    return found.value
+    return stored.value
 
 
 class ZarrStorageReader:
