@@ -31,7 +31,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Instance:
-    """An object that is made without a call of ``__init__``, and then given its state.
+    """An object of a class, created without a call of ``__init__``, and then given its state.
 
     Equal only to itself, so that it can be the key of a dict.
     """
