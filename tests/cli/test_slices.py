@@ -12,9 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.support.boxed import rows
 from tests.support.examples import examples
-from xckpt.cli.report import ArrayReport, CheckpointReport, LeafReport, Reading, checkpoint_report
+from tests.support.sharded_arrays import rows
+from xckpt.cli.report import (
+    ArrayReport,
+    CheckpointReport,
+    LeafReport,
+    SliceReport,
+    checkpoint_report,
+)
 from xckpt.cli.slices import parse_box, reading
 from xckpt.core.geometry.box import Box
 
@@ -122,7 +128,7 @@ def test_the_chunks_named_are_the_ones_that_are_read(
     chunk_files = [file for file in files if file.name != "zarr.json"]
     wanted = whole[box.slices()]
 
-    assert reading(leaf, box) == Reading(
+    assert reading(leaf, box) == SliceReport(
         box.offsets,
         wanted.shape,
         wanted.nbytes,
@@ -139,4 +145,4 @@ def test_the_chunks_named_are_the_ones_that_are_read(
 def test_a_tensor_without_elements_reads_nothing() -> None:
     arrays = (ArrayReport("w", (0, 0), (0, 4), (1, 4), None, 0),)
     leaf = LeafReport("w", "tensor", "int8", (0, 4), 0, "regular", arrays)
-    assert reading(leaf, parse_box("", (0, 4))) == Reading((0, 0), (0, 4), 0, 0, 0, 0)
+    assert reading(leaf, parse_box("", (0, 4))) == SliceReport((0, 0), (0, 4), 0, 0, 0, 0)

@@ -17,7 +17,7 @@ from conformance.laws.golden import FormatReader, Golden, Read, goldens
 from conformance.twins import confined
 from conformance.twins.confined import Report, all_twins, judge, run
 from conformance.twins.twins import Bar, Twin, chunk_files, files
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 READERS = [*xckpt_golden.READERS, *reader_golden.READERS, reader_golden.ALONE]
 GOLDENS = {golden.name: golden for golden in goldens()}

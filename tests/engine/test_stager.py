@@ -111,7 +111,7 @@ def test_a_few_columns_take_no_more_than_their_own_bytes() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4097, 5 * MEBIBYTE + 3, 9 * MEBIBYTE])
 def test_many_pieces_in_many_threads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_copy, "_processors", lambda: 5)
+    monkeypatch.setattr(host_copy, "processors", lambda: 5)
     parts = [np.random.default_rng(n).integers(0, 255, size + n, np.uint8) for n in range(3)]
     for part, copied in zip(parts, copies_of(parts), strict=True):
         assert np.array_equal(part, copied)
@@ -123,7 +123,11 @@ def test_a_copy_that_fails_in_a_thread_is_raised() -> None:
         raise OSError("no such page")
 
     with pytest.raises(OSError, match="no such page"):
-        host_copy._run([lambda: None, fail, lambda: None], 2 * MEBIBYTE)
+        host_copy._run([lambda: None, fail, lambda: None], lambda: None, threads=2)
+    with pytest.raises(OSError, match="no such page"):
+        host_copy._run([lambda: None] * 9, fail, threads=2)
+    with pytest.raises(OSError, match="no such page"):
+        host_copy._run([lambda: None, fail, lambda: None], lambda: None, threads=0)
 
 
 def test_memory_that_only_its_framework_can_read() -> None:
@@ -157,7 +161,7 @@ def test_kept_memory_is_used_again_for_the_same_and_for_other_parts() -> None:
     assert len(regions) == 2 and np.array_equal(found, small)
 
 
-def test_offered_memory_is_written_anew() -> None:
+def test_offered_memory_is_written_again() -> None:
     copies = HostCopies(fresh, keep=True)
     part = np.arange(MEBIBYTE)
     for _ in range(3):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from xckpt.storage.chunk import ChunkSource, PendingRead
+from xckpt.storage.chunks.chunk import ChunkSource, PendingRead
 
 
 class Slow:

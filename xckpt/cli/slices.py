@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from xckpt.cli.report import ArrayReport, LeafReport, Reading
+from xckpt.cli.report import ArrayReport, LeafReport, SliceReport
 from xckpt.core.geometry.box import Box
 
 __all__ = ["parse_box", "reading", "touched"]
@@ -76,7 +76,7 @@ def touched(array: ArrayReport, box: Box) -> Box | None:
     return Box(low, tuple(sizes)).shifted(array.offset)
 
 
-def reading(leaf: LeafReport, box: Box) -> Reading:
+def reading(leaf: LeafReport, box: Box) -> SliceReport:
     """What reading a box of a tensor takes."""
     assert leaf.shape is not None
     elements = prod(leaf.shape)
@@ -88,7 +88,7 @@ def reading(leaf: LeafReport, box: Box) -> Reading:
             count = prod(-(-n // step) for n, step in zip(around.sizes, array.chunk, strict=True))
             chunks += count
             stored += count * prod(array.chunk)
-    return Reading(
+    return SliceReport(
         box.offsets,
         box.sizes,
         box.elements * item_bytes,

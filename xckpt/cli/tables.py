@@ -17,7 +17,7 @@ from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
     LeafReport,
-    Reading,
+    SliceReport,
     TreeRow,
     counted,
     holdings,
@@ -121,7 +121,7 @@ def leaf_drawing(leaf: LeafReport, box: Box | None = None, width: int = 64) -> R
     return Group(*drawing.lines, *(Text(note, "dim") for note in drawing.notes))
 
 
-def _reading(reading: Reading) -> list[tuple[str, str]]:
+def _reading(reading: SliceReport) -> list[tuple[str, str]]:
     chunks = f"{reading.chunks_read:,} of {counted(reading.chunks, 'chunk')}"
     read, wanted = readable_bytes(reading.bytes_read), readable_bytes(reading.bytes_wanted)
     times = f" ({reading.bytes_read / reading.bytes_wanted:.2f} x)" if reading.bytes_wanted else ""

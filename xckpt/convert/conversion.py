@@ -88,9 +88,9 @@ class Conversion:
         """Open the source and resolve the mapping on it.
 
         Raises:
-            NotACheckpointError: nothing that is known lies at the path.
+            NotACheckpointError: there is no known format at the path.
             MappingError: the mapping does not fit the source, leaves some of it out, or is lossy
-                without leave; all problems are listed.
+                although `allow_lossy` is False; all problems are listed.
         """
         if self.dtype is not None and not is_float(self.dtype):
             raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
@@ -131,7 +131,7 @@ def require_lossless(resolved: ResolvedMapping) -> None:
 
 
 def identity(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
-    """Every tensor as it is, under its own name."""
+    """The mapping that keeps every tensor under its own name."""
     copies = {
         name: tuple(replace(copy, target=name) for copy in leaf(name, spec).copies)
         for name, spec in specs.items()

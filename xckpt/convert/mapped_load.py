@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import cast_target, require_lossless
-from xckpt.convert.stored_reads import PendingRead, stored_reads
+from xckpt.convert.stored_reads import MappedRead, stored_reads
 from xckpt.convert.target_boxes import TargetBoxes
 from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.make import direct_view
@@ -58,7 +58,7 @@ from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.options import LoadOptions
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 __all__ = ["MappedLoadPlanner"]
 
@@ -107,7 +107,7 @@ class MappedLoadPlanner(LoadPlanner):
         self._stored_names: Mapping[str, str] = {}
         self._names: Mapping[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
-        self._reads: dict[ReadItem, PendingRead] = {}
+        self._reads: dict[ReadItem, MappedRead] = {}
         self._constants: list[tuple[ReadItem, tuple[StridedCopy, ...]]] = []
 
     def set_up_planner(

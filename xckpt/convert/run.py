@@ -1,9 +1,9 @@
 """`convert`: a checkpoint of any format and model becomes one of another, unit by unit.
 
-1. Open the source, resolve the mapping, and check what it takes for granted of the data: before
-   anything is written. Ranks share the reading.
+1. Open the source, resolve the mapping, and check its assertions on the data, before anything is
+   written. Ranks share the reading.
 2. Plan units of work (`xckpt.convert.units.plan`). Every process finds the same ones.
-3. Make and write them: a checkpoint of ours through the ordinary steps of a save
+3. Make and write them: an xckpt checkpoint through the ordinary steps of a save
    (`xckpt.convert.to_checkpoint`), any other format through a sink
    (`xckpt.convert.to_sink`). The work is shared by the ranks of a group, by the workers of an
    executor, or by this process's threads.
@@ -16,7 +16,7 @@ import os
 from concurrent.futures import Executor
 
 from xckpt.convert.conversion import Conversion
-from xckpt.convert.work import Converted, Work
+from xckpt.convert.work import ConversionRun, Converted
 from xckpt.core.metadata import JSONValue
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.find_group import find_group
@@ -55,7 +55,7 @@ def convert(
     same call resumes from it.
 
     Args:
-        src: what to convert: a checkpoint of ours, a safetensors file or folder, an Orbax or DCP
+        src: what to convert: an xckpt checkpoint, a safetensors file or folder, an Orbax or DCP
             checkpoint, a ``torch.save`` file; a local path or a URL.
         dst: where to; see `xckpt.save`.
         mapping: how tensors of the source become tensors of the target; None leaves them as they
@@ -107,7 +107,7 @@ def convert(
     conversion = Conversion(
         os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
     )
-    work = Work(
+    work = ConversionRun(
         conversion,
         os.fspath(dst),
         overwrite,

@@ -16,11 +16,11 @@ from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy
 
-__all__ = ["PendingRead", "stored_reads"]
+__all__ = ["MappedRead", "stored_reads"]
 
 
 @dataclass(slots=True)
-class PendingRead:
+class MappedRead:
     """A read item and the copies that take its elements to their places."""
 
     copies: tuple[StridedCopy, ...]
@@ -32,7 +32,7 @@ class PendingRead:
 
 def stored_reads(
     leaf: str, stored: TensorStorageMetadata, index: MetadataIndex, source_read: SourceRead
-) -> Iterator[tuple[ReadItem, PendingRead]]:
+) -> Iterator[tuple[ReadItem, MappedRead]]:
     """The read items of a box of a stored tensor: one for each block that its copies need.
 
     Args:
@@ -59,4 +59,4 @@ def stored_reads(
                 box.relative_to(origin).offsets,
                 box.sizes,
             )
-            yield item, PendingRead(taken, box)
+            yield item, MappedRead(taken, box)

@@ -22,7 +22,7 @@ from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.mapping.strided_copy import StridedCopy
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 __all__ = ["TargetBoxes"]
 

@@ -1,6 +1,6 @@
 """The tree that a conversion saves: a leaf for each target, and the source's Python values.
 
-1. Without a mapping it is the source's own tree, as far as the source tells it.
+1. Without a mapping it is the source's own tree, as far as the source describes it.
 2. With a mapping it is nested dicts with string keys, split at the names' slashes.
 3. With a tree of the target's it is that tree, containers and all; it must have a place for each
    Python value of the source, and each of its own must be in the source.
@@ -29,11 +29,11 @@ from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
 __all__ = ["Places", "find_places", "target_tree", "user_metadata"]
 
 
-def user_metadata(told: Mapping[str, str]) -> JSONValue:
+def user_metadata(texts: Mapping[str, str]) -> JSONValue:
     """The checkpoint's user metadata, from a source's."""
-    if USER in told:
-        return msgspec.json.decode(told[USER])
-    return dict(told) or None
+    if USER in texts:
+        return msgspec.json.decode(texts[USER])
+    return dict(texts) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def find_places(opened: Opened, *, as_it_is: bool, like: object = None) -> Place
 
     Args:
         opened: the source, and what is made of it.
-        as_it_is: keep the source's own tree, where it tells.
+        as_it_is: keep the source's own tree, where it has one.
         like: the target's tree; None if it is not known.
 
     Raises:
@@ -135,7 +135,7 @@ def _places_in(like: object, names: Collection[str]) -> Places:
     problems = [f"{name}: in the source, but not in like" for name in names if name not in known]
     problems += [f"{name}: in like, but not in the source" for name in known if name not in names]
     if problems:
-        raise MappingError.listing("like has not the leaves of what is made", problems)
+        raise MappingError.listing("like does not have the leaves that are made", problems)
     return Places(known, flat.containers)
 
 

@@ -1,4 +1,4 @@
-"""Writing a conversion as a checkpoint of ours, through the ordinary steps of a save.
+"""Writing a conversion as an xckpt checkpoint, through the ordinary steps of a save.
 
 1. Every leaf is a `LazySource` of the boxes that this rank is to make; the planner merges all
    ranks' boxes and chooses grids, as it does for any save.
@@ -167,7 +167,7 @@ class ConvertingWriter(ZarrStorageWriter):
         """Make and write this rank's units, but for those that are written already.
 
         Raises:
-            XckptError: the first failure; what was written before can be gone on with.
+            XckptError: the first failure; the same conversion resumes from what was written.
         """
         orders = msgspec.convert(plan.storage_data, WriteOrders)
         values = self._write_values(orders, plan, planner)
@@ -225,7 +225,7 @@ class ConvertingWriter(ZarrStorageWriter):
         return data
 
     def abort(self) -> None:
-        """Stop: what was written stays, for a process that goes on with it, if it is any good."""
+        """Stop; units that are durable stay for a process that resumes the conversion."""
         staging = self._staging
         if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
             if staging is not None:

@@ -1,7 +1,7 @@
-"""Writing a conversion in another format than ours, through its sink.
+"""Writing a conversion in another library's format, through its sink.
 
 1. The coordinator claims the path (`xckpt.storage.commit.claims`), so that no two processes convert
-   to it, and lays the output out, or goes on with what an earlier process has left: the token of
+   to it, and prepares the output, or resumes what an earlier process has left: the token of
    that output is in its journal.
 2. The other ranks, and the workers of an executor, attach to it by the token.
 3. Each unit is written as soon as it is made, and noted in a journal.
@@ -143,7 +143,7 @@ class SinkWriter:
         return staging_folder(folder, IDENTITY)
 
     def begin(self) -> bytes:
-        """Lay the output out, or go on with an earlier one; on the coordinator.
+        """Prepare the output, or resume an earlier one; on the coordinator.
 
         Returns:
             The token for the others.
@@ -209,7 +209,7 @@ class SinkWriter:
         self._forget()
 
     def abort(self) -> None:
-        """Stop: what was written stays, for a process that goes on with it, if it is any good."""
+        """Stop; units that are durable stay for a process that resumes the conversion."""
         if self._claim is None:
             return
         if self._worth_keeping:
@@ -220,7 +220,7 @@ class SinkWriter:
         self._forget()
 
     def _forget(self) -> None:
-        """There is nothing to go on with."""
+        """Remove what a later process would resume from."""
         if self._claim is not None:
             remove_journals(self._claim.folder)
             with storage_errors(self._claim.folder):

@@ -28,7 +28,7 @@ from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
 
-__all__ = ["Converted", "Work"]
+__all__ = ["ConversionRun", "Converted"]
 
 UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
@@ -48,11 +48,11 @@ class Converted:
     bytes_before: int
     """How many of these bytes an earlier process had written, on this rank."""
     metadata: Metadata | None = field(default=None, compare=False, repr=False)
-    """What the new checkpoint says of its leaves, if it is one of ours."""
+    """Metadata of the new checkpoint, if its format is xckpt."""
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class ConversionRun:
     """One call of `convert`, on one rank."""
 
     conversion: Conversion
@@ -100,7 +100,7 @@ class Work:
             start(self.executor)
 
     def prepare(self) -> None:
-        """Open the source on every rank, and check what the mapping takes for granted of it."""
+        """Open the source on every rank, and check the mapping's assertions on it."""
 
         def look() -> bytes:
             self._opened = opened = self.conversion.open()
@@ -150,7 +150,7 @@ class Work:
         )
 
     def into_checkpoint(self) -> Converted:
-        """Write a checkpoint of ours."""
+        """Write an xckpt checkpoint."""
         self.prepare()
         self.plan()
         options = self.options

@@ -169,7 +169,8 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
     """The tree that the names describe; inverse of `flatten` for builtin containers.
 
     Raises:
-        ManifestError: the names contradict each other or the kinds.
+        ManifestError: the names contradict each other, of which all are in ``problems``; or the
+            kinds.
 
     Example:
         >>> unflatten({"w": 1.0, "opt/0/mu": 2}, {"opt": "list", "opt/1": "tuple"})
@@ -180,14 +181,21 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             raise ManifestError("the root is a leaf, but there are others")
         return leaves[""]
     root = _Container()
+    problems: dict[str, None] = {}
     for name, leaf in leaves.items():
         *above, last = split_name(name)
-        parent = _descend(root, above)
-        if last in parent:
-            raise ManifestError(f"{name}: a leaf and a container have this name")
-        parent[last] = leaf
+        parent, clash = _descend(root, above)
+        if clash or last in parent:
+            problems[clash or name] = None
+        else:
+            parent[last] = leaf
     for name in containers:
-        _descend(root, split_name(name))
+        _, clash = _descend(root, split_name(name))
+        if clash:
+            problems[clash] = None
+    if problems:
+        lines = [f"{name}: a leaf and a container have this name" for name in problems]
+        raise ManifestError("\n".join(lines), tuple(lines))
     return _close(root, (), containers)
 
 
@@ -195,16 +203,15 @@ class _Container(dict[str | int, object]):
     """A container of the tree; a dict that is no `_Container` is a leaf's value."""
 
 
-def _descend(root: _Container, keys: Sequence[str | int]) -> _Container:
+def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, str]:
+    """The container at a key path, made where it is missing; or the name of a leaf on the way."""
     node = root
-    for key in keys:
-        child = node.get(key)
-        if child is None and key not in node:
-            child = node[key] = _Container()
+    for depth, key in enumerate(keys, 1):
+        child = node.setdefault(key, _Container())
         if not isinstance(child, _Container):
-            raise ManifestError(f"{join_keys(keys)}: a leaf and a container have this name")
+            return root, join_keys(keys[:depth])
         node = child
-    return node
+    return node, ""
 
 
 def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object:

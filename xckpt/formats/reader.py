@@ -33,7 +33,7 @@ from xckpt.errors import StorageError, UnsupportedLeafError
 from xckpt.formats.source import TensorSource
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.read_chunks import PlannedDestinations
 
 __all__ = ["SourceReader", "parts"]

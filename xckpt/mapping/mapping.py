@@ -3,7 +3,7 @@
 1. `xckpt.mapping.match` shares the source's leaves out among the rules; every instance of a rule
    gets its own.
 2. `xckpt.mapping.resolve` runs the instance's operations on traced tensors, so each target leaf
-   ends as strided copies out of source leaves. A mapping that follows goes on with those tensors.
+   ends as strided copies out of source leaves. A following mapping continues with those tensors.
 3. `ResolvedMapping.copies_into` cuts those to a box of a target leaf: that is all that reading and
    writing need. The inverse mapping is derived rule by rule, and resolves in the same way.
 """

@@ -18,7 +18,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Assertion, Bundle, Lossy, Slot, Trace
-from xckpt.mapping.match import Instance, match_rules
+from xckpt.mapping.match import RuleInstance, match_rules
 from xckpt.mapping.operations import Constant, run
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -166,40 +166,40 @@ def resolve_rules(
         wanted: the target's leaves, if they are known.
     """
     matches = match_rules(rules, leaves)
-    found = Resolution(source, unused=matches.unused, idle=matches.idle)
-    found.problems += matches.problems
-    found.failed += matches.failed
+    resolution = Resolution(source, unused=matches.unused, idle=matches.idle)
+    resolution.problems += matches.problems
+    resolution.failed += matches.failed
     for instance in matches.instances:
         try:
-            made = _targets(instance, leaves, found.trace, wanted)
+            made = _targets(instance, leaves, resolution.trace, wanted)
         except MappingError as error:
             where = f"{_at(instance)}{_of(instance, leaves)}"
-            found.problems.append(f"rule {instance.rule}{where}: {error}")
-            found.failed.append(instance.rule)
+            resolution.problems.append(f"rule {instance.rule}{where}: {error}")
+            resolution.failed.append(instance.rule)
             continue
         for name, tensor in made:
-            _add(found, name, tensor, instance.rule)
-    return found
+            _add(resolution, name, tensor, instance.rule)
+    return resolution
 
 
-def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
+def _add(resolution: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
     """Add a target leaf; if another rule has made it already, both rules are at fault."""
-    if name in found.made:
+    if name in resolution.made:
         whole = Box.whole(tensor.shape)
-        both = f"rule {found.makers[name]} and rule {rule}"
-        if rule == found.makers[name]:
+        both = f"rule {resolution.makers[name]} and rule {rule}"
+        if rule == resolution.makers[name]:
             both = f"rule {rule} twice"
-        found.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
-        found.failed += [rule, found.makers[name]]
-    found.made[name], found.makers[name] = tensor, rule
+        resolution.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
+        resolution.failed += [rule, resolution.makers[name]]
+    resolution.made[name], resolution.makers[name] = tensor, rule
 
 
-def _at(instance: Instance) -> str:
+def _at(instance: RuleInstance) -> str:
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
     return f" at {values}" if values else ""
 
 
-def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
+def _of(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
     """The leaves that an instance takes, each with its box."""
     names = [name for by_key in instance.sources for name in by_key.values()]
     shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
@@ -208,7 +208,7 @@ def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
 
 
 def _targets(
-    instance: Instance,
+    instance: RuleInstance,
     leaves: Mapping[str, Traced],
     trace: Trace,
     wanted: Mapping[str, TensorSpec] | None,

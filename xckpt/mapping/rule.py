@@ -1,4 +1,4 @@
-"""A rule: which leaves it takes, what is done to them, which leaves it gives.
+"""A rule: the leaves that it takes, the operations on them, the leaves that it makes.
 
 Indices that stand on both sides make the rule speak of many leaves at once: one *instance* for each
 of their values. An index of the source alone is stacked, one of the target alone unstacked.
@@ -115,7 +115,7 @@ class Rule:
             problems.append("it has neither source nor target")
         for side, patterns in (("source", self.source_patterns), ("target", self.target_patterns)):
             if any(set(p.indices) != set(patterns[0].indices) for p in patterns):
-                problems.append(f"the patterns of its {side} have not all the same indices")
+                problems.append(f"the patterns of its {side} do not all have the same indices")
         before, after = set(self.source_indices), set(self.target_indices)
         if strange := set(self.indices) - before - after:
             problems.append(f"no name has the index {', '.join(sorted(strange))}")

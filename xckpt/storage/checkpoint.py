@@ -25,9 +25,9 @@ from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunk import ChunkSource, chunks_of
-from xckpt.storage.chunk_requests import ChunkRequest
-from xckpt.storage.chunk_window import ChunkWindow, Views
+from xckpt.storage.chunks.chunk import ChunkSource, chunks_of
+from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.chunks.window import ChunkWindow, Views
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.stored_array import StoredArray
 

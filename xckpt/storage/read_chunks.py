@@ -27,9 +27,9 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunk import ChunkSource, allocate
-from xckpt.storage.chunk_requests import ChunkRequests
-from xckpt.storage.chunk_window import ChunkWindow
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 

@@ -13,8 +13,8 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import ZarrArray
 from xckpt.core.metadata import Sharding
-from xckpt.storage.chunk import ChunkSource, allocate
-from xckpt.storage.chunk_window import read_box
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.window import read_box
 
 __all__ = ["StoredArray"]
 

@@ -51,10 +51,9 @@ from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
+from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import DIGESTS, Location, open_store
-from xckpt.storage.orders import WriteOrders, Written
-from xckpt.storage.reports import merge_values, miswritten
+from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
 from xckpt.storage.write_chunks import ChunkWrites
 
 __all__ = ["ZarrStorageWriter"]
@@ -90,6 +89,8 @@ class ZarrStorageWriter:
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
         """The manifest of the save under way, without the values."""
+        self._arrays: tuple[ZarrArray, ...] = ()
+        """The draft's."""
         self._documents = DocumentTree(())
         self._written: list[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = []
         """Writes of documents and of the digest file."""
@@ -106,7 +107,7 @@ class ZarrStorageWriter:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
-        self._draft = None
+        self._draft, self._arrays = None, ()
         self._documents, self._written = DocumentTree(self.codecs), []
         self._staging = self._begin()
         return self._staging.location
@@ -128,12 +129,12 @@ class ZarrStorageWriter:
         where = self.stage() if self._staging is None else self._staging.location
         self._draft = planned
         place = (where.driver, where.path, where.bucket, self.codecs)
-        everything = tuple(arrays(planned))
-        regular = tuple(array for array in everything if array.piece_of is None)
-        if len(regular) == len(everything):
-            orders = WriteOrders(*place, everything)
+        self._arrays = tuple(arrays(planned))
+        regular = tuple(array for array in self._arrays if array.piece_of is None)
+        if len(regular) == len(self._arrays):
+            orders = WriteOrders(*place, regular)
             return [replace(plan, storage_data=orders) for plan in plans], metadata
-        pieces = _Pieces(metadata, everything)
+        pieces = _Pieces(metadata, self._arrays)
         return [
             replace(plan, storage_data=WriteOrders(*place, regular + pieces.of(plan)))
             for plan in plans
@@ -141,8 +142,8 @@ class ZarrStorageWriter:
 
     def _write_documents(self) -> None:
         """Start writing the zarr.json files of tensors, on the coordinator."""
-        if self._staging is not None and self._draft is not None:
-            self._write_all(self._documents.add(arrays(self._draft)))
+        if self._staging is not None:
+            self._write_all(self._documents.add(self._arrays))
 
     def _write_all(self, contents: Iterable[tuple[str, bytes]]) -> None:
         assert self._staging is not None
@@ -223,7 +224,7 @@ class ZarrStorageWriter:
         written = [msgspec.convert(result, Written) for result in results]
         values = merge_values(metadata, written)
         manifest = complete(self._draft, metadata, values, root=self._staging.root)
-        digests = _assemble(manifest, written)
+        digests = merge_digests(manifest, written)
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
         data = encode(manifest, digest_bytes)
         long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
@@ -283,29 +284,3 @@ class _Pieces:
                     _, numbers, _ = intersect(boxes, self._boxes[name])
                     pieces += [self._by_leaf[name][n] for n in np.unique(numbers).tolist()]
         return tuple(pieces)
-
-
-def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
-    """All digests in the manifest's order.
-
-    Raises:
-        PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
-    """
-    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
-    count = sum(array.count for array in placed.values())
-    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
-    times = np.zeros(count, np.int32)
-    for report in written:
-        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
-        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
-        cells = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
-        numbers = np.repeat(np.array(firsts, np.int64), chunks) + cells
-        taken = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
-        digests[numbers] = taken.reshape(-1, DIGEST_BYTES)
-        np.add.at(times, numbers, 1)
-    if not (times == 1).all():
-        raise PlanError.listing(
-            "the planner's items do not write every chunk exactly once",
-            miswritten(manifest, written),
-        )
-    return digests.tobytes()

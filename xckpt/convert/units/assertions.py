@@ -1,4 +1,4 @@
-"""What a mapping takes for granted of the data, checked before anything is written.
+"""The assertions of a mapping on the data, checked before anything is written.
 
 Tied weights must be equal, pads and dropped constants must have their values. Each assertion names
 two tensors as copies out of the source; both are made box by box and compared bit for bit.
@@ -71,7 +71,7 @@ def check_assertions(
     problems = _problems(_comparisons(assertions, source), source, memory_bytes)
     if problems:
         raise MappingError.listing(
-            "the data are not what the mapping takes for granted; nothing was written",
+            "the data do not fulfil what the mapping asserts; nothing was written",
             [problems[number] for number in sorted(problems)],
         )
 

@@ -24,7 +24,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.copy_elements import copy_elements, view
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 __all__ = ["direct_view", "make", "make_box", "run_copy"]
 

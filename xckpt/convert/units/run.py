@@ -51,7 +51,7 @@ class Job:
 
     conversion: Conversion
     source: bytes
-    """The source's identity, so that nobody reads another."""
+    """The source's identity, so that a worker does not read another source."""
     unit: WorkUnit
     output: Output
 
@@ -82,7 +82,7 @@ def _opened(conversion: Conversion, identity: bytes) -> Opened:
 
 
 def start(executor: Executor) -> None:
-    """Have an executor start its workers while this process has not opened anything.
+    """Start an executor's workers before this process opens anything.
 
     A process that is forked later has TensorStore's memory, but not its threads, and dies of it.
     """

@@ -23,7 +23,7 @@ __all__ = ["Announcement", "Publication", "SharedReads", "share_reads"]
 
 
 class Announcement(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank tells before a load."""
+    """What a rank announces before a load."""
 
     host: str
     """Equal for ranks that can share memory."""
@@ -42,7 +42,7 @@ class Publication(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedReads(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank is told."""
+    """A rank's share: what it publishes and what it takes."""
 
     rank: int
     publish: tuple[Publication, ...] = ()

@@ -249,8 +249,11 @@ class DefaultSavePlanner(SavePlanner):
 
     def _holder(self, name: str, leaf: SourceLeaf, box: Box) -> int | None:
         """The number of the local shard that holds a box."""
+        boxes = leaf.boxes
+        if len(boxes) == 1:
+            return 0 if boxes[0].holds(box) else None
         if name not in self._lookups:
-            self._lookups[name] = BoxLookup(leaf.boxes)
+            self._lookups[name] = BoxLookup(boxes)
         return self._lookups[name].holder(box)
 
     def _bytes(self, leaf: _PlainValue) -> bytes:

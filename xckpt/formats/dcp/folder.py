@@ -13,6 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.tree import DEEPEST, unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -28,9 +30,9 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
+from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, parse
 from xckpt.formats.opaque import Opaque
-from xckpt.formats.torch_save.archive import Archive, MappedTensor
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
@@ -42,6 +44,10 @@ __all__ = [
     "read_metadata",
     "read_tree",
 ]
+
+
+MOST_POSITIONS: Final = 1 << 20
+"""Longest list of entries, those included that are absent."""
 
 
 def read_metadata(folder: FilePath) -> bytes:
@@ -107,7 +113,7 @@ def read_tree(folder: FilePath, described: DCPMetadata, *, opaque: bool) -> obje
             else:
                 leaves[name] = _object(archive, folder, described.objects[name], opaque)
     faults.report(folder)
-    return _unflatten({name: (described.paths[name], leaf) for name, leaf in leaves.items()})
+    return _tree(described, leaves)
 
 
 Opener = Callable[[Where], Archive]
@@ -252,39 +258,39 @@ def _leaves(value: object) -> object:
     return value
 
 
-def _unflatten(placed: Mapping[str, tuple[KeyPath, object]]) -> object:
+def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
     """The tree of key paths: an int is a position in a list, a string a key of a dict.
+
+    Where an entry of a list is absent, torch too puts None.
 
     Raises:
         ManifestError: two entries have one path, or one lies inside another; all are listed.
     """
-    root: dict[str | int, object] = {}
-    nodes: dict[KeyPath, dict[str | int, object]] = {(): root}
-    leaves: dict[KeyPath, str] = {}
+    entries: dict[str, object] = {}
+    keys: dict[KeyPath, set[str | int]] = {}
     problems: list[str] = []
-    for name, (path, leaf) in placed.items():
-        above = [path[:depth] for depth in range(1, len(path))]
-        taken = next((leaves[keys] for keys in (*above, path) if keys in leaves), None)
-        if taken is not None or path in nodes:
-            other = taken or "another entry"
-            problems.append(f"{name}: its place {join_keys(path)} is that of {other} or inside it")
+    for fqn, leaf in leaves.items():
+        path = described.paths[fqn]
+        name = join_keys(path)
+        if name in entries:
+            problems.append(f"{fqn}: another entry has its place {name} too")
+        if len(path) > DEEPEST:
+            problems.append(f"{fqn}: more than {DEEPEST} containers deep")
             continue
-        for keys in above:
-            if keys not in nodes:
-                nodes[keys] = nodes[keys[:-1]][keys[-1]] = {}
-        nodes[path[:-1]][path[-1]] = leaf
-        leaves[path] = name
-    if problems:
-        raise ManifestError.listing("the entries make up no tree", problems)
-    return _closed(root, nodes_of={id(node) for node in nodes.values()})
-
-
-def _closed(node: object, nodes_of: set[int]) -> object:
-    """The tree with lists where all keys are ints; torch too puts None where an entry is absent."""
-    if id(node) not in nodes_of:
-        return node
-    assert isinstance(node, dict)
-    children = {key: _closed(child, nodes_of) for key, child in node.items()}
-    if not children or not all(type(key) is int for key in children):
-        return children
-    return [children.get(number) for number in range(max(children) + 1)]
+        entries[name] = leaf
+        for depth, key in enumerate(path):
+            keys.setdefault(path[:depth], set()).add(key)
+    lists = {path: below for path, below in keys.items() if all(type(k) is int for k in below)}
+    for path, positions in lists.items():
+        last = max(map(int, positions))
+        if last >= MOST_POSITIONS:
+            problems.append(f"{join_keys(path)}: a list with an entry at {last:,}")
+            continue
+        absent = set(range(last)) - positions
+        entries.update({join_keys((*path, number)): None for number in absent})
+    try:
+        if not problems:
+            return unflatten(entries, {join_keys(path): "list" for path in lists})
+    except ManifestError as error:
+        problems += error.problems or (str(error),)
+    raise ManifestError.listing("the entries make up no tree", problems)

@@ -22,36 +22,26 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
+from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_machine import load
 from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
+from xckpt.formats.torch_save.values import DTYPE_NAMES, MOST_DIMENSIONS
 
 __all__ = [
-    "DTYPE_NAMES",
     "FILESYSTEM",
     "MAX_BYTES",
     "METADATA",
     "DCPMetadata",
     "StoredTensor",
-    "Where",
     "parse",
 ]
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
 
-MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where an entry is stored: ``length`` bytes from ``offset`` on, in a file of the folder."""
-
-    file: str
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,15 +105,6 @@ FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
 """The module of the class that says where an entry is stored."""
 _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until torch 2.2
 _ENUMS: Final = (f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
-
-# fmt: off
-DTYPE_NAMES: Final = (
-    *DTYPES, "complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16",
-    "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-)
-"""torch's dtypes, those included that the format lacks: they are refused with their leaf's name."""
-# fmt: on
 
 NAMES: Final[Mapping[str, Maker | None]] = {
     **{f"torch.{name}": None for name in DTYPE_NAMES},
@@ -303,7 +284,9 @@ class _Reader:
         paths: dict[str, KeyPath] = {}
         for name in described:
             path = given.get(name)
-            whole = isinstance(path, tuple) and all(type(key) in (str, int) for key in path)
+            whole = isinstance(path, tuple) and all(
+                isinstance(key, str) or _is_count(key) for key in path
+            )
             paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
         return paths
 

@@ -49,6 +49,7 @@ class OrbaxSink(TensorSink):
         overwrite: replace what is there, if it is such a checkpoint.
 
     Example:
+        >>> from xckpt.formats.sink import Contents
         >>> sink = OrbaxSink("for-orbax")
         >>> _ = sink.prepare(Contents({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}))
         >>> sink.write("a/w", Box((0, 0), (2, 2)), np.eye(2, dtype=np.float32))

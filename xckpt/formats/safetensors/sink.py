@@ -30,7 +30,7 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.safetensors.header import Header, Place, lay_out
+from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
@@ -68,6 +68,7 @@ class SafetensorsSink(TensorSink):
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
+        >>> from xckpt.formats.sink import Contents
         >>> sink = SafetensorsSink("made.safetensors")
         >>> _ = sink.prepare(Contents({"w": TensorSpec((2, 2), "float32")}))
         >>> for row in (1, 0):
@@ -90,7 +91,7 @@ class SafetensorsSink(TensorSink):
         self.max_shard_bytes = max_shard_bytes
         self.single = self.path.name.endswith(SUFFIX)
         self._planned: list[_Planned] = []
-        self._places: dict[str, tuple[str, Place]] = {}
+        self._places: dict[str, tuple[str, TensorSpan]] = {}
         self._files: dict[str, OpenFile] = {}
 
     def _plan(self) -> object:

@@ -27,11 +27,11 @@ from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
-from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, stated_length
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.file_range import stated_length
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import naming, storage_errors

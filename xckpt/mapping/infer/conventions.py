@@ -1,4 +1,4 @@
-"""How one framework lays out what another has, told from roles and shapes.
+"""Layouts: how one framework orders the elements that another has, by roles and shapes.
 
 A *layout* is an exact way from a source tensor's elements to a target's: operations of the mapping
 language, and the strides that they come down to, by which two layouts that move the same elements
@@ -9,7 +9,7 @@ the same way are one.
 2. From torch's ``weight`` to Flax's ``kernel`` the usual one is: two axes swapped; a convolution's
    (out, in, space...) as (space..., in, out); a row of heads split in two axes, or two merged.
    Everywhere else it is the same layout, axes of one element apart.
-3. Where the shapes allow two, the usual one is a guess: `AxisLayout.sole` says that it is none.
+3. Where the shapes allow several, the usual one is a guess; `AxisLayout.sole` is then False.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class AxisLayout:
     """A way from a source's elements to a target's."""
 
     kind: str
-    """What it is called where it is shown."""
+    """Its name in reports."""
     operations: tuple[OperationTable, ...]
-    """What does it."""
+    """The operations that do it."""
     strides: tuple[int, ...]
     """Of each target axis, in elements of the source; 0 where the axis has one element."""
     usual: bool = True
@@ -134,9 +134,9 @@ def _kept(a: Shape, b: Shape, *, usual: bool = True) -> list[AxisLayout]:
 
 
 def _notation(groups: Sequence[Shape]) -> tuple[str, str, dict[str, int]]:
-    """Axes made of groups of others in einops' notation, those others, and their sizes.
+    """The merged axes in einops' notation, the axes that they consist of, and the sizes of these.
 
-    Of an axis that is made of one other no size is needed.
+    An axis that consists of one other needs no size.
     """
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     whole: list[str] = []

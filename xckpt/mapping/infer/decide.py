@@ -1,4 +1,4 @@
-"""Which of the pairs found are certain, and why the others are not.
+"""Which pairs are certain, and why the others are not.
 
 A pair is certain if one layout is left:
 
@@ -56,7 +56,7 @@ def decide(pairs: Sequence[Pair]) -> tuple[list[Decided], list[Doubt]]:
 
 
 def _class(pair: Pair) -> object:
-    """Pairs of one class are laid out alike, if the model is of one mind."""
+    """Pairs of one class have one layout, if the model is consistent."""
     source, target = pair.source.leaves[0], pair.target.leaves[0]
     ranks = len(source.shape), len(target.shape)
     return source.flavour, target.flavour, ranks, pair.source.position, pair.target.position
@@ -94,7 +94,7 @@ def _is_transposed_convolution(pair: Pair) -> bool:
 
 @dataclass(frozen=True)
 class _Flattened:
-    """What tells that a layer follows a flattened convolution."""
+    """Sizes that show whether a layer follows a flattened convolution."""
 
     channels: frozenset[int]
     """Output channels of the convolutions."""

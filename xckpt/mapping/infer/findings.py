@@ -1,7 +1,7 @@
-"""What one rule says: a pair that is certain, or the pairs of all parts of a fused leaf.
+"""Findings, the content of one rule each: a certain pair, or the pairs of all parts of a leaf.
 
 1. Pairs of parts of the same leaf, or of the same stack of leaves, are one finding.
-2. Of a leaf whose parts are not all certain, nothing is: there is a doubt instead.
+2. A leaf with parts that are not certain becomes a doubt as a whole.
 3. The operations are those of the pair: its layout, a cast where the dtypes differ, a stack. A
    source's parts are split before, a target's concatenated after.
 """
@@ -51,7 +51,7 @@ class Finding:
 
     @property
     def operations(self) -> tuple[OperationTable, ...]:
-        """What makes the one of the other, as a mapping file spells it."""
+        """The operations from source to target, as a mapping file spells them."""
         branches = [_operations(each) for each in self.pairs]
         inner: tuple[OperationTable, ...] = branches[0]
         if any(each != inner for each in branches):
@@ -64,7 +64,7 @@ class Finding:
 
 
 def put_together(decided: Sequence[Decided]) -> tuple[list[Finding], list[Doubt]]:
-    """What is certain, and doubts about leaves of which only some parts are."""
+    """The certain findings, and doubts about leaves with parts that are not certain."""
     grouped: dict[object, list[Decided]] = defaultdict(list)
     for place, each in enumerate(decided):
         grouped[_whole(each) or place].append(each)

@@ -1,4 +1,4 @@
-"""From leaves that belong together to few rules: twelve layers are one rule.
+"""Folding leaves that belong together into few rules: twelve layers are one rule.
 
 1. A name is a template and its numbers: those that are a whole component, or end one after ``_``.
 2. Links of the same templates and the same operations are one rule, if their numbers go along. The
@@ -50,7 +50,7 @@ class _NamePattern:
 
     template: Template
     stands: Sequence[str]
-    """What stands for each number: digits, or an index in braces."""
+    """The text in place of each number: digits, or an index in braces."""
 
     @property
     def text(self) -> str:
@@ -78,7 +78,7 @@ class _NumberedNames:
 
     templates: tuple[Template, ...]
     columns: list[Column]
-    """For each number of all names what it is in each link."""
+    """Every number of the names, with its value in each link."""
 
     @classmethod
     def of(cls, links: Sequence[Sequence[str]]) -> _NumberedNames:
@@ -171,7 +171,7 @@ def _short(names: Sequence[str]) -> str | list[str]:
 
 
 def counted(names: Sequence[str], index: str) -> str:
-    """The pattern of names that one number from 0 on tells apart; of one name that name.
+    """The pattern of names that differ in one number, counted from 0; a single name stays.
 
     Raises:
         ValueError: there is no such number.
@@ -186,7 +186,7 @@ def counted(names: Sequence[str], index: str) -> str:
     wanted = tuple(range(len(names)))
     stands = [f"{{{index}}}" if each == wanted else str(each[0]) for each in one.columns]
     if stands.count(f"{{{index}}}") != 1:
-        raise ValueError(f"{names[0]} and others are not told apart by one number")
+        raise ValueError(f"{names[0]} and others do not differ in just one number")
     return one.patterns(stands)[0].text
 
 
@@ -225,7 +225,7 @@ def _matching(patterns: Sequence[_NamePattern], names: Collection[str]) -> set[s
 
 
 def _stands(names: _NumberedNames) -> tuple[list[str], dict[str, Column]] | None:
-    """What stands for each number, and each index's values; None if a number follows from none."""
+    """The text for each number, and each index's values; None if a number follows from none."""
     values: dict[str, Column] = {}
     stands: list[str] = []
     first = len(names.templates[0]) - 1
@@ -245,9 +245,9 @@ def _stands(names: _NumberedNames) -> tuple[list[str], dict[str, Column]] | None
 
 
 def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -> str | None:
-    """A number by an index; where that is simpler, the index becomes the number.
+    """A number in terms of an index; where that is simpler, the index becomes the number.
 
-    It may where the index stands nowhere but in the first name.
+    It may if the index is used only in the first name.
     """
     for name in values:
         if values[name] == column:
@@ -266,7 +266,7 @@ def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -
 
 
 def _indices(stand: str) -> list[str]:
-    """The indices in what stands for a number."""
+    """The indices in the text for a number."""
     return re.findall(r"[a-z_]\w*", stand)
 
 

@@ -1,4 +1,4 @@
-"""What a leaf's name says, whichever framework wrote it.
+"""Parsing leaf names, whichever framework wrote them.
 
 1. A name is cut at ``/`` and at ``.`` into components. A component is a word in lower case without
    underscores, with the number that ends it apart: ``h/0``, ``h.0`` and ``h_0`` are all ``h, 0``,

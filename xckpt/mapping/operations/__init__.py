@@ -9,8 +9,8 @@ from xckpt.mapping.operations.base import (
     Operation,
     is_list,
     is_table,
-    look_at_operations,
     operation_from_document,
+    prepare_operations,
     run,
 )
 from xckpt.mapping.operations.each import Each
@@ -58,4 +58,4 @@ __all__ = [
     "run",
 ]
 
-look_at_operations()
+prepare_operations()

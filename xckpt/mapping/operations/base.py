@@ -1,8 +1,8 @@
-"""What every operation is: a frozen value that acts on a bundle and knows its inverse.
+"""The base of all operations: a frozen value that acts on a bundle and knows its inverse.
 
-An `Operation` says what becomes of the whole bundle; a `TensorOperation` what becomes of one
-tensor, and does so with each of the bundle. A subclass that has a name is an operation of the
-language: one that forgets what it must say is refused where its class is made.
+An `Operation` maps a whole bundle; a `TensorOperation` maps one tensor, and is applied to each of
+the bundle. A subclass with a name is an operation of the language: if it lacks an abstract method,
+its class cannot be made.
 
 In a document (a mapping file) an operation is a table. Its first field stands under the operation's
 name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = [8, 4], axis = 1}``.
@@ -28,8 +28,8 @@ __all__ = [
     "axis_of",
     "is_list",
     "is_table",
-    "look_at_operations",
     "operation_from_document",
+    "prepare_operations",
     "run",
 ]
 
@@ -54,7 +54,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     name: ClassVar[str] = ""
     """What a document calls it; empty for a base of several."""
     usual: ClassVar[Exactness] = "bijection"
-    """What `exactness` is, whatever the arguments."""
+    """`exactness`, unless the arguments change it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -156,8 +156,8 @@ def _plain(value: object) -> object:
     return list(map(_plain, value)) if is_list(value) else value
 
 
-def look_at_operations() -> None:
-    """Have msgspec look at all operations that there are; see `xckpt.core.struct_types`."""
+def prepare_operations() -> None:
+    """Build msgspec's type information of all operations; see `prepare_structs`."""
     prepare_structs(*_OPERATIONS.values())
 
 

@@ -195,6 +195,6 @@ def cast_bound(after: str) -> str:
 
 
 def roundings(dtype: str, count: int) -> str:
-    """The relative error of so many roundings to a type."""
+    """The relative error of ``count`` roundings to a type."""
     digits = _reach(dtype)[2]
     return f"a relative {count} x 2^-{digits}"

@@ -95,9 +95,9 @@ def _affine(names: Sequence[str], points: Mapping[tuple[int, ...], int]) -> str 
 def _factors(
     columns: Sequence[Sequence[int]], points: Mapping[tuple[int, ...], int]
 ) -> list[int] | None:
-    """By how much the number grows with each index; None where not by a whole number from 1 up.
+    """By how much the number grows with each index; None if that is no whole number from 1 up.
 
-    Of an index of one value nobody can tell: 1.
+    An index with a single value gets 1.
     """
     first = tuple(column[0] for column in columns)
     factors: list[int] = []

@@ -40,7 +40,7 @@ SLOTS = {
     "momentum_buffer": "momentum",
     "trace": "momentum",
 }
-"""What each framework calls a slot -> what it is."""
+"""A framework's name of a slot -> the slot."""
 
 SIBLINGS = {"mu": "nu", "nu": "mu", "nu_max": "nu"}
 """Optax's slots that have another beside them, so that no model's layer is taken for one."""
@@ -132,7 +132,7 @@ def find_moments(state: object, parameters: Sequence[str] | None = None) -> Mome
             found.slots.setdefault(SLOTS[place.slot], {})[owner] = place
     found.steps.extend(_counts(specs, places))
     if problems:
-        raise MappingError.listing("the optimizer's moments cannot be told apart", problems)
+        raise MappingError.listing("the parameters of some moments are unknown", problems)
     return found
 
 

@@ -2,7 +2,7 @@
 
 1. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
    destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
-   memory, or slab by slab from its file (`xckpt.storage.streaming`).
+   memory, or slab by slab from its file (`xckpt.storage.chunks.stream`).
 2. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
    processors for them: wait, verify, copy the parts to their destinations.
 3. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
@@ -28,9 +28,9 @@ from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.codec import ZarrArray
 from xckpt.errors import XckptError
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunk import SMALL_BYTES, ChunkSource, PendingRead
-from xckpt.storage.chunk_requests import ChunkRequest, ChunkRequests
-from xckpt.storage.streaming import ChunkStream
+from xckpt.storage.chunks.chunk import SMALL_BYTES, ChunkSource, PendingRead
+from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.chunks.stream import ChunkStream
 
 __all__ = ["ChunkWindow", "Destinations", "Views", "read_box"]
 

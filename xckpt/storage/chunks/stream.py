@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.chunk import Chunk, ChunkSource, allocate
+from xckpt.storage.chunks.chunk import Chunk, ChunkSource, allocate
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 

@@ -17,11 +17,11 @@ import xckpt
 from tests.support.examples import examples
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
-from xckpt.storage import chunk as chunks
-from xckpt.storage import streaming
-from xckpt.storage.chunk import Chunk, ChunkSource, chunks_of
+from xckpt.storage.chunks import chunk as chunks
+from xckpt.storage.chunks import stream as streaming
+from xckpt.storage.chunks.chunk import Chunk, ChunkSource, chunks_of
+from xckpt.storage.chunks.stream import ChunkStream
 from xckpt.storage.foreign import files
-from xckpt.storage.streaming import ChunkStream
 
 SHAPE = (3, 40, 50)
 W = np.random.default_rng(0).integers(0, 256, (*SHAPE, 2), np.uint8).view(np.uint16)[..., 0]

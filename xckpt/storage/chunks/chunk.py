@@ -5,7 +5,7 @@
 2. `ChunkSource.finish` waits for it and compares the digest. That is taken at the destination, so
    it also catches a chunk swapped with another, or of an earlier save.
 
-`xckpt.storage.chunk_window` has many chunks in flight.
+`xckpt.storage.chunks.window` has many chunks in flight.
 """
 
 from __future__ import annotations

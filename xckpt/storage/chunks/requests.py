@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import ZarrArray
-from xckpt.storage.chunk import Chunk, chunks_of
+from xckpt.storage.chunks.chunk import Chunk, chunks_of
 
 __all__ = ["ChunkRequest", "ChunkRequests", "Part"]
 
