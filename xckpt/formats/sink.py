@@ -138,9 +138,8 @@ class TensorSink(ABC):
         """
         self._contents = contents
         layout = self._digest(self._plan())
-        output = OutputPath.of(
-            self.path, self._foreign, overwrite=self.overwrite, single=self.single
-        )
+        path = Path(os.path.realpath(self.path))
+        output = OutputPath(path, self._foreign, self.overwrite, self.single)
         if attach:
             self._staging = output.attach(attach, layout)
             self._open()

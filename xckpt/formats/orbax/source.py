@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +59,8 @@ CUSTOM: Final = "orbax.custom_metadata"
 MAX_BYTES: Final = 1 << 28
 SHOWN: Final = 8
 
-P = TypeVar("P", bound=FilePath)
 
-
-def find_item(path: P) -> P:
+def find_item(path: FilePath) -> FilePath:
     """The folder with the tree that a path means.
 
     Raises:

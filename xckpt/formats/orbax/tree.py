@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError
@@ -36,7 +36,6 @@ TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"
 
-P = TypeVar("P", bound=FilePath)
 
 SEQUENCE: Final = 1
 DICT: Final = 2
@@ -168,11 +167,11 @@ def looks_like_orbax(folder: FilePath) -> bool:
     return (folder / TREE).is_file() or (folder / CHECKPOINT).is_file() or bool(steps_in(folder))
 
 
-def steps_in(folder: P) -> list[P]:
+def steps_in(folder: FilePath) -> list[FilePath]:
     """The steps of a `CheckpointManager` in a folder."""
     return [each for each in folders_in(folder) if (each / CHECKPOINT).is_file()]
 
 
-def folders_in(folder: P) -> Iterator[P]:
+def folders_in(folder: FilePath) -> Iterator[FilePath]:
     """The folders in a folder, by name."""
     return (each for each in named(folder) if each.is_dir())
