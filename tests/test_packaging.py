@@ -59,3 +59,10 @@ def test_the_contributors_guide_names_real_targets_and_files() -> None:
     paths = re.findall(r"`((?:xckpt|tests|docs|spec)/[\w./-]+|[\w-]+\.(?:md|toml))`", guide)
     assert "xckpt/core/adapter.py" in paths
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_hosted_workflow_calls_real_targets() -> None:
+    workflow = (ROOT / ".github" / "workflows" / "test.yml").read_text()
+    called = re.findall(r"target: \[?((?:[\w-]+(?:, )?)+)", workflow)
+    targets = {name for names in called for name in names.split(", ")}
+    assert {"test", "test-lowest", "test-xla", "test-thorough"} <= targets <= TARGETS

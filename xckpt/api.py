@@ -59,12 +59,12 @@ def save(
             that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
             own) stands for what its ``state_dict()`` gives; that is called once.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
-            is committed; then everything in its folder is gone.
-        metadata: anything that JSON can carry, kept with the checkpoint; the coordinator's counts.
+            is committed; then its folder is removed with all that is in it.
+        metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
-        group: the ranks that save together; found by itself where torch.distributed or
-            jax.distributed are initialised.
+        group: the ranks that save together; by default all of torch.distributed or of
+            jax.distributed, where one is initialised.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -124,7 +124,7 @@ def save_async(
         state: see `save`.
         stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
             memory it keeps between them the system may take back. Getting the memory makes the
-            first save slower than a copy, unless a stager of one's own was prepared for it.
+            first save slower than a copy, unless you prepare a stager of your own.
         overwrite: see `save`.
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
@@ -133,10 +133,10 @@ def save_async(
 
     Returns:
         A future: ``result()`` waits for the commit and returns the checkpoint's metadata, or raises
-        what `save` would have raised. If nobody asks, the next save raises it.
+        what `save` would have raised. If that is never called, the next save raises it.
 
     Raises:
-        XckptError: an earlier asynchronous save failed, and nobody has asked for its result.
+        XckptError: an earlier asynchronous save failed, and its result was never asked for.
 
     Example:
         >>> import numpy as np, xckpt

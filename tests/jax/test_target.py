@@ -21,14 +21,14 @@ from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.adapter import ADAPTER
-from xckpt.jax.target import ArrayTarget
+from xckpt.jax.target import JaxTarget
 
 
-def target_of(like: Any) -> ArrayTarget:
+def target_of(like: Any) -> JaxTarget:
     return ADAPTER.target_for(like, "model/w", in_place=False)
 
 
-def fill(target: ArrayTarget, content: NDArray[np.generic]) -> jax.Array:
+def fill(target: JaxTarget, content: NDArray[np.generic]) -> jax.Array:
     for index in range(len(target.boxes)):
         target.buffer(index)[...] = content[slices(target.boxes, index)]
         target.commit(index)

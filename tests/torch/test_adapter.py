@@ -15,10 +15,10 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.adapter import ADAPTER, TensorSource, TensorTarget
+from xckpt.torch.adapter import ADAPTER, TensorLeaf, TensorTarget
 
 
-def source_of(leaf: torch.Tensor) -> TensorSource:
+def source_of(leaf: torch.Tensor) -> TensorLeaf:
     return ADAPTER.describe(leaf, "w")
 
 

@@ -4,7 +4,7 @@
    reads a shard when it is asked for: on the CPU backend a NumPy view of the shard's own memory,
    elsewhere the single-device array, whose bytes `to_numpy` fetches without leaving a host copy
    cached on the caller's array.
-2. `target_for` gives an `ArrayTarget` of the same shape, dtype and sharding. JAX arrays are
+2. `target_for` gives a `JaxTarget` of the same shape, dtype and sharding. JAX arrays are
    immutable, so there is no loading in place.
 3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.prng`).
 
@@ -39,9 +39,9 @@ from xckpt.jax.shardings import (
     local_layout,
     stored_sharding,
 )
-from xckpt.jax.target import ArrayTarget
+from xckpt.jax.target import JaxTarget
 
-__all__ = ["ADAPTER", "ArraySource", "ArrayTarget"]
+__all__ = ["ADAPTER", "ArraySource", "JaxTarget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class JaxAdapter(Adapter[Leaf]):
 
         return Copyable((), rebuild)
 
-    def target_for(self, like: Leaf, name: str, *, in_place: bool) -> ArrayTarget:
+    def target_for(self, like: Leaf, name: str, *, in_place: bool) -> JaxTarget:
         """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
 
         Without a sharding the array goes to the default device. There it stays uncommitted, free
@@ -176,7 +176,7 @@ class JaxAdapter(Adapter[Leaf]):
         _refuse_narrowing(dtype, name)
         sharding = concrete(like.sharding, name)
         layout = local_layout(sharding, shape, name)
-        return ArrayTarget(
+        return JaxTarget(
             shape,
             dtype,
             layout.boxes,

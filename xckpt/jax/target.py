@@ -27,11 +27,11 @@ from xckpt.core.host_buffers import HostBuffers
 from xckpt.jax.prng import KeySpec
 from xckpt.jax.shardings import Device, LocalLayout
 
-__all__ = ["ArrayTarget"]
+__all__ = ["JaxTarget"]
 
 
 @dataclass(slots=True)
-class ArrayTarget(HostBuffers):
+class JaxTarget(HostBuffers):
     """A JAX array to be loaded; its boxes are the distinct ones of the local devices."""
 
     sharding: jax.sharding.Sharding

@@ -81,6 +81,8 @@ class ZarrStorageReader:
         self.location = Location.parse(path)
         self.options = options or LoadOptions()
         self.source: ChunkSource | None = None
+        self._may_share = False
+        """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
         self._parsed: tuple[bytes, Manifest] | None = None
         self._requested: tuple[list[ReadItem], ChunkRequests] | None = None
@@ -113,18 +115,20 @@ class ZarrStorageReader:
         root = self.location.within(parsed.root)
         mapped = self.options.memory_map and self.location.driver == "file"
         self.source = ChunkSource(self.location, root, parsed, mapped)
-        if ranks > 1 and self.options.share_reads:
-            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
-            with contextlib.suppress(OSError):
-                self._exchange = Exchange()
+        self._may_share = ranks > 1 and self.options.share_reads
         return to_metadata(parsed)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
+        wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+        if wanted:
+            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+            with contextlib.suppress(OSError):
+                self._exchange = Exchange()
         if self._exchange is None:
             return plan
-        wanted = np.array(sorted(self._requests(plan)[1]), np.int64).tobytes()
-        announcement = Announcement(host_identity(), self._exchange.address, wanted)
+        numbers = np.array(wanted, np.int64).tobytes()
+        announcement = Announcement(host_identity(), self._exchange.address, numbers)
         return replace(plan, storage_data=announcement)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -158,11 +162,16 @@ class ZarrStorageReader:
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
+                if not share.publish and not share.sources:
+                    self._close_exchange()
             read_items(self.source, items, requests, planner, self.options, share, self._exchange)
 
     def close(self) -> None:
-        """Let go of what was opened for a load."""
+        """Release what was opened for a load."""
         self._requested = None
+        self._close_exchange()
+
+    def _close_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None

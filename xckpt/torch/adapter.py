@@ -25,17 +25,17 @@ from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, to_numpy, writable_numpy
 from xckpt.torch.copies import RebuildRecipe, pinned_memory, plain_recipe, to_copyable
-from xckpt.torch.leaf import Memory, TensorSource, TensorTarget, mark_changed
+from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.stateful import DictState, keeps_state, open_object
 
-__all__ = ["ADAPTER", "TensorSource", "TensorTarget"]
+__all__ = ["ADAPTER", "TensorLeaf", "TensorTarget"]
 
 
 class _Specialist(Protocol):
     """A module for one class of sharded tensors."""
 
-    def describe(self, leaf: torch.Tensor, name: str) -> TensorSource:
+    def describe(self, leaf: torch.Tensor, name: str) -> TensorLeaf:
         """The tensor as a source."""
         ...
 
@@ -79,7 +79,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
 
     leaves = (torch.Tensor,)
 
-    def describe(self, leaf: torch.Tensor, name: str) -> TensorSource:
+    def describe(self, leaf: torch.Tensor, name: str) -> TensorLeaf:
         """A tensor (parameters and buffers too) or sharded tensor as a source.
 
         A plain tensor counts as held whole by every rank that names it.
@@ -95,7 +95,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
         local = plain(leaf, name)
         check_readable(local, name)
         shape = tuple(leaf.shape)
-        return TensorSource(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
+        return TensorLeaf(shape, known_dtype(local.dtype, name), Boxes.whole(shape), (local,))
 
     def copyable(self, leaf: torch.Tensor, name: str) -> Copyable:
         """A tensor of the same class over copied memory; a `HostSource` if that cannot be built.

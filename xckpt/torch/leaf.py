@@ -1,6 +1,6 @@
 """Tensors of any kind as leaves: what a save reads of them, and what a load fills.
 
-1. A `TensorSource` is boxes of a tensor, and a view of local memory for each.
+1. A `TensorLeaf` is boxes of a tensor, and a view of local memory for each.
 2. A `TensorTarget` allocates nothing before the first box is asked for. Then `Memory` is made: a
    view of local memory for each box, and what finishes the leaf.
 3. A view that NumPy can write is handed out as it is. For any other, `TensorTarget.buffer` gives
@@ -21,11 +21,11 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.torch.buffers import reachable
 
-__all__ = ["Memory", "TensorSource", "TensorTarget", "mark_changed"]
+__all__ = ["Memory", "TensorLeaf", "TensorTarget", "mark_changed"]
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSource:
+class TensorLeaf:
     """A tensor of any kind to be saved: boxes of it, and the local elements of each."""
 
     shape: tuple[int, ...]

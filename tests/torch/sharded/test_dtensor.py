@@ -19,14 +19,14 @@ from xckpt.core.geometry.boxes import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.adapter import ADAPTER, TensorSource
+from xckpt.torch.adapter import ADAPTER, TensorLeaf
 from xckpt.torch.buffers import to_numpy
 
 Held = list[tuple[tuple[int, ...], tuple[int, ...], np.ndarray]]
 """Offsets, sizes and data of the boxes of one rank."""
 
 
-def held_by(source: TensorSource) -> Held:
+def held_by(source: TensorLeaf) -> Held:
     held: Held = []
     for index, box in enumerate(source.boxes):
         array = ADAPTER.to_numpy(source.data(index))

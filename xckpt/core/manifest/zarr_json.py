@@ -123,7 +123,7 @@ class DocumentTree:
             content, self._arrays[array.path] = _contents(array, self._codecs)
             yield f"{array.path}/zarr.json", content
             parent = posixpath.dirname(array.path)
-            if array.piece_of is not None and parent not in new:
+            if array.piece_of is not None and parent not in self._groups:
                 new[parent] = _group({"shape": list(array.piece_of)})
             while parent and parent not in self._groups:
                 self._groups[parent] = new.setdefault(parent, _PLAIN_GROUP)

@@ -10,7 +10,7 @@ from typing import Final
 
 from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
 from xckpt.formats.torch_save.archive import Where
-from xckpt.formats.torch_save.pickle_writer import Call, Instance, dump
+from xckpt.formats.torch_save.pickle_writer import Call, PickledObject, dump
 from xckpt.formats.torch_save.symbols import Symbol
 
 __all__ = ["encode"]
@@ -36,7 +36,7 @@ def encode(metadata: DCPMetadata) -> bytes:
     for name in metadata.order:
         tensor = metadata.tensors.get(name)
         if tensor is None:
-            described[name] = Instance(f"{METADATA}.BytesStorageMetadata", {})
+            described[name] = PickledObject(f"{METADATA}.BytesStorageMetadata", {})
             stored[_index(name)] = _stored_at(metadata.objects[name])
             continue
         described[name] = _tensor(tensor)
@@ -49,40 +49,42 @@ def encode(metadata: DCPMetadata) -> bytes:
         "storage_meta": None,
         "version": _VERSION,
     }
-    return dump(Instance(f"{METADATA}.Metadata", state))
+    return dump(PickledObject(f"{METADATA}.Metadata", state))
 
 
-def _tensor(tensor: StoredTensor) -> Instance:
+def _tensor(tensor: StoredTensor) -> PickledObject:
     dtype = Symbol(f"torch.{tensor.dtype}")
     properties = (dtype, _STRIDED, False, _CONTIGUOUS, False)
     chunks = [
-        Instance(
+        PickledObject(
             f"{METADATA}.ChunkStorageMetadata",
             {"offsets": _size(box.offsets), "sizes": _size(box.sizes)},
         )
         for box in tensor.boxes
     ]
     state = {
-        "properties": Instance(f"{METADATA}.TensorProperties", properties),
+        "properties": PickledObject(f"{METADATA}.TensorProperties", properties),
         "size": _size(tensor.shape),
         "chunks": chunks,
     }
-    return Instance(f"{METADATA}.TensorStorageMetadata", state)
+    return PickledObject(f"{METADATA}.TensorStorageMetadata", state)
 
 
 def _size(sizes: tuple[int, ...]) -> Call:
     return Call("torch.Size", (sizes,))
 
 
-def _index(name: str, offset: tuple[int, ...] | None = None, number: int | None = None) -> Instance:
+def _index(
+    name: str, offset: tuple[int, ...] | None = None, number: int | None = None
+) -> PickledObject:
     state: dict[str, object] = {"fqn": name, "index": number}
     if offset is not None:
         state["offset"] = _size(offset)
-    return Instance(f"{METADATA}.MetadataIndex", state)
+    return PickledObject(f"{METADATA}.MetadataIndex", state)
 
 
-def _stored_at(where: Where) -> Instance:
-    return Instance(
+def _stored_at(where: Where) -> PickledObject:
+    return PickledObject(
         f"{FILESYSTEM}._StorageInfo",
         {"relative_path": where.file, "offset": where.offset, "length": where.length},
     )

@@ -30,7 +30,7 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.safetensors.header import Header, Place, lay_out
+from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
@@ -63,8 +63,8 @@ class SafetensorsSink(TensorSink):
     Args:
         path: a file that ends in ``.safetensors``, or a folder.
         overwrite: replace what is there, if it is a safetensors file or a folder of nothing else.
-        max_shard_bytes: a folder's tensors are split into files of at most so many bytes; a larger
-            tensor has a file of its own.
+        max_shard_bytes: a folder's tensors are split into files of at most this many bytes; a
+            larger tensor has a file of its own.
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
@@ -91,7 +91,7 @@ class SafetensorsSink(TensorSink):
         self.max_shard_bytes = max_shard_bytes
         self.single = self.path.name.endswith(SUFFIX)
         self._planned: list[_Planned] = []
-        self._places: dict[str, tuple[str, Place]] = {}
+        self._places: dict[str, tuple[str, TensorSpan]] = {}
         self._files: dict[str, OpenFile] = {}
 
     def _plan(self) -> object:
@@ -163,8 +163,8 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
         raise UnsupportedLeafError.listing("some values cannot be written", problems)
     if not values:
         return {}
-    told = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
-    return {VALUES: json.dumps(told, separators=(",", ":"))}
+    texts = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
+    return {VALUES: json.dumps(texts, separators=(",", ":"))}
 
 
 def _check_dtypes(

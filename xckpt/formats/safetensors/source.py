@@ -30,7 +30,13 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.file_sets import Files, find_files, owners_of
-from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
+from xckpt.formats.safetensors.header import (
+    Header,
+    TensorSpan,
+    header_length,
+    parse_header,
+    stated_size,
+)
 from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
@@ -158,7 +164,7 @@ def _look(
         return file, header, state
 
 
-def _tensor(file: RangeFile, place: Place) -> FileTensor:
+def _tensor(file: RangeFile, place: TensorSpan) -> FileTensor:
     dtype = numpy_dtype(place.dtype)
     return FileTensor(file, place.start, dtype, place.shape, row_major(place.shape))
 

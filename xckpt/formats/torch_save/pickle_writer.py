@@ -4,8 +4,8 @@ Nothing is pickled, so nothing of torch is imported:
 
 1. Plain values (None, bool, int, float, complex, str, bytes, list, tuple, dict) are written as
    Python's pickler writes them in protocol 2, which every version of torch loads.
-2. A `Symbol` is written as a name, a `Call` as a call of one, an `Instance` as an object of a class
-   with a state, and an `Outside` as a reference to something outside the pickle.
+2. A `Symbol` is written as a name, a `Call` as a call of one, a `PickledObject` as an object of a
+   class with a state, and an `Outside` as a reference to something outside the pickle.
 3. A name or string is spelled out once; after that the pickle refers to its memo.
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from xckpt.formats.torch_save.symbols import Symbol
 
-__all__ = ["Call", "Instance", "Outside", "dump"]
+__all__ = ["Call", "Outside", "PickledObject", "dump"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Instance:
+class PickledObject:
     """An object that is made without a call of ``__init__``, and then given its state.
 
     Equal only to itself, so that it can be the key of a dict.
@@ -173,7 +173,7 @@ def _call(writer: _Writer, value: Call) -> None:
     writer.add(b"R")
 
 
-def _instance(writer: _Writer, value: Instance) -> None:
+def _instance(writer: _Writer, value: PickledObject) -> None:
     writer.write(Symbol(value.kind))
     writer.add(b")\x81")
     writer.write(value.state)
@@ -198,6 +198,6 @@ _STEPS: dict[type, Callable[..., None]] = {
     dict: _dict,
     Symbol: _symbol,
     Call: _call,
-    Instance: _instance,
+    PickledObject: _instance,
     Outside: _outside,
 }

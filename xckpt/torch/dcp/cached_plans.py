@@ -42,7 +42,7 @@ from xckpt.torch.dcp.failures import shared_store
 
 __all__ = [
     "SESSION",
-    "Place",
+    "StagingPlace",
     "find_place",
     "forget_place",
     "name_place",
@@ -57,7 +57,7 @@ _named: set[str] = set()
 _lock = threading.Lock()
 
 
-class Place(msgspec.Struct, array_like=True, frozen=True):
+class StagingPlace(msgspec.Struct, array_like=True, frozen=True):
     """Where a save is staged, and a name for the save itself."""
 
     save: str
@@ -66,7 +66,7 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
     bucket: str
 
     @classmethod
-    def of(cls, save: str, location: Location) -> Place:
+    def of(cls, save: str, location: Location) -> StagingPlace:
         """The place of a save that is staged at ``location``."""
         return cls(save, location.driver, location.path, location.bucket)
 
@@ -76,10 +76,10 @@ class Place(msgspec.Struct, array_like=True, frozen=True):
         return Location(self.driver, self.path, self.bucket)
 
 
-prepare_structs(Place)
+prepare_structs(StagingPlace)
 
 
-def name_place(target: Location, place: Place) -> None:
+def name_place(target: Location, place: StagingPlace) -> None:
     """Tell the other ranks where this process stages its save to ``target``.
 
     Raises:
@@ -96,13 +96,13 @@ def name_place(target: Location, place: Place) -> None:
         store.set(_key(SESSION, target), msgspec.json.encode(place).decode())
 
 
-def find_place(session: str, target: Location) -> Place | None:
+def find_place(session: str, target: Location) -> StagingPlace | None:
     """Where the process ``session`` stages its save to ``target``; None if it named no place."""
     store = shared_store()
     key = _key(session, target)
     if store is None or not store.check([key]):
         return None
-    return msgspec.json.decode(store.get(key), type=Place)
+    return msgspec.json.decode(store.get(key), type=StagingPlace)
 
 
 def forget_place(target: Location) -> None:

@@ -12,7 +12,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.orders import WriteOrders
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.torch.dcp.cached_plans import Place, forget_place
+from xckpt.torch.dcp.cached_plans import StagingPlace, forget_place
 from xckpt.torch.dcp.failures import FailureWatch
 
 __all__ = ["Orders", "StagedSave"]
@@ -23,7 +23,7 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
 
     session: str
     """The process that coordinates."""
-    place: Place
+    place: StagingPlace
     """Where the save for which the plan was made is staged."""
     names: dict[str, str]
     """fqn -> leaf name."""
@@ -45,7 +45,7 @@ class StagedSave:
         """What this rank offers to write."""
         self.ranks = 0
         """How many ranks write; known to the coordinator alone."""
-        self.place: Place | None = None
+        self.place: StagingPlace | None = None
         """Where the save is staged; known to the coordinator alone."""
         self.metadata: Metadata | None = None
         self.names: dict[str, str] = {}
@@ -53,10 +53,10 @@ class StagedSave:
         self.abort = weakref.finalize(self, _abort, writer, self._watch)
         """Removes the staging, if there is one; happens by itself with the last reference."""
 
-    def stage(self, ranks: int) -> Place:
+    def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""
         self.ranks = ranks
-        self.place = Place.of(uuid.uuid4().hex, self.writer.stage())
+        self.place = StagingPlace.of(uuid.uuid4().hex, self.writer.stage())
         if ranks > 1:
             self._watch.start(self.place.save, ranks, self.abort)
         return self.place

@@ -27,7 +27,7 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
-from xckpt.torch.leaf import Memory, TensorSource, TensorTarget, mark_changed
+from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.sharded import shards_wrapper
 from xckpt.torch.sharded.placements import (
@@ -43,7 +43,7 @@ from xckpt.torch.sharded.placements import (
 __all__ = ["describe", "local_boxes", "local_tensor", "rebuild_recipe", "sharding", "target_for"]
 
 
-def describe(leaf: torch.Tensor, name: str) -> TensorSource:
+def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A DTensor as a source: the boxes of its local tensor.
 
     Raises:
@@ -57,7 +57,7 @@ def describe(leaf: torch.Tensor, name: str) -> TensorSource:
     local = plain(local, name)
     check_readable(local, name)
     local_part = local_boxes(tensor, name)
-    return TensorSource(
+    return TensorLeaf(
         tuple(tensor.shape),
         known_dtype(local.dtype, name),
         local_part.boxes,

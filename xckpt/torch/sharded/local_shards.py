@@ -19,7 +19,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.leaf import Memory, TensorSource, TensorTarget, mark_changed
+from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 
 __all__ = ["LocalShard", "LocalShards"]
@@ -46,7 +46,7 @@ class LocalShards:
     shards: Sequence[LocalShard]
     sharding: Sharding | None = None
 
-    def source(self) -> TensorSource:
+    def source(self) -> TensorLeaf:
         """The shards as a source.
 
         Raises:
@@ -58,7 +58,7 @@ class LocalShards:
             check_readable(part, label)
         boxes, kept = self._boxes()
         local = [parts[index][0] for index in kept]
-        return TensorSource(self.shape, dtype, boxes, local, True, self.sharding)
+        return TensorLeaf(self.shape, dtype, boxes, local, True, self.sharding)
 
     def target_in_place(self, leaf: torch.Tensor) -> TensorTarget:
         """A target that fills the shards themselves; ``leaf`` is what they are shards of.

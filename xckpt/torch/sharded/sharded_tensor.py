@@ -22,13 +22,13 @@ from torch.distributed._shard.sharding_spec import ChunkShardingSpec, Enumerable
 
 from xckpt.core.metadata import Sharding
 from xckpt.torch.copies import RebuildRecipe
-from xckpt.torch.leaf import TensorSource, TensorTarget
+from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 
 __all__ = ["describe", "rebuild_recipe", "target_for"]
 
 
-def describe(leaf: torch.Tensor, name: str) -> TensorSource:
+def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A ShardedTensor as a source: the boxes of its local shards that have elements.
 
     Raises:

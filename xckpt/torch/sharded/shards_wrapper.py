@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.leaf import TensorSource, TensorTarget
+from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 
 __all__ = ["describe", "has_hooks", "target_for"]
@@ -48,7 +48,7 @@ def has_hooks(local: torch.Tensor) -> bool:
 
 def describe(
     tensor: DTensor, local: torch.Tensor, name: str, sharding: Sharding | None
-) -> TensorSource:
+) -> TensorLeaf:
     """A DTensor as a source: the shards that its local tensor has.
 
     Raises:
