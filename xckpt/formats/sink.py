@@ -1,4 +1,4 @@
-"""Where a conversion writes to, when that is no checkpoint of ours: an output that is staged first.
+"""An output in another library's format: it is staged, and has its name once it is whole.
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
@@ -166,7 +166,7 @@ class TensorSink(ABC):
         """
 
     def _digest(self, decided: object) -> bytes:
-        """One for each output: what it is made of, and how."""
+        """A digest of what the output is made of, and how."""
         contents = self._contents
         specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
         values = [[name, *_text(value)] for name, value in contents.values.items()]
@@ -249,7 +249,7 @@ def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
 
 
 def value_problems(values: Mapping[str, object]) -> list[str]:
-    """What is to be said of the leaves that are no values of ours.
+    """What is wrong with leaves that the format of checkpoints cannot carry as values.
 
     Example:
         >>> value_problems({"step": 7, "seen": {1}})

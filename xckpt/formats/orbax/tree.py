@@ -46,7 +46,7 @@ CONTAINERS: Final[Mapping[str, str]] = {
     "Tuple": "tuple",
     "NamedTuple": "tuple",
 }
-"""Kinds of empty containers -> ours."""
+"""Kind of an empty container -> kind of `xckpt.core.tree`."""
 KINDS: Final = ARRAYS | frozenset(CONTAINERS) | {"scalar", "string", "None"}
 
 
@@ -121,8 +121,8 @@ def _leaf(entry: object) -> Leaf | str:
     """A leaf, or what is wrong with it."""
     if not isinstance(entry, dict):
         return "no entry"
-    told = entry.get("value_metadata")
-    kind = told.get("value_type") if isinstance(told, dict) else None
+    value = entry.get("value_metadata")
+    kind = value.get("value_type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         return f"a leaf of kind {str(kind)[:60]!r}, which is unknown"
     path = entry.get("key_metadata")
