@@ -33,7 +33,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.codec import BytesEntry, Manifest, build, to_metadata
+from xckpt.core.manifest.codec import build, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
