@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 import xckpt
 from tests.support.sharded_arrays import Sharded, cut
 from tests.support.states import LAYOUTS, everything, expected, same
-from xckpt.core.manifest.codec import arrays
+from xckpt.core.manifest.entries import arrays
 
 Damage = Callable[[bytes], bytes]
 
