@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut, holds, wish
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.planner import (
     DefaultLoadPlanner,

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.metadata import (
     ChunkStorageMetadata,
     Metadata,

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import xckpt
-from tests.support.thread_group import ThreadGroup, results
+from conformance.implementations.threads import ThreadGroup, results
 from xckpt.convert import Mapping, Rule
 from xckpt.core.storage import StorageReader
 from xckpt.formats import at_path

@@ -25,9 +25,8 @@ from click.testing import CliRunner, Result
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import cut
 from xckpt.cli.commands import commands
-from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 
 ROOT = Path(__file__).parents[1]
@@ -217,7 +216,7 @@ def test_the_drawing_is_what_the_command_prints(tmp_path: Path) -> None:
     sharding = Sharding((("fsdp", 2), ("tp", 2)), ("Shard(dim=0)", "Shard(dim=1)"))
     array = np.zeros((4096, 4096), np.float32)
     with chdir(tmp_path):
-        xckpt.save("ckpt", {"model": {"wq": Boxed(array, Boxes.of(quarters), sharding=sharding)}})
+        xckpt.save("ckpt", {"model": {"wq": cut(array, quarters, sharding)}})
         result = run(line)
     assert result.exit_code == 0
     printed = "".join(f"{row.rstrip()}\n" for row in result.stdout.splitlines())

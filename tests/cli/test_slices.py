@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.support.boxed import rows
 from tests.support.examples import examples
+from tests.support.sharded_arrays import rows
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,

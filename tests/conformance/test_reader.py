@@ -21,7 +21,7 @@ from conformance import reader
 from conformance import strict_reader as rules
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import StrictCheckpoint as Checkpoint
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.manifest.codec import parse
@@ -46,7 +46,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def leaves() -> dict[str, object]:
     """The leaves of the saved state, arrays for those in pieces."""
     flat = flatten(everything()).leaves
-    return {k: leaf.array if isinstance(leaf, Boxed) else leaf for k, leaf in flat.items()}
+    return {k: leaf.array if isinstance(leaf, Sharded) else leaf for k, leaf in flat.items()}
 
 
 def as_saved(checkpoint: reader.Checkpoint, name: str) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Saving on some ranks and loading on others, whatever the shardings; failures reach every rank.
 
-Ranks are threads (`tests.support.thread_group`), sharded arrays NumPy's
+Ranks are threads (`conformance.implementations.threads`), sharded arrays NumPy's
 (`tests.support.sharded_arrays`), the storage is real.
 """
 
@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
+from conformance.implementations.threads import Outcome, ThreadGroup, results, run_ranks
 from tests.core.test_names import NASTY
 from tests.support.examples import examples
 from tests.support.jobs import Job, fresh_path, jobs
 from tests.support.sharded_arrays import cut, holds, same_bits, wish
-from tests.support.thread_group import Outcome, ThreadGroup, results, run_ranks
 from xckpt.core.names import join_keys, zarr_path
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.save import DefaultSavePlanner

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.examples import examples
-from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import PlanError, RankFailure, RanksFailedError

@@ -15,11 +15,11 @@ import safetensors.numpy
 import torch
 
 import xckpt
+from conformance.implementations.threads import run_ranks
 from tests.formats import orbax_writers
 from tests.formats.arrays import check_source, filled, read, same_bits
 from tests.support import gcs_server
 from tests.support.servers import environment, gcs, s3
-from tests.support.thread_group import run_ranks
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert import Mapping, Rule, convert
 from xckpt.formats.detect import detect, open_source

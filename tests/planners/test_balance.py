@@ -10,11 +10,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from examples.planners.balance import BalancingPlanner, deal
 from tests.support.examples import examples
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.metadata import MetadataIndex
 from xckpt.planner import SavePlan, WriteItem

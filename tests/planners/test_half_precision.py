@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
+from conformance.implementations.threads import ThreadGroup, results
 from examples.planners.half_precision import HalfPrecisionPlanner
 from tests.support.examples import examples
 from tests.support.jobs import fresh_path
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.metadata import BytesStorageMetadata, TensorStorageMetadata
 from xckpt.planner import SavePlan

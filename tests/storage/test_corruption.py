@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 import xckpt
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded, cut
 from tests.support.states import LAYOUTS, everything, expected, same
-from xckpt.core.manifest.codec import arrays
+from xckpt.core.manifest.entries import arrays
 
 Damage = Callable[[bytes], bytes]
 
@@ -227,8 +227,9 @@ def earlier(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the same tree, shapes and layout, with other numbers."""
     state = everything()
     for name, leaf in state.items():
-        if isinstance(leaf, Boxed):
-            state[name] = Boxed(another(leaf.array), leaf.boxes)
+        if isinstance(leaf, Sharded) and leaf.array is not None:
+            boxes = [(box.offsets, box.sizes) for box in leaf.boxes]
+            state[name] = cut(another(leaf.array), boxes)
         elif isinstance(leaf, np.ndarray):
             state[name] = another(leaf)
         elif isinstance(leaf, str):

@@ -11,7 +11,7 @@ import zarr
 
 import xckpt
 import xckpt.zarr_dtypes  # registers bfloat16 and the other types that NumPy does not have
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, arrays, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
 from xckpt.storage.commit import folder as staged_folder
@@ -52,7 +52,7 @@ def test_every_leaf_is_read(tmp_path: Path, layout: str, consolidated: bool) -> 
     for name, array in arrays().items():
         assert same(read(root[name]), array), name
     pieces = state["pieces"]
-    assert isinstance(pieces, Boxed)
+    assert isinstance(pieces, Sharded) and pieces.array is not None
     assert same(read(root["pieces"]), pieces.array)
     assert same(read(root["nested/list/1/x"]), np.arange(3))
     assert bytes(read(root["note"])) == str(state["note"]).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class Sharded:
     sharding: Sharding | None = None
     annotation: str = ""
     sharded: bool = True
+    array: Array | None = None
+    """The whole, where one rank has it."""
 
     def data(self, index: int) -> Array:
         return self.parts[index]
@@ -51,13 +54,22 @@ class Wanted:
     annotation: str = ""
 
 
-def cut(array: Array, boxes: Sequence[Box]) -> Sharded:
+def cut(array: Array, boxes: Sequence[Box], sharding: Sharding | None = None) -> Sharded:
     """What a rank holds that has these boxes of an array: views of it."""
     name = dtype_name(array.dtype)
     assert name is not None
     held = list(dict.fromkeys(boxes))
     parts = [array[region(box)] if array.ndim else array for box in held]
-    return Sharded(array.shape, name, Boxes.of(held, rank=array.ndim), parts)
+    boxes_held = Boxes.of(held, rank=array.ndim)
+    return Sharded(array.shape, name, boxes_held, parts, sharding, array=array)
+
+
+def rows(array: Array, *cuts: int) -> Sharded:
+    """An array cut into rows at the given numbers."""
+    below = array.shape[1:]
+    zeros = (0,) * len(below)
+    bounds = pairwise([0, *cuts, len(array)])
+    return cut(array, [((a, *zeros), (b - a, *below)) for a, b in bounds])
 
 
 def wish(array: Array, boxes: Sequence[Box]) -> Wanted:

@@ -16,7 +16,7 @@ import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.manifest.codec import (
+from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     TensorEntry,

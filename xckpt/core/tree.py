@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import copy
 import keyword
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.core.adapter import NO_ADAPTERS, Adapters, Children
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
+from xckpt.core.containers import open_container, open_object
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError, UnsupportedLeafError
@@ -34,11 +35,6 @@ __all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
 
 DEEPEST = 64
 """Most containers around a leaf."""
-
-_BUILTIN = frozenset(
-    (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
-)
-"""Types whose instances are what they seem, so that no adapter need be asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,7 @@ class _Walk:
             self.visit(state.tree, keys, above)
             self.inside = False
             return
-        container = _open(node, self.adapters)
+        container = open_container(node, self.adapters)
         if container is None:
             if name in self.flat.leaves:
                 self.problems.append(f"{name or 'the root'}: two leaves have this name")
@@ -121,16 +117,10 @@ class _Walk:
 
     def _open_object(self, node: object, name: str) -> ObjectState | None:
         try:
-            return _open_object(node, name, self.adapters)
+            return open_object(node, name, self.adapters)
         except UnsupportedLeafError as error:
             self.problems.append(str(error))
             return None
-
-
-def _open_object(node: object, name: str, adapters: Adapters) -> ObjectState | None:
-    if type(node) in _BUILTIN or adapters.is_leaf(node):
-        return None
-    return adapters.open_object(node, name)
 
 
 def _key_problem(key: object) -> str:
@@ -144,25 +134,6 @@ def _key_problem(key: object) -> str:
     except UnicodeEncodeError:
         return "is no text that UTF-8 can carry"
     return ""
-
-
-def _open(node: object, adapters: Adapters) -> Children | None:
-    """A container's kind and entries, or None for a leaf."""
-    if isinstance(node, Mapping):
-        # A framework may have registered a mapping of its own (flax's FrozenDict, nnx.State).
-        registered = None if type(node) in (dict, OrderedDict) else adapters.children(node)
-        return registered or ("dict", list(node.items()))
-    if isinstance(node, list):
-        return "list", list(enumerate(node))
-    if isinstance(node, tuple):
-        fields = getattr(type(node), "_fields", None)
-        if fields is None:
-            return "tuple", list(enumerate(node))
-        kind = f"namedtuple:{type(node).__name__}:{','.join(fields)}"
-        return kind, list(zip(fields, node, strict=True))
-    if node is None or isinstance(node, bool | int | float | complex | str | bytes):
-        return None
-    return None if adapters.is_leaf(node) else adapters.children(node)
 
 
 def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> object:
@@ -284,10 +255,10 @@ class _Rebuilding:
         name = join_keys(keys)
         if name in self.finished:
             return self.finished[name]
-        state = None if inside else _open_object(node, name, self.adapters)
+        state = None if inside else open_object(node, name, self.adapters)
         if state is not None:
             return self.visit(state.tree, keys, inside=True)
-        container = _open(node, self.adapters)
+        container = open_container(node, self.adapters)
         if container is None:
             return self.replace(name, node)
         kind, entries = container
@@ -356,7 +327,7 @@ def _assign(
     name = join_keys(keys)
     if name in keep:
         return node
-    container = _open(node, adapters)
+    container = open_container(node, adapters)
     if container is None:
         return leaves[name]
     changed: dict[str | int, object] = {}

@@ -1,4 +1,4 @@
-"""Where a conversion writes to, when that is no checkpoint of ours: an output that is staged first.
+"""An output in another library's format: it is staged, and has its name once it is whole.
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
@@ -138,9 +138,8 @@ class TensorSink(ABC):
         """
         self._contents = contents
         layout = self._digest(self._plan())
-        output = OutputPath.of(
-            self.path, self._foreign, overwrite=self.overwrite, single=self.single
-        )
+        path = Path(os.path.realpath(self.path))
+        output = OutputPath(path, self._foreign, self.overwrite, self.single)
         if attach:
             self._staging = output.attach(attach, layout)
             self._open()
@@ -167,7 +166,7 @@ class TensorSink(ABC):
         """
 
     def _digest(self, decided: object) -> bytes:
-        """One for each output: what it is made of, and how."""
+        """A digest of what the output is made of, and how."""
         contents = self._contents
         specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
         values = [[name, *_text(value)] for name, value in contents.values.items()]
@@ -250,7 +249,7 @@ def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
 
 
 def value_problems(values: Mapping[str, object]) -> list[str]:
-    """What is to be said of the leaves that are no values of ours.
+    """What is wrong with leaves that the format of checkpoints cannot carry as values.
 
     Example:
         >>> value_problems({"step": 7, "seen": {1}})

@@ -11,7 +11,7 @@ from math import prod
 
 import tensorstore as ts
 
-from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.manifest.zarr_json import array_metadata
 
 __all__ = ["open_array", "open_chunk"]

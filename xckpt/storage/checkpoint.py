@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest.codec import (
+from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     TensorEntry,

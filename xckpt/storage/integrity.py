@@ -19,7 +19,8 @@ import tensorstore as ts
 import xxhash
 from numpy.typing import NDArray
 
-from xckpt.core.manifest.codec import Manifest, ZarrArray, parse
+from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.entries import Manifest, ZarrArray
 from xckpt.core.manifest.zarr_json import array_document, documents
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.errors import storage_errors

@@ -17,14 +17,8 @@ import msgspec
 import numpy as np
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.codec import (
-    MAX_BYTES,
-    BytesEntry,
-    Manifest,
-    ValueEntry,
-    parse,
-    to_metadata,
-)
+from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem

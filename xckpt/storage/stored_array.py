@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import Sharding
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import read_box

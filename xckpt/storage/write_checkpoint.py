@@ -27,19 +27,14 @@ import tensorstore as ts
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.manifest.codec import (
+from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
+from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     ValueEntry,
     ZarrArray,
     arrays,
-    check,
-    complete,
-    draft,
-    encode,
     leaf_arrays,
-    parse,
-    to_metadata,
 )
 from xckpt.core.manifest.zarr_json import DocumentTree
 from xckpt.core.metadata import Metadata, TensorStorageMetadata

@@ -21,7 +21,7 @@ def foreign(path: Path) -> str:
 
 
 def at(path: Path, *, overwrite: bool = True, single: bool = False) -> OutputPath:
-    return OutputPath.of(path, foreign, overwrite=overwrite, single=single)
+    return OutputPath(path, foreign, overwrite, single)
 
 
 def filled(output: OutputPath, content: str) -> StagedOutput:

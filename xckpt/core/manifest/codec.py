@@ -29,9 +29,6 @@ from xckpt.core.manifest.entries import (
     PieceEntry,
     TensorEntry,
     ValueEntry,
-    ZarrArray,
-    arrays,
-    leaf_arrays,
 )
 from xckpt.core.manifest.rules import problems
 from xckpt.core.metadata import (
@@ -44,19 +41,11 @@ from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, VersionError
 
 __all__ = [
-    "BytesEntry",
-    "Manifest",
-    "PieceEntry",
-    "TensorEntry",
-    "ValueEntry",
-    "ZarrArray",
-    "arrays",
     "build",
     "check",
     "complete",
     "draft",
     "encode",
-    "leaf_arrays",
     "parse",
     "to_metadata",
 ]

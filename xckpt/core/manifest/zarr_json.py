@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from xckpt.core.manifest.codec import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.core.metadata import JSONValue
 
 __all__ = ["DocumentTree", "array_document", "array_metadata", "documents"]

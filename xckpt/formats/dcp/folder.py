@@ -3,7 +3,7 @@
 1. `read_metadata` and `parse_metadata` describe ``.metadata`` without unpickling it.
 2. `read_tree` finds the elements of each chunk in the ``.distcp`` files (`archives`) and checks
    them against the metadata. Every fault of every entry is found before any is reported.
-3. A tensor becomes a `LazySource` over `MappedParts`: nothing of it is read before somebody asks.
+3. A tensor becomes a `LazySource` over `MappedParts`: nothing of it is read until it is asked for.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class _Faults:
     KINDS = (UnsafePickleError, CorruptCheckpointError, ManifestError, UnsupportedLeafError)
 
     def __init__(self) -> None:
-        self._found: dict[type[XckptError], list[str]] = {}
+        self._problems: dict[type[XckptError], list[str]] = {}
         self._name = ""
 
     def of(self, name: str) -> _Faults:
@@ -164,15 +164,15 @@ class _Faults:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         for fault in self.KINDS:
             if isinstance(error, fault):
-                told = error.problems or (f"{self._name}: {error}",)
-                self._found.setdefault(fault, []).extend(told)
+                problems = error.problems or (f"{self._name}: {error}",)
+                self._problems.setdefault(fault, []).extend(problems)
                 return True
         return False
 
     def report(self, folder: FilePath) -> None:
         """Raise the worst kind of error, with all of its kind."""
         for kind in self.KINDS:
-            problems = self._found.get(kind)
+            problems = self._problems.get(kind)
             if problems:
                 raise kind.listing(f"{folder}: {len(problems)} entries cannot be read", problems)
 
@@ -190,11 +190,11 @@ def _tensor(archive: Opener, tensor: StoredTensor) -> LazySource:
             part = archive(place).value()
         except XckptError as error:
             raise type(error)(f"{where}: {error}", (f"{where}: {error}",)) from error
-        told = _told(part)
-        if told != (tensor.dtype, box.sizes):
+        stored = _dtype_and_shape(part)
+        if stored != (tensor.dtype, box.sizes):
             problem = (
                 f"{where}: the metadata say {tensor.dtype} of shape {box.sizes}, but "
-                f"{place.file} holds {' of shape '.join(map(str, told))}"
+                f"{place.file} holds {' of shape '.join(map(str, stored))}"
             )
             raise CorruptCheckpointError(problem, (problem,))
         assert isinstance(part, MappedTensor)
@@ -202,7 +202,7 @@ def _tensor(archive: Opener, tensor: StoredTensor) -> LazySource:
     return _lazy(tensor.shape, tensor.dtype, tensor.boxes, parts)
 
 
-def _told(part: object) -> tuple[object, ...]:
+def _dtype_and_shape(part: object) -> tuple[object, ...]:
     if isinstance(part, MappedTensor):
         return part.dtype, part.shape
     return (f"a {type(part).__name__}",)

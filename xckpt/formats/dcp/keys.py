@@ -156,26 +156,26 @@ def stored_objects(
         TreeMismatchError: several leaves have one fqn; all are listed.
 
     Example:
-        >>> found = stored_objects(["a/b", "c/0"], {"c": "list"}, lambda name: name == "c/0", {})
-        >>> {fqn: stored.path for fqn, stored in found.items()}
+        >>> objects = stored_objects(["a/b", "c/0"], {"c": "list"}, lambda name: name == "c/0", {})
+        >>> {fqn: stored.path for fqn, stored in objects.items()}
         {'a.b': ('a', 'b'), 'c.0': ('c', 0)}
     """
     tree = unflatten({name: name for name in leaves}, containers)
-    found: dict[str, StoredObject] = {}
+    objects: dict[str, StoredObject] = {}
     problems: list[str] = []
     for path, node in _walk(tree, (), is_tensor):
         name = node if isinstance(node, str) else join_keys(path)
         fqn = odd.get(name, join_fqn(path))
-        before = found.setdefault(fqn, StoredObject(path, node))
+        before = objects.setdefault(fqn, StoredObject(path, node))
         if before.node is not node:
             problems.append(f"{fqn}: both {before.leaf or before.path} and {name}")
     if problems:
         raise TreeMismatchError.listing(
-            "torch.distributed.checkpoint joins keys with dots, and some leaves cannot be told "
-            "apart so; load them with xckpt.load",
+            "torch.distributed.checkpoint joins keys with dots, and two leaves have one name "
+            "there; load them with xckpt.load",
             problems,
         )
-    return found
+    return objects
 
 
 def _lists(paths: Iterable[KeyPath]) -> list[KeyPath]:
@@ -186,8 +186,8 @@ def _lists(paths: Iterable[KeyPath]) -> list[KeyPath]:
             keys.setdefault(path[:depth], set()).add(key)
     return [
         path
-        for path, found in keys.items()
-        if any(isinstance(key, int) for key in found) and found == set(range(len(found)))
+        for path, below in keys.items()
+        if any(isinstance(key, int) for key in below) and below == set(range(len(below)))
     ]
 
 

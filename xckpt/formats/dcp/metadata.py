@@ -209,15 +209,15 @@ class _Reader:
     def _where(self, name: str, info: Mapping[str, object]) -> Where:
         file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
         if not isinstance(file, str) or not _is_count(offset) or not _is_count(length):
-            raise ManifestError(f"{name}: where it is stored is not told by a file and a range")
+            raise ManifestError(f"{name}: where it is stored is not a file and a range")
         _check_file(file, name)
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
             # By type what is no text: anything may stand here, nested or long without end.
-            told = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
+            names = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
             self.unsupported.append(
-                f"{name}: stored through the extension {told}; load it with torch and save anew"
+                f"{name}: stored through the extension {names}; load and save it with torch"
             )
         return Where(file, offset, length)
 
@@ -256,12 +256,12 @@ class _Reader:
             return
         where = str(fault.box)
         chunks = [str(boxes[n]) for n in fault.holders]
-        told = {
+        fault_text = {
             "gap": "is in no chunk",
             "outside": f"lies outside its shape {shape}",
             "overlap": f"is in several chunks: {' and '.join(chunks)}",
         }[fault.kind]
-        self.uncovered.append(f"{name}: {where} {told}")
+        self.uncovered.append(f"{name}: {where} {fault_text}")
 
     def _dtype(self, name: str, properties: object) -> str | None:
         if not isinstance(properties, Record) or not properties.name.endswith(".TensorProperties"):

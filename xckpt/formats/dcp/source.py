@@ -120,16 +120,13 @@ class DCPSource(TensorSource):
         _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), boxes)
         for number, part in zip(numbers.tolist(), shared, strict=True):
             tensor = mapped.parts[number]
-            within = zip(part.offsets, box.offsets, part.sizes, strict=True)
-            region = tuple(slice(a - o, a - o + n) for a, o, n in within)
-            start = zip(part.offsets, boxes[number].offsets, strict=True)
-            offsets = tuple(a - o for a, o in start)
+            offsets = part.relative_to(boxes[number].offsets).offsets
+            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
             with storage_errors(f"{tensor.path}: {name}"):
-                file = self._open(tensor.path)
-                read_mapped(file, tensor, offsets, into[region] if region else into)
+                read_mapped(self._open(tensor.path), tensor, offsets, region)
 
     def _open(self, path: FilePath) -> RangeFile:
-        """A file, kept open until many others were; whoever still reads keeps it alive."""
+        """A file; it stays open until many others were opened, and as long as it is being read."""
         with self._lock:
             file = self._files.get(path)
             if file is None:

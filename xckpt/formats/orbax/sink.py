@@ -109,7 +109,7 @@ class OrbaxSink(TensorSink):
         self._arrays[name].write(box.offsets, data)
 
     def _close(self) -> None:
-        """Let go of the arrays."""
+        """Close the arrays."""
         self._arrays = {}
 
     @staticmethod
@@ -120,7 +120,7 @@ class OrbaxSink(TensorSink):
 
 
 def _told_of_now() -> dict[str, object]:
-    """What Orbax notes of a checkpoint that is made now."""
+    """What Orbax writes about a checkpoint made now."""
     now = time.time_ns()
     return {
         "item_handlers": HANDLER,

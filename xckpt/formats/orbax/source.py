@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +59,8 @@ CUSTOM: Final = "orbax.custom_metadata"
 MAX_BYTES: Final = 1 << 28
 SHOWN: Final = 8
 
-P = TypeVar("P", bound=FilePath)
 
-
-def find_item(path: P) -> P:
+def find_item(path: FilePath) -> FilePath:
     """The folder with the tree that a path means.
 
     Raises:
@@ -129,8 +127,8 @@ class OrbaxSource(TensorSource):
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
         with naming(self.path):
-            held = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
-            self.leaf_names = by_mapping_name(held)
+            stored = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
+            self.leaf_names = by_mapping_name(stored)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
         arrays = self._open(tree, by_name)
         self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
@@ -149,7 +147,7 @@ class OrbaxSource(TensorSource):
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
             raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
         folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
-        found: dict[str, StoredZarr] = {}
+        arrays: dict[str, StoredZarr] = {}
         faults: dict[type[XckptError], list[str]] = {}
 
         def opened(name: str) -> StoredZarr | XckptError:
@@ -167,13 +165,13 @@ class OrbaxSource(TensorSource):
             if isinstance(array, XckptError):
                 faults.setdefault(type(array), []).append(f"{name}: {array}")
             else:
-                found[name] = array
+                arrays[name] = array
         for kind in (ManifestError, CorruptCheckpointError, UnsupportedLeafError):
             problems = faults.get(kind)
             if not problems:
                 continue
             raise kind.listing(f"{self.path}: {len(problems)} leaves cannot be read", problems)
-        return found
+        return arrays
 
     def _values(
         self, leaves: Mapping[str, Leaf], arrays: Mapping[str, StoredZarr]
@@ -200,7 +198,7 @@ class OrbaxSource(TensorSource):
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
-        told: dict[str, str] = {}
+        kinds: dict[str, str] = {}
         for path in named(self.path / "array_metadatas"):
             if not path.name.startswith("process_"):
                 continue
@@ -211,9 +209,9 @@ class OrbaxSource(TensorSource):
                 extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
                 kind = extra.get("random_key_impl") if isinstance(extra, dict) else None
                 if isinstance(entry, dict) and isinstance(kind, str):
-                    told[str(entry.get("param_name"))] = f"prng_key:{kind}"
+                    kinds[str(entry.get("param_name"))] = f"prng_key:{kind}"
         names = {leaf.stored_name: name for name, leaf in leaves.items()}
-        return {names[stored]: text for stored, text in told.items() if stored in names}
+        return {names[stored]: text for stored, text in kinds.items() if stored in names}
 
     def _note_times(self) -> None:
         """Have another save at the same place be another source."""
@@ -242,7 +240,7 @@ class OrbaxSource(TensorSource):
         return self._state.digest()
 
     def close(self) -> None:
-        """Nothing is held open beyond this object's life."""
+        """Nothing is stored open beyond this object's life."""
 
 
 def _json_object(text: bytes) -> dict[str, object]:

@@ -63,8 +63,8 @@ class SafetensorsSink(TensorSink):
     Args:
         path: a file that ends in ``.safetensors``, or a folder.
         overwrite: replace what is there, if it is a safetensors file or a folder of nothing else.
-        max_shard_bytes: a folder's tensors are split into files of at most so many bytes; a larger
-            tensor has a file of its own.
+        max_shard_bytes: a folder's tensors are split into files of at most this many bytes; a
+            larger tensor has a file of its own.
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
@@ -163,8 +163,8 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
         raise UnsupportedLeafError.listing("some values cannot be written", problems)
     if not values:
         return {}
-    told = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
-    return {VALUES: json.dumps(told, separators=(",", ":"))}
+    texts = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
+    return {VALUES: json.dumps(texts, separators=(",", ":"))}
 
 
 def _check_dtypes(

@@ -6,7 +6,7 @@ tensor refers to a storage by number, and the bytes of storage n under ``data/n`
 1. `Archive.open` finds the entries of one archive, which may lie anywhere in a larger file.
 2. ``data.pkl`` is described, not unpickled (`xckpt.formats.torch_save.values`).
 3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
-   it; nothing is read before somebody looks.
+   it; nothing is read until it is looked at.
 
 In a bucket each read is a request, so both ends of an archive are asked for at once: the directory
 lies there, and of small archives all but the elements.
@@ -144,13 +144,13 @@ class Archive:
             UnsupportedLeafError: it has more elements than its storage, or is big-endian.
         """
         name = f"data/{view.storage.key}"
-        found = self._records.get(name)
-        if found is None:
+        record = self._records.get(name)
+        if record is None:
             raise CorruptCheckpointError(f"{self._path}: the archive has no {name}")
         if not self._little and item_size(view.dtype) > 1:
             raise UnsupportedLeafError("written on a machine with big-endian numbers")
         item = item_size(view.dtype)
-        start, length = found
+        start, length = record
         steps = zip(view.shape, view.strides, strict=True)
         last = sum((size - 1) * step for size, step in steps) if prod(view.shape) else -1
         if (view.offset + last + 1) * item > length:
@@ -202,7 +202,7 @@ def _records(view: FileRange, path: FilePath, where: Where) -> dict[str, tuple[i
         if view.range(8, 2) == b'{"':
             raise UnsupportedLeafError(
                 f"{path}: stored as safetensors, which torch's own reader does not read from here "
-                f"either; save it anew with SerializationFormat.TORCH_SAVE"
+                f"either; save it again with SerializationFormat.TORCH_SAVE"
             ) from error
         raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
     root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
@@ -263,5 +263,5 @@ class _Values:
             return tuple(self.convert(part, depth + 1) for part in value)
         if isinstance(value, str | bool | int | float | complex | bytes | None):
             return value
-        told = value.name if isinstance(value, Symbol) else type(value).__name__.strip("_").lower()
-        raise UnsupportedLeafError(f"a {told} is no plain value")
+        kind = value.name if isinstance(value, Symbol) else type(value).__name__.strip("_").lower()
+        raise UnsupportedLeafError(f"a {kind} is no plain value")

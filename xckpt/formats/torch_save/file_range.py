@@ -75,16 +75,16 @@ class FileRange(RawIOBase):
 
     def ranges(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes at some (start, length), as far as the range of the file reaches."""
-        found: list[bytes | None] = []
+        known: list[bytes | None] = []
         missing: list[tuple[int, int]] = []
         for start, length in wanted:
             low = min(max(start, 0), self._length)
             high = min(low + length, self._length)
-            found.append(self._near(low, high))
-            if found[-1] is None:
+            known.append(self._near(low, high))
+            if known[-1] is None:
                 missing.append((self._start + low, self._start + high))
         read = iter(self._file.fetch(missing))
-        return [next(read) if data is None else data for data in found]
+        return [next(read) if data is None else data for data in known]
 
     def _near(self, low: int, high: int) -> bytes | None:
         """A range that was read ahead."""

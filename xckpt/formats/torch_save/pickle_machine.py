@@ -41,8 +41,8 @@ def load(
 
     Args:
         data: the pickle.
-        names: the names that may occur -> what a call gives: a function of ours, `as_record`, or
-            None for what is never called.
+        names: the names that may occur -> what a call gives: a function of the caller's,
+            `as_record`, or None for what is never called.
         persistent: gives the value of a persistent id.
 
     Raises:

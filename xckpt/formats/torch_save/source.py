@@ -54,14 +54,14 @@ def _files(path: FilePath) -> Files:
         return Files((path / WEIGHTS,))
     if not path.is_dir():
         raise NotACheckpointError(f"{path} is neither a file nor a folder")
-    found = [each for each in named(path, *SUFFIXES) if each.is_file()]
-    if len(found) != 1:
-        some = ", ".join(each.name for each in found[:5]) or "none"
+    files = [each for each in named(path, *SUFFIXES) if each.is_file()]
+    if len(files) != 1:
+        some = ", ".join(each.name for each in files[:5]) or "none"
         raise NotACheckpointError(
             f"{path}: files of torch.save were looked for, {WEIGHTS} or the only one; found: "
             f"{some}; give the path of one"
         )
-    return Files((found[0],))
+    return Files((files[0],))
 
 
 class TorchSaveSource(TensorSource):
@@ -71,7 +71,7 @@ class TorchSaveSource(TensorSource):
         path: a file, an index, or a folder.
 
     Raises:
-        NotACheckpointError: nothing is there, or it is not told which file is meant.
+        NotACheckpointError: nothing is there, or several files and no index.
         UnsafePickleError: a file holds an instance of a class, or a function.
         UnsupportedLeafError: it is of torch's old way, or holds what is neither tensor nor value.
         CorruptCheckpointError: a file is truncated, or no archive of torch.save.
@@ -149,9 +149,9 @@ def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
         size = file.size(lambda: stated_length(path))
         state = file.state()
     archive = Archive.open(path.parent, Where(path.name, 0, size))
-    told = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
+    state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
     with naming(path):
-        return flatten(archive.value()), told
+        return flatten(archive.value()), state_text
 
 
 def read_mapped(
@@ -208,8 +208,8 @@ def _merged(
         [tree] = trees.values()
         return tree.leaves, tree.containers
     index = files.index and {join_keys((name,)): file for name, file in files.index.items()}
-    held = {file: tree.leaves for file, tree in trees.items()}
-    owners = owners_of(Files(files.paths, index, files.index_path), held)
+    leaves_of = {file: tree.leaves for file, tree in trees.items()}
+    owners = owners_of(Files(files.paths, index, files.index_path), leaves_of)
     containers = {name: kind for tree in trees.values() for name, kind in tree.containers.items()}
     containers.pop("", None)  # A file of an empty dict.
-    return {name: held[file][name] for name, file in owners.items()}, containers
+    return {name: leaves_of[file][name] for name, file in owners.items()}, containers

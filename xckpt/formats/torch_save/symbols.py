@@ -10,7 +10,7 @@ from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 __all__ = ["Maker", "Record", "Symbol", "as_record"]
 
 Maker = Callable[..., object]
-"""What a call of a symbol gives: a function of ours, which takes the call's arguments."""
+"""What a call of a symbol gives: a function that takes the call's arguments."""
 
 
 @dataclass(frozen=True, slots=True)

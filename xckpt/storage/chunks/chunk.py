@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.codec import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import open_array
 from xckpt.storage.errors import chunk_damage, storage_errors

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.entries import ZarrArray
 from xckpt.storage.chunks.chunk import Chunk, chunks_of
 
 __all__ = ["ChunkRequest", "ChunkRequests", "Part"]

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.geometry.transpose import copy_bits
-from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import XckptError
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import SMALL_BYTES, ChunkSource, PendingRead

@@ -13,7 +13,6 @@ refused, and so is a file of another name.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,24 +41,12 @@ class OutputPath:
 
     path: Path
     """Symbolic links followed."""
-    overwrite: bool
-    """Whether an output of the same format may be replaced."""
-    single: bool
-    """Whether the output is one file and no folder."""
     foreign: Callable[[Path], str]
     """Says why what is at the path is no output of the format; empty if it is one."""
-
-    @classmethod
-    def of(
-        cls,
-        path: Path,
-        foreign: Callable[[Path], str],
-        *,
-        overwrite: bool = False,
-        single: bool = False,
-    ) -> OutputPath:
-        """The output path that a path means."""
-        return cls(Path(os.path.realpath(path)), overwrite, single, foreign)
+    overwrite: bool = False
+    """Whether an output of the same format may be replaced."""
+    single: bool = False
+    """Whether the output is one file and no folder."""
 
     def begin(self) -> StagedOutput:
         """Make a staging folder for an output.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.storage.commit.folder import StagedCheckpoint, stage_folder
@@ -24,36 +24,11 @@ from xckpt.storage.location import MANIFEST, Location
 __all__ = ["Staging", "begin"]
 
 
-class Staging(Protocol):
-    """A save in progress."""
-
-    @property
-    def location(self) -> Location:
-        """Where data is written: the root group goes here."""
-        ...
-
-    @property
-    def root(self) -> str:
-        """`location` relative to the manifest; goes into the manifest."""
-        ...
-
-    def publish(self, manifest: bytes) -> None:
-        """Make the checkpoint visible; afterwards it is committed.
-
-        Raises:
-            CheckpointExistsError: another save committed to the path meanwhile.
-            StorageError: the storage refused.
-        """
-        ...
-
-    def abort(self) -> None:
-        """Remove what was written, as far as possible; what is readable stays as it is."""
-        ...
+Staging: TypeAlias = StagedCheckpoint | KeyStaging
+"""A save in progress."""
 
 
-def begin(
-    target: Location, *, overwrite: bool, identity: str = ""
-) -> StagedCheckpoint | KeyStaging:
+def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
     """Look at a path and open a place to write to.
 
     Args:
@@ -75,9 +50,7 @@ def begin(
         return _begin_folder(target, folder, overwrite=overwrite, identity=identity)
 
 
-def _begin_folder(
-    target: Location, folder: Path, *, overwrite: bool, identity: str
-) -> StagedCheckpoint | KeyStaging:
+def _begin_folder(target: Location, folder: Path, *, overwrite: bool, identity: str) -> Staging:
     found = _find_folder(folder)
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
     if step is not Step.GENERATION:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -50,74 +50,11 @@ Range = tuple[int, int]
 _Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
-class RangeFile(Protocol):
-    """A file that is read by range; thread-safe."""
-
-    @property
-    def path(self) -> FilePath:
-        """Where it is."""
-        ...
-
-    @property
-    def free_bytes(self) -> int:
-        """Largest gap between two ranges, bytes, that is read along to save a request."""
-        ...
-
-    @property
-    def most_bytes(self) -> int:
-        """Upper bound of its length, bytes."""
-        ...
-
-    def size(self, stated: Callable[[], int]) -> int:
-        """How long it is.
-
-        Args:
-            stated: how long its contents say that it is; asked where the storage does not tell.
-
-        Raises:
-            CorruptCheckpointError: an object does not end where its contents say, or is missing.
-            StorageError: it cannot be read.
-        """
-        ...
-
-    def state(self) -> bytes:
-        """A value that changes with its contents."""
-        ...
-
-    def head(self, count: int) -> bytes:
-        """Its first bytes; fewer if it has no more."""
-        ...
-
-    def tail(self, count: int) -> bytes:
-        """Its last bytes; fewer if it has no more."""
-        ...
-
-    def whole(self, most: int) -> bytes | None:
-        """All of it; None if it is longer than ``most`` bytes."""
-        ...
-
-    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges.
-
-        Raises:
-            CorruptCheckpointError: the file ends before that, or is missing.
-            StorageError: it cannot be read, or was replaced meanwhile.
-        """
-        ...
-
-    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Fill memory from the bytes at ``position``; errors as of `fetch`."""
-        ...
-
-    def close(self) -> None:
-        """Close it; a second call does nothing."""
-        ...
-
-
 class OpenFile:
     """A local file open for reading, or for writing in place; closed when it is deleted."""
 
     free_bytes: int = 0
+    """Largest gap between two ranges, bytes, that is read along to save a request."""
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
         self.path = path
@@ -134,7 +71,7 @@ class OpenFile:
         return self.most_bytes
 
     def state(self) -> bytes:
-        """Its size and time of change."""
+        """A value that changes with its contents: size and time of change."""
         status = os.fstat(self.descriptor)
         return f"{status.st_size} {status.st_mtime_ns}".encode()
 
@@ -152,7 +89,11 @@ class OpenFile:
         return None if len(data) > most else data
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges; see `RangeFile.fetch`."""
+        """The bytes of some ranges.
+
+        Raises:
+            CorruptCheckpointError: the file ends before that.
+        """
         parts = [os.pread(self.descriptor, stop - start, start) for start, stop in ranges]
         for data, (start, stop) in zip(parts, ranges, strict=True):
             if len(data) != stop - start:
@@ -221,7 +162,15 @@ class StoredFile:
         self._generation = b""
 
     def size(self, stated: Callable[[], int]) -> int:
-        """How long it is: as long as its contents say, or it is damaged; see `RangeFile.size`."""
+        """How long it is: as long as its contents say, or it is damaged.
+
+        Args:
+            stated: says how long that is.
+
+        Raises:
+            CorruptCheckpointError: it does not end there, or is missing.
+            StorageError: it cannot be read.
+        """
         end = min(stated(), LONGEST_FILE)
         probes = [self._begin(slice(at, at + 1)) for at in (end - 1, end) if at >= 0]
         *last, after = [self._has(probe) for probe in probes]
@@ -259,7 +208,12 @@ class StoredFile:
             return self._bytes(self._begin(None))
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges, asked for at once; see `RangeFile.fetch`."""
+        """The bytes of some ranges, requested at once.
+
+        Raises:
+            CorruptCheckpointError: the object ends before that, or is missing.
+            StorageError: it cannot be read, or was replaced meanwhile.
+        """
         batch = ts.Batch()
         futures = [
             self._begin(slice(start, stop), batch) if stop > start else None
@@ -272,7 +226,7 @@ class StoredFile:
         ]
 
     def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Fill memory from the bytes at ``position``; see `RangeFile.fetch`."""
+        """Fill memory from the bytes at ``position``; errors as of `fetch`."""
         requests: deque[tuple[int, int, _Answer]] = deque()
         starts = iter(range(0, len(buffer), REQUEST_BYTES))
         while True:
@@ -344,7 +298,11 @@ def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:
     )
 
 
-def open_file(path: FilePath) -> OpenFile | StoredFile:
+RangeFile: TypeAlias = OpenFile | StoredFile
+"""A file that is read by range; thread-safe."""
+
+
+def open_file(path: FilePath) -> RangeFile:
     """Open a file for reads by range.
 
     Raises:
@@ -352,7 +310,6 @@ def open_file(path: FilePath) -> OpenFile | StoredFile:
     """
     if isinstance(path, StoredPath):
         return StoredFile(path)
-    assert isinstance(path, Path)
     return OpenFile(path)
 
 
@@ -380,5 +337,4 @@ def state_of(path: FilePath) -> bytes:
     """
     if isinstance(path, StoredPath):
         return path.generation()
-    assert isinstance(path, Path)
     return str(path.stat().st_mtime_ns).encode() if path.is_file() else b""

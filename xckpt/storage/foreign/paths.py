@@ -1,7 +1,7 @@
 """Paths of other libraries' files: `pathlib.Path` for local ones, and its like for a bucket.
 
 1. `find_path` takes what the user typed. A local path or ``file://`` URL becomes a `Path`, any
-   other URL a `StoredPath`; `FilePath` is what both can do.
+   other URL a `StoredPath`; `FilePath` is either.
 2. Object stores have no folders: a `StoredPath` is a folder where keys lie below it. A listing
    returns every key below, so it is requested once, shared by all paths derived from one
    `find_path`, and answers for the files below too. A single file is looked up without a listing.
@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol, Self, TypeVar
+from typing import TypeAlias
 
 import tensorstore as ts
 
@@ -31,41 +31,6 @@ __all__ = [
     "local_path",
     "named",
 ]
-
-
-P = TypeVar("P", bound="FilePath")
-
-
-class FilePath(Protocol):
-    """The part of `pathlib.Path` that is needed here."""
-
-    @property
-    def name(self) -> str:
-        """The last part; empty for the root."""
-        ...
-
-    @property
-    def parent(self) -> Self:
-        """The folder that it is in."""
-        ...
-
-    def __truediv__(self, name: str, /) -> Self: ...
-
-    def exists(self) -> bool:
-        """Whether there is a file or a folder."""
-        ...
-
-    def is_file(self) -> bool:
-        """Whether there is a plain file."""
-        ...
-
-    def is_dir(self) -> bool:
-        """Whether there is a folder."""
-        ...
-
-    def iterdir(self) -> Iterator[Self]:
-        """Files and folders of a folder."""
-        ...
 
 
 class _Keys:
@@ -184,7 +149,11 @@ class StoredPath:
         return self.keys.generation(self)
 
 
-def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+FilePath: TypeAlias = Path | StoredPath
+"""A path on any storage."""
+
+
+def find_path(path: str | os.PathLike[str]) -> FilePath:
     """The path that a path or URL means; no request is made.
 
     Raises:
@@ -202,7 +171,7 @@ def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
     return StoredPath(bucket, location.path, _Keys(open_store(bucket)))
 
 
-def existing_path(path: str | os.PathLike[str]) -> Path | StoredPath:
+def existing_path(path: str | os.PathLike[str]) -> FilePath:
     """The path of something that is there, on any storage.
 
     Raises:
@@ -246,7 +215,7 @@ def file_name_problem(name: object) -> str:
     return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
 
 
-def named(folder: P, *suffixes: str) -> list[P]:
+def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
     """The entries of a folder, sorted by name; none if it is no folder.
 
     Args:

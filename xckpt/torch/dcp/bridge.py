@@ -1,10 +1,10 @@
 """xckpt's planner protocol, answered by a DCP planner.
 
 xckpt's storage asks a planner for data and for places to put data. `SaveBridge` and `LoadBridge`
-pass these questions on, so that DCP's planners work with the same writer and reader as ours:
+pass these questions on, so that DCP's planners work with xckpt's own writer and reader:
 
 1. An item is passed on as the DCP item that it came from.
-2. What a planner hands out is looked at as every tensor of ours is: sparse, quantised and freed
+2. What a planner hands out is checked as every tensor is: sparse, quantised and freed
    ones are refused by name.
 3. DCP's protocol promises a load no concurrency, so its planner is called by one thread at a time.
 4. What a planner raises is raised as it is, though the storage takes it for its own failure.
@@ -43,7 +43,7 @@ __all__ = ["LoadBridge", "SaveBridge", "Wanted"]
 
 
 def _planned_by_dcp(*_: object) -> NoReturn:
-    """Stands for the hooks of a planner that nobody calls here."""
+    """The hooks of a planner that are not called here."""
     raise AssertionError("torch's planner has planned already")
 
 

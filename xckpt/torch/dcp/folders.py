@@ -1,4 +1,4 @@
-"""Folders that torch's own storage writes and reads <-> checkpoints of ours: calls of `convert`."""
+"""Folders that torch's own storage writes and reads <-> checkpoints: calls of `convert`."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class _OpenLoad:
 
 
 class XckptStorageReader(dcp.StorageReader):
-    """Has `dcp.load` read xckpt's format, whoever wrote it.
+    """Has `dcp.load` read xckpt's format.
 
     Python values, and the lists and tuples that DCP takes for one object, are handed to the planner
     as `torch.save` would write them; bytes that DCP has saved, as they were.
@@ -197,7 +197,7 @@ class XckptStorageReader(dcp.StorageReader):
         return self.path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at another path if one is given."""
+        """Begin again, at another path if one is given."""
         self._end()
         if checkpoint_id:
             Location.parse(checkpoint_id)

@@ -33,7 +33,8 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.codec import BytesEntry, Manifest, build, to_metadata
+from xckpt.core.manifest.codec import build, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
@@ -110,7 +111,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         return getattr(self._own, "path", self.path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at another path if one is given."""
+        """Begin again, at another path if one is given."""
         if checkpoint_id:
             Location.parse(checkpoint_id)
             self.path = self._own.path = checkpoint_id
@@ -189,7 +190,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             and leaf.grid is not None
             and not leaf.grid.is_regular(leaf.size)
         }
-        ours = [
+        in_order = [
             SavePlan(
                 [
                     write_item(item, leaves.names[item.index.fqn])
@@ -199,7 +200,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             )
             for plan in plans
         ]
-        ordered, metadata = save.writer.prepare_global_plan(ours, metadata)
+        ordered, metadata = save.writer.prepare_global_plan(in_order, metadata)
         save.metadata, save.names = metadata, leaves.names
         layout = _encode(build(metadata, _placeholders(metadata), codecs=save.writer.codecs))
         known: dict[int, bytes] = {}
@@ -250,7 +251,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         """Commit what all ranks have written.
 
         Raises:
-            PlanError: a chunk was written by nobody, or twice; or the planner's metadata holds
+            PlanError: a chunk was not written, or twice; or the planner's metadata holds
                 what cannot be stored.
             StorageError: the storage refused.
         """
@@ -294,10 +295,10 @@ def _write(
         name = orders.names.get(item.index.fqn)
         if name is None:
             raise PlanError(f"{item.index.fqn}: in this rank's plan, but not in the global one")
-        ours = write_item(item, name)
-        if ours.tensor_data is None or prod(ours.tensor_data.chunk.sizes):
-            items.append(ours)
-            sources[name, ours.index.offset] = item
+        own = write_item(item, name)
+        if own.tensor_data is None or prod(own.tensor_data.chunk.sizes):
+            items.append(own)
+            sources[name, own.index.offset] = item
     fields = {"driver": staged.driver, "path": staged.path, "bucket": staged.bucket}
     writes = msgspec.structs.replace(orders.writes, **fields)
     bridge = SaveBridge(planner, sources)
@@ -308,7 +309,7 @@ def _write(
 
 
 def _placeholders(metadata: Metadata) -> dict[str, BytesEntry]:
-    """An entry for each value, which nobody has encoded yet."""
+    """An entry for each value; its content is not known yet."""
     return {
         name: BytesEntry(name, "opaque", 0, 1)
         for name, leaf in metadata.state_dict_metadata.items()
