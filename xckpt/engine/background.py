@@ -2,7 +2,7 @@
 
 `begin` is what ``save_async`` does once it knows how to save:
 
-1. Wait for the save in flight (`settle`). An unseen error of an earlier save is raised.
+1. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
 2. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
    use its process group for training.
 3. Start a thread that will save (`_Work`) and stage the state in the caller's. A failure of the
