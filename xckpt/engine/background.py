@@ -2,13 +2,11 @@
 
 `begin` is what ``save_async`` does once it knows how to save:
 
-1. Wait for the save in flight (`settle`). If a save has failed since the last one and its result
-   was never asked for, this one fails with that error, on every rank.
+1. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
 2. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
    use its process group for training.
 3. Start a thread that will save (`_Work`) and stage the state in the caller's. A failure of the
-   stager is the save's: it travels with the ranks' plans, so that every rank raises and nothing is
-   committed.
+   stager travels with the ranks' plans: every rank raises, and nothing is committed.
 4. Let the thread go on. `SaveFuture` says how the save ended.
 
 The interpreter's exit waits for the save in flight, and logs a failure that was never asked for.

@@ -95,11 +95,7 @@ class ChunkWrites:
     """The writes of one rank."""
 
     def __init__(
-        self,
-        orders: WriteOrders,
-        planner: SavePlanner,
-        progress: ProgressCounter,
-        where: Location,
+        self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
     ) -> None:
         self.orders = orders
         self.codecs = orders.codecs
