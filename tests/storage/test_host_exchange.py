@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.errors import StorageError
 from xckpt.storage import host_exchange as module
