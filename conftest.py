@@ -16,6 +16,8 @@ from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.examples import QUICK
 
+pytest_plugins = ["tests.support.time_limit"]
+
 DEVICES_FLAG = "--xla_force_host_platform_device_count=8"
 
 

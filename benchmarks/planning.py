@@ -109,8 +109,10 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
 
     from xckpt.core.geometry.boxes import Boxes
     from xckpt.core.manifest.codec import build, encode
-    from xckpt.core.plan.items import Block, LeafTable, PlanCodec, SavePlan, WriteItems
+    from xckpt.core.plan.columns import Block, LeafTable, WriteItems
+    from xckpt.core.plan.items import SavePlan
     from xckpt.core.plan.merge import global_plan
+    from xckpt.engine.wire import SavePlanCodec
     from xckpt.storage.integrity import digest_bytes
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
@@ -131,7 +133,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
         boxes = Boxes(sizes * np.array([rank, 0], np.int64), sizes)
         return SavePlan(WriteItems(table, [Block(leaf, boxes)]))
 
-    sender, receiver, answerer = PlanCodec(), PlanCodec(), PlanCodec()
+    sender, receiver, answerer = SavePlanCodec(), SavePlanCodec(), SavePlanCodec()
     received = [sender.encode(local(rank)) for rank in range(ranks)]
     start = time.perf_counter()
     plans = [receiver.decode(data) for data in received]

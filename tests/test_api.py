@@ -11,7 +11,7 @@ import pytest
 import xckpt
 from tests.support.states import LAYOUTS, arrays, everything, expected, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.storage.checkpoint import StoredArray
+from xckpt.storage.stored_array import StoredArray
 
 Point = namedtuple("Point", "x y")
 
@@ -39,7 +39,7 @@ def test_a_checkpoint_does_not_change_with_the_state(
     tmp_path: Path, layout: str, place: str
 ) -> None:
     path = place.format(folder=tmp_path, name=tmp_path.name)
-    state = {"small": np.ones((7, 5), np.float32), "large": np.ones((700, 500), np.float32)}
+    state = {"small": np.ones((7, 5), np.float32), "large": np.ones((70, 500), np.float32)}
     xckpt.save(path, state, options=LAYOUTS[layout])
     for array in state.values():
         array += 1

@@ -63,6 +63,7 @@ def test_bars_of_conversions_are_held_one_by_one() -> None:
     assert [round(bar.reached, 2) for bar in found] == [100, 600, 0.5, 0.33, 4.0, 0.33, 4.0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", FILES)
 def test_ours_and_the_oracle_load_the_same(kind: str, tmp_path: Path) -> None:
     config = oracle_loader.config_of(quick=True)

@@ -70,6 +70,7 @@ def test_killed_at_any_moment(savers: Savers, folder: Path, place: str, old: boo
     assert "new" in ends
 
 
+@pytest.mark.thorough  # conformance judges the same by tracing every place
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("old", [False, True])
 def test_killed_before_each_operation(savers: Savers, folder: Path, place: str, old: bool) -> None:

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 
 import xckpt
 from examples.minilm import package_folder, trained
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.mapping.families import families
 
 ROOT = Path(__file__).parents[1]
@@ -45,7 +45,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
             elif language == "sh":
                 for line in code.splitlines():
                     command, *arguments = shlex.split(line)
-                    result = CliRunner().invoke(main, arguments)
+                    result = CliRunner().invoke(commands, arguments)
                     assert (command, result.exit_code, result.stderr) == ("xckpt", 0, "")
             else:
                 assert language == "python"
@@ -103,6 +103,6 @@ def test_every_family_is_listed() -> None:
 
 def test_the_commands_exist() -> None:
     for words in re.findall(r"`xckpt ([\w ]+)`", PROSE):
-        command: Any = main
+        command: Any = commands
         for word in words.split():
             command = command.commands[word]

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -171,8 +171,8 @@ def refused(
         (change("w", boxed((0,), (4,))), "w: a box of 1 dimensions in a tensor of shape (8, 3)"),
         (change("w", as_half), "w: dtype float"),
         (rename("w", "v"), "w: [0, 4) x [0, 3) is held by no rank"),
-        (rename("own0", "mine"), "mine: to be written by this rank, which has no leaf of this"),
-        (rename("name0", "mine"), "mine: to be written by this rank, which has no leaf of this"),
+        (rename("own0", "mine"), "mine: this rank has to write it, but has no leaf of this"),
+        (rename("name0", "mine"), "mine: this rank has to write it, but has no leaf of this"),
         (rename("name0", "step"), "step: "),
         (rename("name0", "own0"), "own0: one item is of a tensor, another of a Python value"),
         (change("own0", as_value), "own0: planned as BYTE_IO, but it is a tensor"),
@@ -195,11 +195,11 @@ def test_a_faulty_local_plan_is_refused(tmp_path, size, fault, text):
         (double("b"), "b: [0, 5) was written by rank 0 twice"),
         (double("name0"), "name0: two items of this rank's plan write this value"),
         (double("long0"), "long0: two items of this rank's plan write this value"),
-        (change("w", boxed((1, 0), (4, 3))), "w: [1, 5) x [0, 3) is to be written by this rank"),
+        (change("w", boxed((1, 0), (4, 3))), "w: this rank has to write [1, 5) x [0, 3)"),
         (change("w", boxed((0, 1), (4, 3))), "w: [0, 4) x [1, 4) lies in no array"),
         (change("w", boxed((8, 0), (4, 3))), "w: [8, 12) x [0, 3) lies in no array"),
         (change("w", boxed((-4, 0), (4, 3))), "w: [-4, 0) x [0, 3) lies in no array"),
-        (change("w", boxed((0, 0), (3, 3))), "w: [0, 3) x [0, 3) is to be written by this rank"),
+        (change("w", boxed((0, 0), (3, 3))), "w: this rank has to write [0, 3) x [0, 3)"),
         (change("w", boxed((0, 0), (0, 3))), "w: [0, 4) x [0, 3) was written by no rank"),
         (change("w", boxed((0,), (4,))), "w: a box of 1 dimensions in a tensor of shape (8, 3)"),
         (change("b", as_half), "b: "),
@@ -254,10 +254,10 @@ class Rearranging(DefaultSavePlanner):
 @pytest.mark.parametrize(
     "fault, text",
     [
-        (moved("w"), "w: [0, 4) x [0, 3) is to be written by this rank, but not held by it"),
-        (moved("own0"), "own0: to be written by this rank, which has no leaf of this name"),
-        (moved("name0"), "name0: to be written by this rank, which has no leaf of this name"),
-        (lambda plans: plans[::-1], "to be written by this rank, "),
+        (moved("w"), "w: this rank has to write [0, 4) x [0, 3), but does not hold it"),
+        (moved("own0"), "own0: this rank has to write it, but has no leaf of this name"),
+        (moved("name0"), "name0: this rank has to write it, but has no leaf of this name"),
+        (lambda plans: plans[::-1], "this rank has to write it, but has no leaf"),
         (doubled("b"), "b: [0, 5) was written by ranks 0 and 1"),
         (doubled("step"), "step: the value was written by ranks 0 and 1"),
     ],
@@ -293,11 +293,11 @@ def invented(metadata: Metadata) -> Metadata:
     [
         (
             described("b", properties=TensorProperties("float16")),
-            ["b: rank 0 is to write it, but it is float32 of shape (5,), in the metadata float16"],
+            ["b: rank 0 has to write it, but it is float32 of shape (5,), in the metadata float16"],
         ),
-        (described("w", size=(16, 3)), ["w: rank 0 is to write it", "in the metadata", "(16, 3)"]),
+        (described("w", size=(16, 3)), ["w: rank 0 has to write it", "in the metadata", "(16, 3)"]),
         (described("step", kind="str"), ["step: rank ", "a Python int, in the metadata a Python"]),
-        (forgotten, ["b: rank 0 is to write it, but it is not in the metadata"]),
+        (forgotten, ["b: rank 0 has to write it, but it is not in the metadata"]),
         (invented, ["s: the value was written by no rank"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 import safetensors.numpy
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from xckpt.convert import Mapping, Rule
-from xckpt.formats import detect as detection
+from xckpt.core.storage import StorageReader
+from xckpt.formats import at_path
 from xckpt.mapping.operations import Untie
 from xckpt.planner import DefaultLoadPlanner
 
@@ -30,13 +33,13 @@ def path(tmp_path: Path) -> Path:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every path whose format is asked for."""
     asked: list[str] = []
-    detect = detection.detect
+    detect = at_path.detect
 
     def noting(path: str | os.PathLike[str]) -> str:
         asked.append(os.fspath(path))
         return detect(path)
 
-    monkeypatch.setattr(detection, "detect", noting)
+    monkeypatch.setattr(at_path, "detect", noting)
     return asked
 
 
@@ -52,6 +55,42 @@ def test_another_format_is_looked_at_once(
     assert looks == [str(path)] * 2
     for tree in (loaded, state):
         assert all(np.array_equal(array, np.arange(4.0)) for array in tree.values())
+
+
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_only_the_coordinator_looks(path: Path, looks: list[str], coordinator: int) -> None:
+    """The other ranks are told the format with the manifest."""
+
+    def load(group: ThreadGroup) -> list[float]:
+        state = {"w": np.zeros(4), "head": np.zeros(4)}
+        xckpt.load_into(path, state, group=group)
+        return state["w"].tolist()
+
+    assert results(2, load, coordinator=coordinator) == [[0, 1, 2, 3]] * 2
+    assert looks == [str(path)]
+
+
+def test_what_only_the_coordinator_sees_is_an_error_of_all(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Blind(at_path.FormatsAt):
+        def reader(self, format: str) -> StorageReader:
+            if threading.current_thread() is not coordinator:
+                self._path = path.with_name("elsewhere.safetensors")
+            return super().reader(format)
+
+    coordinator: threading.Thread | None = None
+    monkeypatch.setattr(at_path, "FormatsAt", Blind)
+
+    def load(group: ThreadGroup) -> None:
+        nonlocal coordinator
+        if group.rank == group.coordinator:
+            coordinator = threading.current_thread()
+        with pytest.raises(xckpt.RanksFailedError, match=r"rank 1.*elsewhere") as caught:
+            xckpt.load_into(path, {"w": np.zeros(4), "head": np.zeros(4)}, group=group)
+        assert [failure.rank for failure in caught.value.failures] == [1]
+
+    results(2, load)
 
 
 def test_our_own_needs_no_look(tmp_path: Path, looks: list[str]) -> None:

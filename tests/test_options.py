@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.examples import examples
 from tests.support.sharded_arrays import cut
 from tests.support.states import LAYOUTS, arrays, everything, expected, random_array, same
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.core.dtypes import DTYPES
 
 

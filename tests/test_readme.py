@@ -25,9 +25,8 @@ from click.testing import CliRunner, Result
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
-from tests.support.boxed import Boxed
-from xckpt.cli import main
-from xckpt.core.geometry.boxes import Boxes
+from tests.support.sharded_arrays import cut
+from xckpt.cli.commands import commands
 from xckpt.core.metadata import Sharding
 
 ROOT = Path(__file__).parents[1]
@@ -190,15 +189,15 @@ def test_saving_while_training_goes_on(tmp_path: Path) -> None:
 
 
 def test_every_command_is_shown() -> None:
-    assert {shlex.split(line.removeprefix("$ "))[1] for line in LINES} == set(main.commands)
+    assert {shlex.split(line.removeprefix("$ "))[1] for line in LINES} == set(commands.commands)
     inline = {found[1] for text in INLINE if (found := re.match(r"xckpt (\w+)", text))}
-    assert inline <= set(main.commands)
+    assert inline <= set(commands.commands)
 
 
 def run(line: str) -> Result:
     command = shlex.split(line.removeprefix("$ "), comments=True)
     assert command[0] == "xckpt"
-    return CliRunner().invoke(main, command[1:])
+    return CliRunner().invoke(commands, command[1:])
 
 
 @pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("$")])
@@ -217,7 +216,7 @@ def test_the_drawing_is_what_the_command_prints(tmp_path: Path) -> None:
     sharding = Sharding((("fsdp", 2), ("tp", 2)), ("Shard(dim=0)", "Shard(dim=1)"))
     array = np.zeros((4096, 4096), np.float32)
     with chdir(tmp_path):
-        xckpt.save("ckpt", {"model": {"wq": Boxed(array, Boxes.of(quarters), sharding=sharding)}})
+        xckpt.save("ckpt", {"model": {"wq": cut(array, quarters, sharding)}})
         result = run(line)
     assert result.exit_code == 0
     printed = "".join(f"{row.rstrip()}\n" for row in result.stdout.splitlines())

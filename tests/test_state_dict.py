@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut, holds
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.engine.group import LocalGroup
 from xckpt.planner import DefaultLoadPlanner, DefaultSavePlanner, GridOptions
 from xckpt.storage import StorageReader, StorageWriter, ZarrStorageReader, ZarrStorageWriter

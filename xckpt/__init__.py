@@ -10,6 +10,7 @@ In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_a
 planners of one's own.
 """
 
+import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from xckpt.engine.adapters import register_adapters
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.background import SaveFuture
 from xckpt.errors import (
     CheckpointExistsError,
@@ -52,11 +53,15 @@ if TYPE_CHECKING:
     from xckpt import metadata as metadata
     from xckpt import planner as planner
     from xckpt import storage as storage
-    from xckpt.storage.checkpoint import Checkpoint, StoredArray
+    from xckpt.storage.checkpoint import Checkpoint
+    from xckpt.storage.stored_array import StoredArray
 
 __version__ = "0.1.0"
 
-register_adapters()
+# The first save is not to wait for these imports. An adapter that cannot be imported says so to
+# those who need it.
+with contextlib.suppress(Exception):
+    loaded_adapters()
 
 __all__ = [
     "Checkpoint",
@@ -100,8 +105,10 @@ def __getattr__(name: str) -> object:
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """
-    if name in ("Checkpoint", "StoredArray"):
-        return getattr(importlib.import_module("xckpt.storage.checkpoint"), name)
+    if name == "Checkpoint":
+        return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
+    if name == "StoredArray":
+        return importlib.import_module("xckpt.storage.stored_array").StoredArray
     if name in ("metadata", "planner", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.background import SaveFuture, begin, settle
 from xckpt.engine.group import Group
 from xckpt.engine.load import load_state
-from xckpt.engine.save import save_when_ready
-from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.engine.save import default_planner, save_state
 from xckpt.engine.stager import AsyncStager
 from xckpt.find_group import find_group
-from xckpt.loading import load_in_place, reader_and_planner
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
+    from xckpt.formats.at_path import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
     from xckpt.storage.checkpoint import Checkpoint
 
@@ -59,12 +59,12 @@ def save(
             that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
             own) stands for what its ``state_dict()`` gives; that is called once.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
-            is committed; then everything in its folder is gone.
-        metadata: anything that JSON can carry, kept with the checkpoint; the coordinator's counts.
+            is committed; then its folder is removed with all that is in it.
+        metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
-        group: the ranks that save together; found by itself where torch.distributed or
-            jax.distributed are initialised.
+        group: the ranks that save together; by default all of torch.distributed or of
+            jax.distributed, where one is initialised.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -89,12 +89,14 @@ def save(
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = options or SaveOptions()
-    return save_in_turn(
+    group = find_group() if group is None else group
+    return save_state(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=find_group() if group is None else group,
-        planner=planner_for(options) if planner is None else planner,
+        group=group,
+        planner=default_planner(options) if planner is None else planner,
         metadata=metadata,
+        failure=settle(group),
     )
 
 
@@ -122,7 +124,7 @@ def save_async(
         state: see `save`.
         stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
             memory it keeps between them the system may take back. Getting the memory makes the
-            first save slower than a copy, unless a stager of one's own was prepared for it.
+            first save slower than a copy, unless you prepare a stager of your own.
         overwrite: see `save`.
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
@@ -131,10 +133,10 @@ def save_async(
 
     Returns:
         A future: ``result()`` waits for the commit and returns the checkpoint's metadata, or raises
-        what `save` would have raised. If nobody asks, the next save raises it.
+        what `save` would have raised. If that is never called, the next save raises it.
 
     Raises:
-        XckptError: an earlier asynchronous save failed, and nobody has asked for its result.
+        XckptError: an earlier asynchronous save failed, and its result was never asked for.
 
     Example:
         >>> import numpy as np, xckpt
@@ -147,15 +149,21 @@ def save_async(
     """
     _check_path(path, "save_async(path, state)")
     options = options or SaveOptions()
-    planner = planner_for(options) if planner is None else planner
+    planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
-    def run(state: Callable[[], Any], group: Group) -> Metadata:
+    def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        writer = ZarrStorageWriter(path, overwrite=overwrite, options=options)
-        return save_when_ready(state, writer, group=group, planner=planner, metadata=kept)
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=options),
+            group=group,
+            planner=planner,
+            metadata=kept,
+            failure=failure,
+        )
 
     return begin(str(path), state, stager, find_group() if group is None else group, run)
 
@@ -176,7 +184,7 @@ def load(
 
     Args:
         path: where it is; see `save`. safetensors, Orbax and DCP checkpoints and files of
-            `torch.save` are loaded just so.
+            `torch.save` are loaded the same way.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
             Python value. Only shape, dtype, device and sharding are read. An object with a
@@ -203,7 +211,7 @@ def load(
         TreeMismatchError: target and checkpoint differ; every difference is listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
-        MappingError: the mapping does not fit what is stored, or is lossy without leave.
+        MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
 
     Example:
@@ -213,20 +221,7 @@ def load(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load(path, like)")
-    group = find_group() if group is None else group
-    reader, planner = reader_and_planner(
-        path,
-        group,
-        strict=strict,
-        cast=cast,
-        planner=planner,
-        options=options,
-        mapping=mapping,
-        allow_lossy=allow_lossy,
-    )
-    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    load_state(tree, reader, group=group, planner=planner)
-    return planner.result()
+    return _load(path, like, False, strict, cast, planner, group, options, mapping, allow_lossy)
 
 
 def load_into(
@@ -255,15 +250,13 @@ def load_into(
         path: where the checkpoint is; every format that `load` reads.
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
             a jax.Array, is refused.
-        strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
-            sides have is loaded and the rest of ``state`` stays as it is.
+        strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
-        group: the ranks that load together; found by itself.
-        options: threads, memory, progress.
-        mapping: how the leaves of the stored model become those of ``state``; see `xckpt.convert`.
-            It takes the place of a planner.
-        allow_lossy: allow steps of the mapping that do not bring every value back.
+        group: see `load`.
+        options: see `load`.
+        mapping: see `load`; it takes the place of a planner.
+        allow_lossy: see `load`.
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
@@ -279,18 +272,9 @@ def load_into(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     _check_path(path, "load_into(path, state)")
-    group = find_group() if group is None else group
-    reader, planner = reader_and_planner(
-        path,
-        group,
-        strict=strict,
-        cast=cast,
-        planner=planner,
-        options=options,
-        mapping=mapping,
-        allow_lossy=allow_lossy,
-    )
-    load_in_place(state, reader, group=group, planner=planner)
+    if state is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
+    _load(path, state, True, strict, cast, planner, group, options, mapping, allow_lossy)
 
 
 def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
@@ -304,6 +288,52 @@ def open(path: Path, *, options: LoadOptions | None = None) -> Checkpoint:
     from xckpt.storage.checkpoint import Checkpoint
 
     return Checkpoint(path, options=options)
+
+
+def _load(
+    path: Path,
+    like: object,
+    in_place: bool,
+    strict: bool,
+    cast: bool,
+    planner: LoadPlanner | None,
+    group: Group | None,
+    options: LoadOptions | None,
+    mapping: LeafMapping | None,
+    allow_lossy: bool,
+) -> Any:  # noqa: ANN401  # a tree like the caller's
+    if mapping is not None and planner is not None:
+        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    from xckpt.storage.read_checkpoint import ZarrStorageReader
+
+    reader = ZarrStorageReader(path, options=options)
+    group = find_group() if group is None else group
+    others = cache(partial(_formats_at, path, options))
+    if mapping is not None:
+        from xckpt.convert.mapped_load import MappedLoadPlanner
+
+        planner = MappedLoadPlanner(
+            mapping,
+            lambda: others().open_source(),
+            strict=strict,
+            cast=cast,
+            allow_lossy=allow_lossy,
+            rank=group.rank,
+            ranks=group.size,
+            options=options,
+        )
+    planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
+    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+    return load_state(
+        tree, reader, group=group, planner=planner, in_place=in_place, others=others
+    ).tree
+
+
+def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
+    # Imported when there is no checkpoint of ours, or a mapping.
+    from xckpt.formats.at_path import FormatsAt
+
+    return FormatsAt(path, options)
 
 
 def _check_path(path: object, call: str) -> None:

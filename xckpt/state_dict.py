@@ -9,10 +9,11 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
+from xckpt.engine.background import settle
 from xckpt.engine.group import LocalGroup
-from xckpt.engine.saving import planner_for, save_in_turn
+from xckpt.engine.load import load_state
+from xckpt.engine.save import default_planner, save_state
 from xckpt.find_group import find_group
-from xckpt.loading import load_in_place
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state_dict", "save_state_dict"]
@@ -53,9 +54,10 @@ def save_state_dict(
     """
     if planner is None:
         options = getattr(storage_writer, "options", None)
-        planner = planner_for(options if isinstance(options, SaveOptions) else SaveOptions())
+        planner = default_planner(options if isinstance(options, SaveOptions) else SaveOptions())
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
-    return save_in_turn(state_dict, storage_writer, group=group, planner=planner)
+    failure = settle(group)
+    return save_state(state_dict, storage_writer, group=group, planner=planner, failure=failure)
 
 
 def load_state_dict(
@@ -89,4 +91,5 @@ def load_state_dict(
     """
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    return load_in_place(state_dict, storage_reader, group=group, planner=planner)
+    loaded = load_state(state_dict, storage_reader, group=group, planner=planner, in_place=True)
+    return loaded.metadata

@@ -20,7 +20,7 @@ import contextlib
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,10 @@ def image_from_json(left: dict[str, str | None]) -> Image:
     }
 
 
+class _EnoughError(Exception):
+    """A fault was found, and one is enough."""
+
+
 @dataclass(slots=True)
 class Crashes:
     """The crashes of one recorded action, replayed."""
@@ -87,6 +91,8 @@ class Crashes:
     found: Counter[str] = field(default_factory=Counter)
     """What readers found, and how often."""
     faults: list[Fault] = field(default_factory=list)
+    stop: bool = False
+    """Whether to try no more once there is a fault."""
     _made: int = 0
     _seen: set[int] = field(default_factory=set)
 
@@ -112,23 +118,30 @@ class Crashes:
                 self._note(count, image, f": what was new is {found or 'damaged'}", found)
 
     def power_cuts(self, most: int, seed: int) -> None:
-        """Replay power cuts after every prefix: all that differ, or ``most`` random ones.
+        """Replay power cuts after every prefix: all that differ, or about ``most`` random ones.
 
         Those after the last operation are tried in any case: what has returned must last.
         """
-        images: list[tuple[int, Image]] = []
-        for count, disk in self.prefixes():
-            for image in power_cuts(disk):
-                key = hash((count == self.count, tuple(image.items())))
-                if key not in self._seen:
-                    self._seen.add(key)
-                    images.append((count, image))
-        chosen = range(len(images))
-        if len(images) > most:
-            last = {number for number in chosen if images[number][0] == self.count}
-            chosen = sorted(last | {*random.Random(seed).sample(chosen, most)})
-        for count, image in (images[number] for number in chosen):
-            self.look(count, "a power cut", image, self.allowed(count, power=False))
+        pick = random.Random(seed)
+        disks = list(self.prefixes())
+        each = -(-most // len(disks))
+        last = len(disks) - 1
+        chosen = {last, *pick.sample(range(len(disks)), min(most, len(disks)))}
+        for number in sorted(chosen):
+            count, disk = disks[number]
+            images = list(self._unseen(count, power_cuts(disk)))
+            if number != last and len(images) > each:
+                images = pick.sample(images, each)
+            for image in images:
+                self.look(count, "a power cut", image, self.allowed(count, power=False))
+
+    def _unseen(self, count: int, images: Iterable[Image]) -> Iterator[Image]:
+        """The images that have not been tried, those after the last operation apart."""
+        for image in images:
+            key = hash((count == self.count, tuple(image.items())))
+            if key not in self._seen:
+                self._seen.add(key)
+                yield image
 
     def saves_afterwards(self, most: int, seed: int) -> None:
         """Replay kills, and save another state over what is left: all, or ``most`` random ones."""
@@ -185,6 +198,8 @@ class Crashes:
         }
         case = {"form": self.form, "operations": done, "of": self.count, "left": left}
         self.faults.append(Fault(f"{where}{what}", case | {"found": found}))
+        if self.stop:
+            raise _EnoughError
 
     def _fresh(self, image: Image) -> Path:
         self._made += 1
@@ -224,10 +239,16 @@ def form_for(recorder: Recorder) -> str:
 
 
 def run(
-    implementation: Implementation, *, examples: int, seed: int, only: str = ""
+    implementation: Implementation,
+    *,
+    examples: int,
+    seed: int,
+    only: str = "",
+    stop: bool = False,
 ) -> Iterator[Outcome]:
     """All scenarios: every prefix, ``examples`` power cuts of each and all after its end, and a
-    quarter as many saves after its kills; see `conformance.outcome.Part`."""
+    quarter as many saves after its kills; with ``stop``, none after the first fault. See
+    `conformance.outcome.Part`."""
     if only not in ("", AFTERWARDS, *(scenario.law for scenario in SCENARIOS)):
         return
     afterwards = Outcome(AFTERWARDS)
@@ -242,7 +263,7 @@ def run(
             for law in [only] if only else [*(scenario.law for scenario in SCENARIOS), AFTERWARDS]:
                 yield Outcome(law, refused=1, refusals=Counter([str(error)]))
             return
-        judge = _Judge(implementation, recorder, form, examples, seed)
+        judge = _Judge(implementation, recorder, form, examples, seed, only, stop)
         for scenario in SCENARIOS:
             outcome = Outcome(scenario.law)
             if only in ("", AFTERWARDS, scenario.law):
@@ -260,6 +281,8 @@ class _Judge:
     form: str
     examples: int
     seed: int
+    only: str
+    stop: bool
 
     def judge(self, scenario: Scenario, outcome: Outcome, afterwards: Outcome) -> None:
         """Count what comes of a scenario, and of saves after its crashes."""
@@ -276,13 +299,17 @@ class _Judge:
                 outcome.failed, outcome.error = 1, str(error)
                 return
             judged = self.implementation, scenario, recording, self.form
-            crashes = Crashes(*judged, folder / "replayed")
-            crashes.kills()
-            crashes.power_cuts(self.examples, self.seed)
-            _count(crashes, outcome)
-            following = Crashes(*judged, folder / "followed")
-            following.saves_afterwards(max(self.examples // 4, 1), self.seed)
-            _count(following, afterwards)
+            if self.only != AFTERWARDS:
+                crashes = Crashes(*judged, folder / "replayed", stop=self.stop)
+                with contextlib.suppress(_EnoughError):
+                    crashes.kills()
+                    crashes.power_cuts(self.examples, self.seed)
+                _count(crashes, outcome)
+            if self.only in ("", AFTERWARDS):
+                following = Crashes(*judged, folder / "followed", stop=self.stop)
+                with contextlib.suppress(_EnoughError):
+                    following.saves_afterwards(max(self.examples // 4, 1), self.seed)
+                _count(following, afterwards)
 
 
 def _count(crashes: Crashes, outcome: Outcome) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.implementation import Box, Held, Wanted
+from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.frameworks import register_adapter
 from xckpt.core.geometry.boxes import Boxes as Columns
+from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.core.metadata import Sharding
+from xckpt.engine.adapters import register_adapter
 
 __all__ = ["Boxes", "Wish"]
 
@@ -93,44 +95,21 @@ def _unloaded(sizes: tuple[int, ...], dtype: str) -> Data:
     return made.view(kind).reshape(sizes)
 
 
-def describe(leaf: object, name: str) -> Boxes | None:
-    return leaf if isinstance(leaf, Boxes) else None
+class BoxesAdapter(Adapter[Boxes | Wish]):
+    """Saves `Boxes`, loads into what a `Wish` asks for."""
+
+    leaves = (Boxes, Wish)
+
+    def describe(self, leaf: Boxes | Wish, name: str) -> SourceLeaf:
+        """The boxes themselves."""
+        return leaf if isinstance(leaf, Boxes) else super().describe(leaf, name)
+
+    def target_for(self, like: Boxes | Wish, name: str, *, in_place: bool) -> TargetLeaf:
+        """New memory for each box wanted."""
+        if not isinstance(like, Wish):
+            return super().target_for(like, name, in_place=in_place)
+        array = like.wanted.array
+        return Target(array.shape, array.dtype, _columns(like.wanted.boxes, len(array.shape)))
 
 
-def aim(like: object, name: str, *, in_place: bool) -> Target | None:
-    if not isinstance(like, Wish):
-        return None
-    array = like.wanted.array
-    return Target(array.shape, array.dtype, _columns(like.wanted.boxes, len(array.shape)))
-
-
-def copyable(leaf: object, source: object) -> None:
-    return None
-
-
-def pinned_memory(size: int) -> None:
-    return None
-
-
-def to_numpy(data: object) -> None:
-    """The parts are NumPy's."""
-
-
-def to_writable_numpy(buffer: object) -> None:
-    """The buffers are NumPy's."""
-
-
-def copy_into(buffer: object, data: Data) -> bool:
-    return False
-
-
-def open_object(node: object, name: str) -> None:
-    """No objects that keep a state."""
-
-
-def children(node: object) -> None:
-    """No containers."""
-
-
-def rebuild(node: object, children: list[object]) -> None:
-    """No containers."""
+ADAPTER = BoxesAdapter()

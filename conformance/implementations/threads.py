@@ -1,96 +1,141 @@
-"""Ranks as threads of one process, for implementations that let a caller bring the collectives.
+"""A group whose ranks are threads of one process, for implementations that take a group, and tests.
 
-Every collective is a meeting: each rank puts down what it has and waits until all have. A rank that
-fails leaves, and whoever waits for it raises `LostRankError` instead of waiting.
+1. `run_ranks` starts a thread for each rank and calls ``function(group)`` in it.
+2. In each collective step of a `ThreadGroup` every rank puts what it has on a table and waits until
+   all have; then all look at it.
+3. A rank that has left by an exception comes no more, so those who wait for it raise
+   `LostRankError`, as do those who wait longer than `SECONDS`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-__all__ = ["LostRankError", "ThreadGroup", "on_ranks"]
+__all__ = ["LostRankError", "Outcome", "ThreadGroup", "results", "run_ranks"]
 
 Result = TypeVar("Result")
 
-SECONDS = 60.0
-"""How long a rank waits for the others."""
+SECONDS = 60
+"""How long a rank waits for another."""
 
 
 class LostRankError(Exception):
-    """A rank that this one waits for has failed."""
+    """A rank that this one waits for has failed, or is late."""
 
 
-class _Meeting:
-    """Where the ranks put down what they have and see what the others brought."""
+class _Table:
+    """Where the ranks of one group meet."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size)
-        self._brought: list[Any] = [None] * size
+        self._changed = threading.Condition()
+        self._meetings = 0
+        self._left = False
+        self._brought: dict[int, object] = {}
+        self._found: list[object] = []
 
-    def meet(self, rank: int, mine: object) -> list[Any]:
-        try:
+    def meet(self, rank: int, mine: object) -> list[object]:
+        """What every rank has brought."""
+        with self._changed:
+            before = self._meetings
             self._brought[rank] = mine
-            self._barrier.wait(SECONDS)
-            found = list(self._brought)
-            self._barrier.wait(SECONDS)  # nobody brings the next thing before all have looked
-        except threading.BrokenBarrierError:
-            raise LostRankError(f"rank {rank} waits for a rank that has failed") from None
-        return found
+            if len(self._brought) == self.size:
+                self._found = [self._brought.pop(rank) for rank in range(self.size)]
+                self._meetings += 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._meetings > before or self._left, SECONDS)
+            if self._meetings == before:
+                raise LostRankError(f"rank {rank} waits for others that have failed or are late")
+            # The next meeting takes this rank too, so nothing has replaced it yet.
+            return self._found
 
     def leave(self) -> None:
-        self._barrier.abort()
+        """Whoever leaves comes to no further meeting."""
+        with self._changed:
+            self._left = True
+            self._changed.notify_all()
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadGroup:
-    """One rank's end of a group, as `xckpt.engine.group.Group` says."""
+    """One rank's end of a group of threads."""
 
     rank: int
-    meeting: _Meeting
+    table: _Table
     coordinator: int = 0
 
     @property
     def size(self) -> int:
-        return self.meeting.size
+        return self.table.size
 
     def gather(self, data: bytes) -> list[bytes] | None:
-        found = self.meeting.meet(self.rank, data)
+        found = [item for item in self.table.meet(self.rank, data) if isinstance(item, bytes)]
+        assert len(found) == self.size
         return found if self.rank == self.coordinator else None
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
-        return self.meeting.meet(self.rank, data)[self.coordinator][self.rank]
+        assert (data is not None) == (self.rank == self.coordinator)
+        shares = self.table.meet(self.rank, data)[self.coordinator]
+        assert isinstance(shares, Sequence) and len(shares) == self.size
+        return shares[self.rank]
 
     def broadcast(self, data: bytes | None) -> bytes:
-        return self.meeting.meet(self.rank, data)[self.coordinator]
+        assert (data is not None) == (self.rank == self.coordinator)
+        found = self.table.meet(self.rank, data)[self.coordinator]
+        assert isinstance(found, bytes)
+        return found
 
     def barrier(self) -> None:
-        self.meeting.meet(self.rank, None)
+        self.table.meet(self.rank, None)
 
 
-def on_ranks(size: int, function: Callable[[ThreadGroup], Result]) -> list[Result]:
-    """Call ``function`` in a thread a rank, all at once.
+@dataclass(slots=True)
+class Outcome(Generic[Result]):
+    """What came of one rank: a result or an exception."""
 
-    Raises:
-        Exception: the error of the first rank that failed by itself.
-    """
-    meeting = _Meeting(size)
+    results: list[Result] = field(default_factory=list)
+    error: BaseException | None = None
 
-    def run(rank: int) -> Result:
+    @property
+    def result(self) -> Result:
+        if self.error is not None:
+            raise self.error
+        return self.results[0]
+
+
+def run_ranks(
+    size: int, function: Callable[[ThreadGroup], Result], *, coordinator: int = 0
+) -> list[Outcome[Result]]:
+    """Call ``function`` with each rank's group, all at once; fails if a rank doesn't come back."""
+    table = _Table(size)
+    outcomes: list[Outcome[Result]] = [Outcome() for _ in range(size)]
+
+    def run(rank: int) -> None:
         try:
-            return function(ThreadGroup(rank, meeting))
-        except BaseException:
-            meeting.leave()
-            raise
+            outcomes[rank].results.append(function(ThreadGroup(rank, table, coordinator)))
+        except BaseException as error:
+            outcomes[rank].error = error
+            table.leave()
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(size)]
-        errors = [future.exception() for future in futures]
-    own = [error for error in errors if error and not isinstance(error, LostRankError)]
-    for error in own or filter(None, errors):
-        raise error
-    return [future.result() for future in futures]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SECONDS)
+        assert not thread.is_alive(), "a rank hangs"
+    return outcomes
+
+
+def results(
+    size: int, function: Callable[[ThreadGroup], Result], *, coordinator: int = 0
+) -> list[Result]:
+    """What ``function`` returned on each rank; raises the first error that is its own."""
+    outcomes = run_ranks(size, function, coordinator=coordinator)
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    for error in errors:
+        if not isinstance(error, LostRankError):
+            raise error
+    return [outcome.result for outcome in outcomes]

@@ -20,7 +20,7 @@ import xckpt
 from conformance.implementation import Array, Box, Held, Wanted
 from conformance.implementations.boxes import Boxes, Wish
 from conformance.implementations.meshes import by_name
-from conformance.implementations.threads import ThreadGroup, on_ranks
+from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.names import join_keys
 from xckpt.planner import DefaultSavePlanner, WriteItem
 
@@ -127,7 +127,7 @@ class Xckpt:
                 options=options,
             )
 
-        on_ranks(len(ranks), save)
+        results(len(ranks), save)
         self._written = {}
         for rank, planner in enumerate(planners):
             for (name, _), box in planner.asked.items():
@@ -142,7 +142,7 @@ class Xckpt:
             {name: self.like(*_column(ranks, rank, name)) for name in wanted}
             for rank, wanted in enumerate(ranks)
         ]
-        loaded = on_ranks(
+        loaded = results(
             len(ranks),
             lambda group: self.load_rank(self.place(path), likes[group.rank], group, options),
         )

@@ -49,7 +49,8 @@ def sealed_twins(checkpoint: Path, digest: Digest) -> Iterator[Twin]:
         except LookupError:
             continue  # the checkpoint has nothing of the kind
         if body != own:
-            yield _twin(name, encoded(body), digest)
+            # Encoded when it is written: some bodies are large, and most twins are only counted.
+            yield Twin(f"manifest: {name}", partial(_write_edited, own, edit, digest), Bar.REFUSE)
     yield from _heads(encoded(own), digest)
     yield from _texts(encoded(own), digest)
     yield from _with_digests(own, digest)
@@ -62,6 +63,13 @@ def _twin(name: str, body: bytes, digest: Digest) -> Twin:
 
 def _document(name: str, content: bytes) -> Twin:
     return Twin(f"manifest: {name}", partial(_write, {"xckpt.json": content}), Bar.REFUSE)
+
+
+def _write_edited(own: Body, edit: Edit, digest: Digest, checkpoint: Path) -> None:
+    body = copy.deepcopy(own)
+    edit(body)
+    text = encoded(body)
+    _write({"xckpt.json": seal(text, digest(text))}, checkpoint)
 
 
 def _write(contents: dict[str, bytes], checkpoint: Path) -> None:

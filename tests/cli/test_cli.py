@@ -19,20 +19,21 @@ from click.testing import CliRunner, Result
 from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.cli.report import ArrayReport, LeafReport
 from xckpt.cli.tables import console, leaf_table
 
+CONSOLE_SCRIPT = "from xckpt.cli import main; main()"
 STRANGE = "\x1b[31m [bold]red"
 LONG = "a/very/long/name/" * 20 + "end"
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
 
 
 def run_process(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from xckpt.cli import main; main()"]
+    command = [sys.executable, "-c", CONSOLE_SCRIPT]
     return subprocess.run(
         [*command, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
@@ -167,7 +168,7 @@ def test_a_slice_is_one_of_a_tensor(saved: Path) -> None:
 
 
 def test_no_picture_where_its_characters_cannot_be_written(saved: Path) -> None:
-    command = [sys.executable, "-c", "from xckpt.cli import main; main()"]
+    command = [sys.executable, "-c", CONSOLE_SCRIPT]
     result = subprocess.run(
         [*command, "info", str(saved), "model/wte"],
         capture_output=True,
@@ -296,7 +297,7 @@ def test_wrong_usage() -> None:
 
 def test_a_terminal_gets_a_bar(saved: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-c", "from xckpt.cli import main; main()", "verify", str(saved)]
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, "verify", str(saved)]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as child:
         os.close(theirs)
@@ -314,7 +315,7 @@ def test_a_terminal_gets_a_bar(saved: Path) -> None:
 
 
 def test_help_is_quick_to_import() -> None:
-    script = "import sys, xckpt.cli; print(*{name.split('.')[0] for name in sys.modules})"
+    script = "import sys, xckpt.cli.commands; print(*{name.split('.')[0] for name in sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

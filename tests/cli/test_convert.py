@@ -14,12 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 import xckpt
 from tests.convert.test_run import MAPPING, flax_like, same, torch_like
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.storage.location import Location, open_store
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["convert", *map(str, arguments)])
+    return CliRunner().invoke(commands, ["convert", *map(str, arguments)])
 
 
 @pytest.fixture

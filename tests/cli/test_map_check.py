@@ -11,13 +11,13 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
 import xckpt
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.convert import Mapping, Rule
 from xckpt.mapping.operations import Cast, Drop, Transpose, Untie
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["map", *map(str, arguments)])
+    return CliRunner().invoke(commands, ["map", *map(str, arguments)])
 
 
 @pytest.fixture

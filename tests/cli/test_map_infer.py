@@ -11,12 +11,12 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import save_file
 
 import xckpt
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.convert import Mapping, infer
 
 
 def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(main, ["map", "infer", *map(str, arguments)])
+    return CliRunner().invoke(commands, ["map", "infer", *map(str, arguments)])
 
 
 @pytest.fixture

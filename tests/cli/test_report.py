@@ -13,7 +13,7 @@ from xckpt.cli.report import (
     readable_bytes,
     tree_rows,
 )
-from xckpt.core.manifest.codec import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
 from xckpt.core.metadata import Sharding
 
 SHARDING = Sharding(axes=(("dp", 2), ("tp", 2)), placements=("Shard(0)", "Replicate()"))

@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
-from tests.support.boxed import rows
 from tests.support.examples import examples
-from xckpt.cli.report import ArrayReport, CheckpointReport, LeafReport, Reading, checkpoint_report
-from xckpt.cli.slices import Window, parse_box, reading
+from tests.support.sharded_arrays import rows
+from xckpt.cli.report import (
+    ArrayReport,
+    CheckpointReport,
+    LeafReport,
+    SliceReport,
+    checkpoint_report,
+)
+from xckpt.cli.slices import parse_box, reading
+from xckpt.core.geometry.box import Box
 
 ARRAYS = {
     "even": np.arange(256, dtype=np.float32).reshape(16, 16),
@@ -56,7 +63,9 @@ def test_a_slice_is_what_it_is_to_numpy(
             parse_box(text, shape)
     else:
         wanted += [list(range(size)) for size in shape[len(given) :]]
-        assert [list(part) for part in parse_box(text, shape)] == wanted
+        box = parse_box(text, shape)
+        ranges = map(range, box.offsets, box.ends)
+        assert [list(part) for part in ranges] == wanted
 
 
 @pytest.mark.parametrize("text", ["a", "1:b", "0:2:1", "1,", ",1", "1.5", "...", "0-3", "1;2"])
@@ -78,15 +87,13 @@ def report(saved: Path) -> CheckpointReport:
     return checkpoint_report("", xckpt.open(saved).manifest)
 
 
-def meeting(array: ArrayReport, box: Window) -> Iterator[tuple[int, ...]]:
+def meeting(array: ArrayReport, box: Box) -> Iterator[tuple[int, ...]]:
     """The positions of the chunks that hold an element of a box, one element after another."""
-    mine = (
-        range(max(part.start, o), min(part.stop, o + n))
-        for part, o, n in zip(box, array.offset, array.shape, strict=True)
-    )
-    sizes = [(part.start, len(part)) for part in mine]
-    for index in np.ndindex(*(size for _, size in sizes)):
-        element = [start + i for (start, _), i in zip(sizes, index, strict=True)]
+    low = [max(a, o) for a, o in zip(box.offsets, array.offset, strict=True)]
+    ends = zip(box.ends, array.offset, array.shape, strict=True)
+    high = [min(b, o + n) for b, o, n in ends]
+    for index in np.ndindex(*(max(b - a, 0) for a, b in zip(low, high, strict=True))):
+        element = [start + i for start, i in zip(low, index, strict=True)]
         local = zip(element, array.offset, array.chunk, strict=True)
         yield tuple((e - o) // n for e, o, n in local)
 
@@ -110,7 +117,8 @@ def test_the_chunks_named_are_the_ones_that_are_read(
 ) -> None:
     whole = ARRAYS[name]
     pairs = zip(ends[::2], ends[1::2], whole.shape, strict=False)
-    box = tuple(range(*sorted((a % (n + 1), b % (n + 1)))) for a, b, n in pairs)
+    low_high = [sorted((a % (n + 1), b % (n + 1))) for a, b, n in pairs]
+    box = Box(tuple(a for a, _ in low_high), tuple(b - a for a, b in low_high))
     [leaf] = [leaf for leaf in report.leaves if leaf.name == name]
     touched: set[Path] = set()
     for array in leaf.arrays:
@@ -118,11 +126,10 @@ def test_the_chunks_named_are_the_ones_that_are_read(
         touched |= {saved.joinpath(array.path, "c", *map(str, chunk)) for chunk in chunks}
     files = [file for file in (saved / name).rglob("*") if file.is_file()]
     chunk_files = [file for file in files if file.name != "zarr.json"]
-    index = tuple(slice(part.start, part.stop) for part in box)
-    wanted = whole[index]
+    wanted = whole[box.slices()]
 
-    assert reading(leaf, box) == Reading(
-        tuple(part.start for part in box),
+    assert reading(leaf, box) == SliceReport(
+        box.offsets,
         wanted.shape,
         wanted.nbytes,
         sum(file.stat().st_size for file in touched),
@@ -132,10 +139,10 @@ def test_the_chunks_named_are_the_ones_that_are_read(
     with hidden([file for file in chunk_files if file not in touched]):
         stored = xckpt.open(saved)[name]
         assert isinstance(stored, xckpt.StoredArray)
-        assert np.array_equal(stored[index], wanted)
+        assert np.array_equal(stored[box.slices()], wanted)
 
 
 def test_a_tensor_without_elements_reads_nothing() -> None:
     arrays = (ArrayReport("w", (0, 0), (0, 4), (1, 4), None, 0),)
     leaf = LeafReport("w", "tensor", "int8", (0, 4), 0, "regular", arrays)
-    assert reading(leaf, parse_box("", (0, 4))) == Reading((0, 0), (0, 4), 0, 0, 0, 0)
+    assert reading(leaf, parse_box("", (0, 4))) == SliceReport((0, 0), (0, 4), 0, 0, 0, 0)

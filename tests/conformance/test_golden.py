@@ -17,7 +17,7 @@ from conformance.laws.golden import FormatReader, Golden, Read, goldens
 from conformance.twins import confined
 from conformance.twins.confined import Report, all_twins, judge, run
 from conformance.twins.twins import Bar, Twin, chunk_files, files
-from xckpt.storage.chunk import allocate
+from xckpt.storage.chunks.chunk import allocate
 
 READERS = [*xckpt_golden.READERS, *reader_golden.READERS, reader_golden.ALONE]
 GOLDENS = {golden.name: golden for golden in goldens()}
@@ -82,11 +82,11 @@ def check(reports: list[Report], atleast: int) -> None:
 
 
 def test_some_corrupt_twins_are_refused() -> None:
-    check(run("conformance.implementations.xckpt_golden", every=499), 20)
+    check(run("conformance.implementations.xckpt_golden", every=797), 20)
 
 
 def test_the_independent_reader_refuses_some_corrupt_twins() -> None:
-    check(run("conformance.implementations.reader_golden", every=449), 20)
+    check(run("conformance.implementations.reader_golden", every=797), 20)
 
 
 def test_there_are_twins_of_every_file_and_every_kind() -> None:

@@ -18,10 +18,8 @@ MAY_IMPORT = {"numpy", "hypothesis", "ml_dtypes", "conformance", *sys.stdlib_mod
 ALSO = {
     "conformance.reader": {"zarr", "xxhash"},
     "conformance.strict_reader": {"zarr"},
-    "conformance.mutation": {"pytest"},
 }
-"""The independent reader of the format reads chunks with zarr-python and digests them; a mutation
-run is one of pytest's tests."""
+"""The independent reader of the format reads chunks with zarr-python and digests them."""
 
 
 def foreign(module: str, source: str) -> set[str]:

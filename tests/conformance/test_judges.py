@@ -118,7 +118,7 @@ def test_a_fault_is_caught(fault: Faulty) -> None:
 
 @pytest.mark.parametrize("fault", named([f for f in FAULTY if f.caught_by not in LAWS]))
 def test_a_fault_in_a_commit_is_caught(fault: Faulty) -> None:
-    (found,) = crash.run(fault, examples=4, seed=1, only=fault.caught_by)
+    (found,) = crash.run(fault, examples=4, seed=1, only=fault.caught_by, stop=True)
     assert found.failed
 
 

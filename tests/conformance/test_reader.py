@@ -21,13 +21,13 @@ from conformance import reader
 from conformance import strict_reader as rules
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import StrictCheckpoint as Checkpoint
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.manifest.codec import parse
 from xckpt.core.tree import flatten
 from xckpt.errors import ManifestError
-from xckpt.storage.commit import staging as commits
+from xckpt.storage.commit import folder as staged_folder
 from xckpt.storage.integrity import digest_bytes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -46,7 +46,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def leaves() -> dict[str, object]:
     """The leaves of the saved state, arrays for those in pieces."""
     flat = flatten(everything()).leaves
-    return {k: leaf.array if isinstance(leaf, Boxed) else leaf for k, leaf in flat.items()}
+    return {k: leaf.array if isinstance(leaf, Sharded) else leaf for k, leaf in flat.items()}
 
 
 def as_saved(checkpoint: reader.Checkpoint, name: str) -> np.ndarray:
@@ -110,7 +110,7 @@ def test_an_overwritten_checkpoint_is_read_where_its_root_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+        monkeypatch.setattr(staged_folder, "can_exchange", lambda folder: False)
     xckpt.save(tmp_path / "ckpt", {"w": np.arange(5), "old": np.arange(3)})
     xckpt.save(tmp_path / "ckpt", {"w": np.arange(9)}, overwrite=True)
     checkpoint = Checkpoint(tmp_path / "ckpt")

@@ -21,7 +21,8 @@ from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import parse as parse_strictly
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
-from xckpt.core.manifest.codec import Manifest, arrays, encode, parse
+from xckpt.core.manifest.codec import encode, parse
+from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.errors import ManifestError
 from xckpt.storage.integrity import digest_bytes
 

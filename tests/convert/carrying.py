@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from xckpt.convert import TensorSpec
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.mapping import LeafMapping
-from xckpt.mapping.strided_copy import copy_elements
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, run_ranks
 from tests.convert.test_run import (
     HIDDEN,
     LAYERS,
@@ -26,14 +27,13 @@ from tests.convert.test_run import (
 from tests.support import jax_jobs
 from tests.support.ranks import Ranks
 from tests.support.sharded_arrays import Wanted
-from tests.support.thread_group import ThreadGroup, run_ranks
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import Converted, convert
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.engine.load import load_state
 from xckpt.errors import MappingError, RanksFailedError
-from xckpt.formats.source import XckptSource
+from xckpt.formats.xckpt import XckptSource
 from xckpt.mapping.operations import Transpose
 from xckpt.storage import ZarrStorageReader
 

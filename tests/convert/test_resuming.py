@@ -22,9 +22,9 @@ OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15, threads=1)
 KILLED = """
 import os, signal, sys
 import xckpt
-from tests.convert.test_runing import MAPPING
+from tests.convert.test_run import MAPPING
 from tests.convert.test_resuming import OPTIONS
-from xckpt.convert.converting import convert
+from xckpt.convert.run import convert
 from dataclasses import replace
 
 source, target, share = sys.argv[1:]
@@ -144,9 +144,9 @@ import os, signal, sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from tests.convert.test_runing import MAPPING
+from tests.convert.test_run import MAPPING
 from tests.convert.test_resuming import OPTIONS
-from xckpt.convert.converting import convert
+from xckpt.convert.run import convert
 
 source, target, method = sys.argv[1:]
 

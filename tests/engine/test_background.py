@@ -1,7 +1,7 @@
 """Saves in the background: what is committed, what becomes of failures, and how a process ends.
 
-The storage is real; several ranks are threads here (`tests.support.thread_group`), processes in
-`tests/torch/test_staging.py` and `tests/jax/test_staging.py`.
+The storage is real; several ranks are threads here (`conformance.implementations.threads`), and
+processes in `tests/torch/test_staging.py` and `tests/jax/test_staging.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 import xckpt
 from benchmarks.probe import memory_of
-from tests.support.thread_group import ThreadGroup, results
+from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.errors import CheckpointExistsError, NotACheckpointError, RanksFailedError
 from xckpt.staging import AsyncStager, BlockingAsyncStager

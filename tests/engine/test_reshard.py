@@ -1,6 +1,6 @@
 """Saving on some ranks and loading on others, whatever the shardings; failures reach every rank.
 
-Ranks are threads (`tests.support.thread_group`), sharded arrays NumPy's
+Ranks are threads (`conformance.implementations.threads`), sharded arrays NumPy's
 (`tests.support.sharded_arrays`), the storage is real.
 """
 
@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 import xckpt
 import xckpt.zarr_dtypes
+from conformance.implementations.threads import Outcome, ThreadGroup, results, run_ranks
 from tests.core.test_names import NASTY
 from tests.support.examples import examples
 from tests.support.jobs import Job, fresh_path, jobs
 from tests.support.sharded_arrays import cut, holds, same_bits, wish
-from tests.support.thread_group import Outcome, ThreadGroup, results, run_ranks
 from xckpt.core.names import join_keys, zarr_path
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.save import DefaultSavePlanner
@@ -36,7 +36,7 @@ from xckpt.errors import (
     TreeMismatchError,
 )
 
-FEW = 30
+FEW = 15
 
 ROWS = [((0, 0), (3, 4)), ((3, 0), (3, 4))]
 COLUMNS = [((0, 0), (6, 2)), ((0, 2), (6, 2))]
@@ -64,6 +64,7 @@ def load_job(job: Job, path: str | Path) -> list[Any]:
 
 
 @given(jobs())
+@examples(25)
 def test_every_rank_gets_every_element_that_it_wants(job):
     """The property that the project is about: save by N ranks, load by M, NumPy slices agree."""
     path = fresh_path()
@@ -82,6 +83,7 @@ def test_every_rank_gets_every_element_that_it_wants(job):
 
 
 @given(jobs())
+@examples(25)
 def test_one_process_reads_what_many_ranks_saved(job):
     """The whole tree as NumPy arrays, slices of the open checkpoint, and every digest."""
     path = fresh_path()

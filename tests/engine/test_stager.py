@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 import xckpt
 from tests.support.sharded_arrays import Sharded, cut
-from xckpt.core.staged import Remote, StagedLeaf
+from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import host_copy
 from xckpt.engine.fresh_memory import CACHE_LINE, fresh
 from xckpt.engine.host_copy import HostCopies
@@ -111,7 +111,7 @@ def test_a_few_columns_take_no_more_than_their_own_bytes() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 4097, 5 * MEBIBYTE + 3, 9 * MEBIBYTE])
 def test_many_pieces_in_many_threads(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_copy, "_processors", lambda: 5)
+    monkeypatch.setattr(host_copy, "processors", lambda: 5)
     parts = [np.random.default_rng(n).integers(0, 255, size + n, np.uint8) for n in range(3)]
     for part, copied in zip(parts, copies_of(parts), strict=True):
         assert np.array_equal(part, copied)
@@ -123,7 +123,11 @@ def test_a_copy_that_fails_in_a_thread_is_raised() -> None:
         raise OSError("no such page")
 
     with pytest.raises(OSError, match="no such page"):
-        host_copy._run([lambda: None, fail, lambda: None], 2 * MEBIBYTE)
+        host_copy._run([lambda: None, fail, lambda: None], lambda: None, threads=2)
+    with pytest.raises(OSError, match="no such page"):
+        host_copy._run([lambda: None] * 9, fail, threads=2)
+    with pytest.raises(OSError, match="no such page"):
+        host_copy._run([lambda: None, fail, lambda: None], lambda: None, threads=0)
 
 
 def test_memory_that_only_its_framework_can_read() -> None:
@@ -133,7 +137,7 @@ def test_memory_that_only_its_framework_can_read() -> None:
         log.append("start")
         memory[...] = 3
 
-    remote = Remote((2, 2), np.dtype("int16"), start, lambda: log.append("wait"))
+    remote = RemotePart((2, 2), np.dtype("int16"), start, lambda: log.append("wait"))
     host, device = copies_of([np.ones(3), remote])
     assert log == ["start", "wait"]
     assert (device == np.full((2, 2), 3, "int16")).all() and (host == 1).all()
@@ -157,7 +161,7 @@ def test_kept_memory_is_used_again_for_the_same_and_for_other_parts() -> None:
     assert len(regions) == 2 and np.array_equal(found, small)
 
 
-def test_offered_memory_is_written_anew() -> None:
+def test_offered_memory_is_written_again() -> None:
     copies = HostCopies(fresh, keep=True)
     part = np.arange(MEBIBYTE)
     for _ in range(3):
@@ -304,7 +308,7 @@ def test_a_leaf_whose_class_cannot_be_built_becomes_its_description() -> None:
     leaf = cut(array, [((0, 0), (2, 4)), ((2, 0), (4, 4))])
     assert isinstance(leaf, Sharded)
     staged = BlockingAsyncStager().stage({"w": leaf})["w"]
-    assert isinstance(staged, StagedLeaf)
+    assert isinstance(staged, HostSource)
     for part in leaf.parts:
         part[...] = -1
     xckpt.save("memory://staged-description", {"w": staged})

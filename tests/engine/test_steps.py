@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.examples import examples
-from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import PlanError, RankFailure, RanksFailedError
@@ -142,6 +142,34 @@ def test_a_group_of_one_raises_the_exception_itself(kind):
         take_step(LocalGroup(), kind, lambda: b"", fail)
     with pytest.raises(OddError, match="alone"):
         take_step(LocalGroup(), kind, lambda: fail()[0], lambda data: data)
+
+
+class Numbers:
+    """Numbers up to 255 travel as a byte."""
+
+    def encode(self, obj: int, /) -> bytes:
+        return bytes([obj])
+
+    def decode(self, buf: bytes, /) -> int:
+        return buf[0]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_values_travel_by_a_codec_whatever_the_size_of_the_group(size):
+    """What it cannot carry fails a group of one as it fails others."""
+
+    def run(group: Group) -> tuple[int, bytes]:
+        count, codec = group.size, Numbers()
+        own = reduce_scatter(group, "plan", lambda: 7, lambda all_: [sum(all_)] * count, codec)
+        for local, shares in [(256, 0), (0, 256)]:
+            with pytest.raises((ValueError, RanksFailedError), match=r"range\(0, 256\)"):
+                reduce_scatter(
+                    group, "plan", lambda n=local: n, lambda _, n=shares: [n] * count, codec
+                )
+        return own, all_reduce(group, "write", lambda: 2, lambda all_: bytes(all_), codec)
+
+    outcomes = [run(LocalGroup())] if size == 1 else results(size, run)
+    assert outcomes == [(7 * size, b"\2" * size)] * size
 
 
 def test_a_group_of_one_is_a_group():

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.formats.reader import parts
-from xckpt.formats.sink import TensorSink
+from xckpt.formats.sink import Contents, TensorSink
 from xckpt.mapping.spec import TensorSpec
 
 
@@ -47,7 +47,7 @@ def write(
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """All of a sink's steps."""
-    sink.prepare(specs_of(arrays), values or {}, metadata or {})
+    sink.prepare(Contents(specs_of(arrays), values or {}, metadata or {}))
     for name, box in boxes_of(sink, arrays):
         write_box(sink, name, box, arrays[name])
     sink.commit()

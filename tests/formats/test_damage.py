@@ -26,6 +26,7 @@ from tests.support.examples import examples
 from tests.torch.dcp.folders import save_alone
 from xckpt.convert import convert
 from xckpt.formats.detect import SOURCES, detect, open_source
+from xckpt.formats.sink import Contents
 from xckpt.storage.location import Location, open_store
 
 ARRAYS = {"a": {"w": np.arange(12, dtype=np.float32).reshape(3, 4)}, "b": np.arange(5)}
@@ -37,7 +38,9 @@ def safetensors_folder(path: Path) -> None:
     from xckpt.mapping.spec import TensorSpec
 
     sink = SafetensorsSink(path, max_shard_bytes=1)
-    sink.prepare({"w": TensorSpec((3,), "int8"), "b": TensorSpec((), "int64")}, {"step": 7}, {})
+    sink.prepare(
+        Contents({"w": TensorSpec((3,), "int8"), "b": TensorSpec((), "int64")}, {"step": 7})
+    )
     sink.commit()
 
 

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from tests.formats.arrays import boxes
-from tests.support.thread_group import ThreadGroup, results
 from tests.support.tilings import Box, paint
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.engine.group import Group, LocalGroup

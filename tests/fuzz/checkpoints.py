@@ -35,7 +35,7 @@ from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
 from tests.fuzz.manifests import changed_manifest, resealed
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.codec import BytesEntry, TensorEntry, ZarrArray, arrays
+from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ZarrArray, arrays
 from xckpt.core.tree import flatten, rebuild
 from xckpt.errors import XckptError
 from xckpt.storage.integrity import DIGEST_BYTES, digest_array, digest_bytes

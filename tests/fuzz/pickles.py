@@ -18,8 +18,8 @@ from tests.fuzz.checkpoints import home
 from tests.fuzz.choices import Choices, edit_bytes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.errors import XckptError
-from xckpt.formats.dcp.metadata import Where, parse
-from xckpt.formats.torch_save.archive import Archive, MappedTensor
+from xckpt.formats.dcp.metadata import parse
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 
 __all__ = ["archive", "metadata"]
 

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from tests.fuzz.checkpoints import home
 from tests.fuzz.choices import Choices
 from tests.fuzz.manifests import ORIGINALS, changed_manifest
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.core.manifest.codec import parse
 from xckpt.errors import XckptError
 from xckpt.storage.integrity import digest_bytes
@@ -35,7 +35,7 @@ def shown(data: bytes) -> str:
         with contextlib.suppress(XckptError):
             names = [entry.name for entry in parse(manifest, digest_bytes).leaves]
             arguments += names[leaf : leaf + 1]
-    done = CliRunner().invoke(main, arguments)
+    done = CliRunner().invoke(commands, arguments)
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
     assert done.exit_code in (0, 1, 2)

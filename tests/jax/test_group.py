@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.jax_jobs import ROOT, run
+from tests.support.jax_jobs import run
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
@@ -179,8 +179,6 @@ def killed() -> str:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RanksFailedError, match="lost contact") as caught:
         group.gather(b"")
-    # Without its goodbye JAX would wait for the dead process.
-    os.environ["XCKPT_TEST_NO_GOODBYE"] = "1"
     return str(caught.value)
 
 
@@ -198,7 +196,7 @@ def test_one_process_has_no_group_and_starts_no_backend() -> None:
         "import jax; jax.devices()\n"
         "assert current_group() is None\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_a_group_needs_the_coordination_service() -> None:

@@ -384,7 +384,6 @@ def load_and_save_job(path: str, model: int, again: str) -> list[str]:
     return right
 
 
-@pytest.mark.thorough
 def test_processes_save_and_others_load(tmp_path: Path) -> None:
     """2 processes of 3 devices save; 3 of 2 load and save; this process loads both."""
     first, second = str(tmp_path / "first"), str(tmp_path / "second")

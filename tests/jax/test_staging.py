@@ -21,10 +21,10 @@ import xckpt
 from tests.support import jax_jobs
 from tests.support.examples import examples
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
+from xckpt.core.leaf import HostSource
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.core.staged import StagedLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.adapter import describe
+from xckpt.jax.adapter import ADAPTER
 from xckpt.staging import BlockingAsyncStager
 
 SECONDS = 60
@@ -57,8 +57,8 @@ def test_nothing_is_copied_and_the_description_is_kept(
     sharding, shape = case
     full = values(shape, dtype)
     array = jax.device_put(full, sharding)
-    staged, source = stage({"w": array})["w"], describe(array, "w")
-    assert isinstance(staged, StagedLeaf) and source is not None
+    staged, source = stage({"w": array})["w"], ADAPTER.describe(array, "w")
+    assert isinstance(staged, HostSource) and source is not None
     assert (staged.shape, staged.dtype, staged.boxes) == (source.shape, source.dtype, source.boxes)
     assert (staged.sharded, staged.sharding) == (source.sharded, source.sharding)
     for index in range(len(staged.boxes)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,19 +17,18 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from numpy.typing import NDArray
 
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values
+from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.adapter import aim, copy_into, to_writable_numpy
-from xckpt.jax.target import ArrayTarget
+from xckpt.jax.adapter import ADAPTER
+from xckpt.jax.target import JaxTarget
 
 
-def target_of(like: object) -> ArrayTarget:
-    target = aim(like, "model/w", in_place=False)
-    assert target is not None
-    return target
+def target_of(like: Any) -> JaxTarget:
+    return ADAPTER.target_for(like, "model/w", in_place=False)
 
 
-def fill(target: ArrayTarget, content: NDArray[np.generic]) -> jax.Array:
+def fill(target: JaxTarget, content: NDArray[np.generic]) -> jax.Array:
     for index in range(len(target.boxes)):
         target.buffer(index)[...] = content[slices(target.boxes, index)]
         target.commit(index)
@@ -186,7 +186,7 @@ def test_a_deleted_array_is_a_target_still() -> None:
 def test_64_bits_are_not_narrowed_silently(dtype: str) -> None:
     like = jax.ShapeDtypeStruct((3,), np.dtype(dtype))
     with pytest.raises(UnsupportedLeafError, match=rf"model/w: the target is {dtype}, but 64-bit"):
-        aim(like, "model/w", in_place=False)
+        ADAPTER.target_for(like, "model/w", in_place=False)
 
 
 def test_64_bits_survive_a_thread_that_has_them_off() -> None:
@@ -243,26 +243,26 @@ def test_an_abstract_mesh_takes_the_devices_of_the_one_that_is_set() -> None:
         array = loaded(like, np.arange(32.0).reshape(4, 8))
     assert array.sharding == NamedSharding(explicit, PartitionSpec("a", "b"))
     with pytest.raises(UnsupportedLeafError, match=r"model/w: .*abstract mesh .*jax.set_mesh"):
-        aim(like, "model/w", in_place=False)
+        ADAPTER.target_for(like, "model/w", in_place=False)
 
 
 def test_a_sharding_that_does_not_divide_the_shape_is_refused_by_name() -> None:
     sharding = NamedSharding(mesh(2), PartitionSpec("a"))
     like = jax.ShapeDtypeStruct((5,), jnp.float32, sharding=sharding)
     with pytest.raises(UnsupportedLeafError, match=r"model/w: .*does not fit the shape \(5,\)"):
-        aim(like, "model/w", in_place=False)
+        ADAPTER.target_for(like, "model/w", in_place=False)
 
 
 @pytest.mark.parametrize("like", [jnp.zeros(3), jax.ShapeDtypeStruct((3,), jnp.float32)])
-def test_loading_in_place_is_refused_by_name(like: object) -> None:
+def test_loading_in_place_is_refused_by_name(like: Any) -> None:
     with pytest.raises(UnsupportedLeafError, match=r"model/w: JAX arrays are immutable.*use load"):
-        aim(like, "model/w", in_place=True)
+        ADAPTER.target_for(like, "model/w", in_place=True)
 
 
 def test_tracers_are_refused_by_name() -> None:
     @jax.jit
     def step(x: jax.Array) -> jax.Array:
-        aim(x, "model/w", in_place=False)
+        ADAPTER.target_for(x, "model/w", in_place=False)
         return x
 
     with pytest.raises(UnsupportedLeafError, match="model/w: a tracer"):
@@ -271,6 +271,12 @@ def test_tracers_are_refused_by_name() -> None:
 
 @pytest.mark.parametrize("like", [np.zeros(3), 1.0, None, "text"])
 def test_other_targets_are_not_ours(like: object) -> None:
-    assert aim(like, "model/w", in_place=False) is None
-    assert to_writable_numpy(like) is None
-    assert not copy_into(like, np.zeros(3))
+    assert not ADAPTER.owns(like)
+    assert Adapters((ADAPTER,)).target_for(like, "model/w", in_place=False) is None
+
+
+def test_arrays_and_structs_cannot_be_written() -> None:
+    for like in (jnp.zeros(3), jax.ShapeDtypeStruct((3,), jnp.float32)):
+        assert ADAPTER.writable_numpy(like) is None
+        with pytest.raises(TypeError, match="no adapter can write a jax"):
+            ADAPTER.copy_into(like, np.zeros(3))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from xckpt.convert import Mapping
 from xckpt.core.dtypes import DTYPES, numpy_dtype
+from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.operations import (
     Concatenate,
     Deinterleave,
@@ -36,7 +37,7 @@ from xckpt.mapping.operations import (
 )
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy, copy_elements
+from xckpt.mapping.strided_copy import StridedCopy
 
 Array = np.ndarray[Any, Any]
 Arrays = dict[str, Array]

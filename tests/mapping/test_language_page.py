@@ -11,7 +11,7 @@ import pytest
 from click import Group
 
 from tests.mapping.test_operations import ONE_OF_EACH
-from xckpt.cli import main
+from xckpt.cli.commands import commands
 from xckpt.convert import Mapping
 from xckpt.mapping.operations import Operation, operation_from_document
 
@@ -51,6 +51,6 @@ def test_every_operation_is_listed() -> None:
 
 
 def test_the_commands_exist() -> None:
-    group = main.commands["map"]
+    group = commands.commands["map"]
     assert isinstance(group, Group)
     assert set(re.findall(r"`xckpt map (\w+)`", PAGE)) == set(group.commands)

@@ -244,8 +244,8 @@ QKV = Rule(("q", "k", "v"), "qkv", [Concatenate((4, 2, 2))])
             Mapping([Rule("a", (), [Drop("unchecked")])]).inverse(),
             {},
             specs(a=(2,)),
-            ["rule nothing -> a: constant unchecked: it was dropped unchecked: nobody knows its "
-             "value; its input: nothing"],
+            ["rule nothing -> a: constant unchecked: it was dropped unchecked: its value is "
+             "not known; its input: nothing"],
             id="what was dropped unchecked is wanted back",
         ),
         pytest.param(
@@ -282,7 +282,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ("a", "b.{i}", [], {}, "index 'i' is not in the source: unstack it once"),
         ("a.{i}", "b.{i}", [Stack("i")], {}, "is stacked or unstacked, but is not on just one"),
         ("a.{i}", "b", [Stack("i"), Stack("i")], {}, "stack it once"),
-        (("a.{i}", "b"), "c.{i}", [Concatenate((1, 1))], {}, "have not all the same indices"),
+        (("a.{i}", "b"), "c.{i}", [Concatenate((1, 1))], {}, "do not all have the same indices"),
         ("a.{t...}", "b", [Stack("t")], {}, "text 't' stands on one side only"),
         ("a", "b", [], {"i": 3}, "no name has the index i"),
         (("a", "b"), "c", [], {}, "give 2 tensors for 1 targets"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.mapping.arithmetic import Arithmetic
-from xckpt.mapping.strided_copy import StridedCopy, copy_elements, restrict, view
+from xckpt.mapping.copy_elements import copy_elements, view
+from xckpt.mapping.strided_copy import StridedCopy, restrict
 
 
 @st.composite

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
 from xckpt.core.geometry.box import Box
-from xckpt.mapping.strided_cover import Piece, PieceFault, piece_fault
+from xckpt.mapping.strided_cover import PieceFault, StridedPiece, piece_fault
 
 
 @st.composite
@@ -26,13 +26,13 @@ def axes_in(draw: st.DrawFn, rank: int) -> tuple[int, tuple[int, ...]]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, rank: int) -> Piece:
+def pieces(draw: st.DrawFn, rank: int) -> StridedPiece:
     axes = draw(st.lists(axes_in(rank), max_size=3))
     offsets = tuple(draw(st.integers(0, 3)) for _ in range(rank))
-    return Piece(tuple(n for n, _ in axes), offsets, tuple(row for _, row in axes))
+    return StridedPiece(tuple(n for n, _ in axes), offsets, tuple(row for _, row in axes))
 
 
-def painted(shape: tuple[int, ...], pieces: list[Piece]) -> tuple[np.ndarray, bool]:
+def painted(shape: tuple[int, ...], pieces: list[StridedPiece]) -> tuple[np.ndarray, bool]:
     """How many pieces hold each element, and whether all of them keep inside."""
     counts = np.zeros(shape, int)
     inside = True
@@ -49,7 +49,7 @@ def painted(shape: tuple[int, ...], pieces: list[Piece]) -> tuple[np.ndarray, bo
     return counts, inside
 
 
-def judge(shape: tuple[int, ...], given_pieces: list[Piece]) -> None:
+def judge(shape: tuple[int, ...], given_pieces: list[StridedPiece]) -> None:
     counts, inside = painted(shape, given_pieces)
     fault = piece_fault(shape, given_pieces)
     if fault is None:
@@ -81,13 +81,15 @@ def test_any_pieces_are_judged_as_painting_judges_them(data: st.DataObject, rank
 @pytest.mark.parametrize(
     "shape, piece",
     [
-        ((4,), Piece((2, 3), (0,), ((1,), (1,)))),
-        ((3, 2), Piece((2, 2, 2), (0, 0), ((1, 0), (1, 0), (0, 1)))),
-        ((3,), Piece((3, 2), (0,), ((1,), (0,)))),
-        ((2, 2), Piece((2, 2, 2), (0, 0), ((1, 0), (0, 1), (0, 0)))),
+        ((4,), StridedPiece((2, 3), (0,), ((1,), (1,)))),
+        ((3, 2), StridedPiece((2, 2, 2), (0, 0), ((1, 0), (1, 0), (0, 1)))),
+        ((3,), StridedPiece((3, 2), (0,), ((1,), (0,)))),
+        ((2, 2), StridedPiece((2, 2, 2), (0, 0), ((1, 0), (0, 1), (0, 0)))),
     ],
 )
-def test_a_piece_that_holds_an_element_twice_overlaps(shape: tuple[int, ...], piece: Piece) -> None:
+def test_a_piece_that_holds_an_element_twice_overlaps(
+    shape: tuple[int, ...], piece: StridedPiece
+) -> None:
     fault = piece_fault(shape, [piece])
     assert fault is not None
     assert (fault.kind, fault.holders) == ("overlap", (0, 0))
@@ -95,8 +97,8 @@ def test_a_piece_that_holds_an_element_twice_overlaps(shape: tuple[int, ...], pi
 
 
 def test_an_element_held_twice_is_the_witness_and_not_its_neighbour() -> None:
-    twice = Piece((2, 2), (0, 0), ((1, 0), (1, 0)))
-    beside = Piece((3,), (0, 1), ((1, 0),))
+    twice = StridedPiece((2, 2), (0, 0), ((1, 0), (1, 0)))
+    beside = StridedPiece((3,), (0, 1), ((1, 0),))
     assert piece_fault((3, 2), [twice, beside]) == PieceFault(
         "overlap", Box((1, 0), (1, 1)), (0, 0)
     )
@@ -109,7 +111,9 @@ def test_a_mapping_with_one_copy_changed_is_judged_as_painting_judges_it(
     resolved = case.mapping.resolve(case.source_specs, case.target_specs)
     name = data.draw(st.sampled_from(sorted(resolved.targets)))
     shape = resolved.targets[name].shape
-    found = [Piece(c.sizes, c.target_offsets, c.target_strides) for c in resolved.copies[name]]
+    found = [
+        StridedPiece(c.sizes, c.target_offsets, c.target_strides) for c in resolved.copies[name]
+    ]
     if 0 in shape or not found:
         return
     assert piece_fault(shape, found) is None
@@ -123,9 +127,9 @@ def test_a_mapping_with_one_copy_changed_is_judged_as_painting_judges_it(
     elif kind == "move" and shape:
         d = data.draw(st.integers(0, len(shape) - 1))
         moved = tuple(o + (i == d) for i, o in enumerate(piece.offsets))
-        found[at] = Piece(piece.sizes, moved, piece.strides)
+        found[at] = StridedPiece(piece.sizes, moved, piece.strides)
     elif kind == "shorten" and any(n > 1 for n in piece.sizes):
         k = next(k for k, n in enumerate(piece.sizes) if n > 1)
         sizes = tuple(n - (i == k) for i, n in enumerate(piece.sizes))
-        found[at] = Piece(sizes, piece.offsets, piece.strides)
+        found[at] = StridedPiece(sizes, piece.offsets, piece.strides)
     judge(shape, found)

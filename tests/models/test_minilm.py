@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.models import minilm, moves
 from tests.models.conftest import Note
 from tests.models.oracle import flat
 
 
+@pytest.mark.thorough
 def test_there_and_back(tmp_path: Path, note: Note) -> None:
     params, there = minilm.there()
     note(there)

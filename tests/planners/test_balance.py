@@ -10,11 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from examples.planners.balance import BalancingPlanner, deal
 from tests.support.examples import examples
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.metadata import MetadataIndex
 from xckpt.planner import SavePlan, WriteItem
 
@@ -36,6 +37,7 @@ def local_plans(of_ranks: list[State]) -> list[SavePlan]:
     plans: list[SavePlan] = []
     for state in of_ranks:
         planner = BalancingPlanner()
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state)
         plans.append(planner.create_local_plan())
     return plans

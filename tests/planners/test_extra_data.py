@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from examples.planners.extra_data import ExtraDataPlanner
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from tests.support.thread_group import ThreadGroup, results, run_ranks
 from xckpt.planner import DefaultLoadPlanner
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 

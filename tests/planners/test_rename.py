@@ -10,10 +10,10 @@ import torch
 import zarr
 
 import xckpt
+from conformance.implementations.threads import ThreadGroup, results
 from examples.planners.rename import RenamingLoadPlanner, RenamingSavePlanner
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut, holds, wish
-from tests.support.thread_group import ThreadGroup, results
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
 
 WEIGHT = np.arange(24, dtype=np.float32).reshape(6, 4)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import xckpt
-from tests.support.boxed import rows
+from tests.support.sharded_arrays import rows
 
 BLOCK = re.compile(
     r"^`(ckpt/[^`]+)`, ([0-9,]+) bytes?:\n\n```\w*\n(.*?)```$", re.MULTILINE | re.DOTALL

@@ -143,7 +143,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{COMMIT}::test_a_lock_that_a_killed_save_left_spoils_no_manifest",
     ),
     "A writer MUST refuse to save": (
-        f"{COMMIT}::test_the_rules",
+        "tests/core/test_commit.py::test_each_cell",
         "tests/storage/test_buckets.py::test_what_is_no_checkpoint_is_never_overwritten",
     ),
     "Where a checkpoint or an unfinished save": (f"{COMMIT}::test_save_refuse_overwrite",),

@@ -17,9 +17,9 @@ import pytest
 from numpy.typing import NDArray
 
 import xckpt
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded, cut
 from tests.support.states import LAYOUTS, everything, expected, same
-from xckpt.core.manifest.codec import arrays
+from xckpt.core.manifest.entries import arrays
 
 Damage = Callable[[bytes], bytes]
 
@@ -27,7 +27,17 @@ STRIDE = 41
 """Set it to 1 to flip every byte, which takes minutes."""
 
 
-@pytest.fixture(scope="module", params=list(LAYOUTS))
+OFTEN = ("plain", "sharded crc32c")
+"""The layouts that the default tier damages: without and with all that another has."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(layout, marks=() if layout in OFTEN else pytest.mark.thorough)
+        for layout in LAYOUTS
+    ],
+)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint in each layout; tests that damage it repair it."""
     path = tmp_path_factory.mktemp("corruption") / "ckpt"
@@ -167,7 +177,7 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(6, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
+    "every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
 )
 def test_damaged_files(saved: Path, every: int) -> None:
     folders = array_paths(saved)
@@ -217,8 +227,9 @@ def earlier(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the same tree, shapes and layout, with other numbers."""
     state = everything()
     for name, leaf in state.items():
-        if isinstance(leaf, Boxed):
-            state[name] = Boxed(another(leaf.array), leaf.boxes)
+        if isinstance(leaf, Sharded) and leaf.array is not None:
+            boxes = [(box.offsets, box.sizes) for box in leaf.boxes]
+            state[name] = cut(another(leaf.array), boxes)
         elif isinstance(leaf, np.ndarray):
             state[name] = another(leaf)
         elif isinstance(leaf, str):

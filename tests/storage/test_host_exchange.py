@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import xckpt
+from conformance.implementations.threads import ThreadGroup, results
+from tests.support.sharded_arrays import cut
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.errors import StorageError
 from xckpt.storage import host_exchange as module
@@ -118,3 +122,39 @@ def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ranks[0].failures
     assert not ranks[1].failures
     assert len(ranks[0].taken) + len(ranks[1].taken) == 6
+
+
+@pytest.mark.parametrize(
+    ("boxes", "made", "started"),
+    [([], 0, 0), ([(0, 2), (2, 2)], 2, 0), ([(0, 4), (0, 4)], 2, 2)],
+    ids=["values", "each its own", "the same"],
+)
+def test_what_a_load_makes_to_share_reads(
+    monkeypatch: pytest.MonkeyPatch, boxes: list[tuple[int, int]], made: int, started: int
+) -> None:
+    """No socket for a rank that reads no chunk, and none kept where nothing is shared."""
+    whole = np.arange(16.0).reshape(4, 4)
+    path = f"memory://sharing-{len(boxes)}-{started}"
+    xckpt.save(path, {"w": whole, "step": 1}, options=xckpt.SaveOptions(chunk_bytes=64))
+    calls: list[str] = []
+    for name in ("__init__", "start"):
+        monkeypatch.setattr(Exchange, name, noting(getattr(Exchange, name), calls, name))
+
+    def load(group: ThreadGroup) -> object:
+        state: dict[str, object] = {"step": 0}
+        if boxes:
+            low, rows = boxes[group.rank]
+            state["w"] = cut(np.zeros((4, 4)), [((low, 0), (rows, 4))])
+        xckpt.load_into(path, state, strict=False, group=group)
+        return state["step"]
+
+    assert results(2, load) == [1, 1]
+    assert (calls.count("__init__"), calls.count("start")) == (made, started)
+
+
+def noting(function: Callable[..., None], calls: list[str], name: str) -> Callable[..., None]:
+    def noted(*args: Any, **options: Any) -> None:
+        calls.append(name)
+        function(*args, **options)
+
+    return noted

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,20 @@ import numpy as np
 import pytest
 
 import xckpt
-from xckpt.storage.chunk import ChunkSource, PendingRead
+from xckpt.storage.chunks.chunk import ChunkSource, PendingRead
 
 
 class Slow:
-    """A future that says when somebody has waited for it."""
+    """A wait for a chunk that records when it has ended."""
 
-    def __init__(self, future: Any) -> None:  # TensorStore's, of either kind
-        self.future = future
+    def __init__(self, wait: Callable[[], str]) -> None:
+        self.wait = wait
         self.ended = False
 
-    def result(self) -> object:
+    def __call__(self) -> str:
         time.sleep(0.05)
         try:
-            return self.future.result()
+            return self.wait()
         finally:
             self.ended = True
 
@@ -40,8 +41,8 @@ def test_after_a_failed_load_nothing_writes_into_the_targets(
 
     def recorded(*args: Any) -> PendingRead:  # as they come
         pending = begin(*args)
-        begun.append(Slow(pending.future))
-        return dataclasses.replace(pending, future=begun[-1])  # pyright: ignore[reportArgumentType]
+        begun.append(Slow(pending.wait))
+        return dataclasses.replace(pending, wait=begun[-1])
 
     monkeypatch.setattr(ChunkSource, "begin", recorded)
     targets = {name: np.zeros_like(array) for name, array in state.items()}

@@ -11,10 +11,10 @@ import zarr
 
 import xckpt
 import xckpt.zarr_dtypes  # registers bfloat16 and the other types that NumPy does not have
-from tests.support.boxed import Boxed
+from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, arrays, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.storage.commit import staging as commits
+from xckpt.storage.commit import folder as staged_folder
 
 
 def read(node: object) -> np.ndarray:
@@ -52,7 +52,7 @@ def test_every_leaf_is_read(tmp_path: Path, layout: str, consolidated: bool) -> 
     for name, array in arrays().items():
         assert same(read(root[name]), array), name
     pieces = state["pieces"]
-    assert isinstance(pieces, Boxed)
+    assert isinstance(pieces, Sharded) and pieces.array is not None
     assert same(read(root["pieces"]), pieces.array)
     assert same(read(root["nested/list/1/x"]), np.arange(3))
     assert bytes(read(root["note"])) == str(state["note"]).encode()
@@ -95,7 +95,7 @@ def test_after_an_overwrite(
 ) -> None:
     """In place on local disks; in a generation's folder where folders cannot be exchanged."""
     if not exchanges:
-        monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+        monkeypatch.setattr(staged_folder, "can_exchange", lambda folder: False)
     path = tmp_path / "ckpt"
     xckpt.save(path, {"w": np.arange(5), "old": np.arange(3)})
     xckpt.save(path, {"w": np.arange(9)}, overwrite=True)

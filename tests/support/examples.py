@@ -16,7 +16,7 @@ def examples(quick: int) -> settings:
     """Settings with ``quick`` examples in the default tier, and as many times more in others.
 
     Example:
-        >>> examples(25).max_examples * QUICK == 25 * settings.default.max_examples
+        >>> examples(25).max_examples * QUICK == 25 * settings().max_examples
         True
     """
-    return settings(max_examples=max(1, quick * settings.default.max_examples // QUICK))
+    return settings(max_examples=max(1, quick * settings().max_examples // QUICK))

@@ -1,22 +1,22 @@
-"""Real JAX processes for tests: each runs one function of a test module and reports its answer.
+"""Real JAX processes for tests: each runs one function of a test module and returns its answer.
 
-`run` starts them on this machine with `jax.distributed.initialize` and CPU devices, waits, and
-returns what each function returned (JSON), in process order.
+`run` forks them from a process that has imported JAX and used nothing of it (`fork_server`), each
+with CPU devices of its own and `jax.distributed.initialize`; it waits, and returns what each
+function returned (JSON), in process order.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable
-from pathlib import Path
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 
-ROOT = Path(__file__).parents[2]
+from tests.support.fork_server import context
+
 SECONDS = 120
 
 
@@ -29,41 +29,52 @@ def run(
 ) -> list[object]:
     """Answers of ``function(*args)`` from each of ``processes`` with ``devices`` each.
 
-    Processes in ``killed`` are expected to die by SIGKILL; their answer is None.
+    Processes in ``killed`` are expected to die by SIGKILL; their answer is None. A function that
+    returns once another was killed ends by `os._exit`: it waits for nobody.
     """
-    port = _free_port()
-    target = f"{function.__module__}:{function.__name__}"
-    command = [sys.executable, "-m", "tests.support.jax_jobs", target, json.dumps(args)]
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         "OMP_NUM_THREADS": "1",
-        "XCKPT_TEST_JOB": f"localhost:{port},{processes}",
     }
-    started = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment, "XCKPT_TEST_PROCESS": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
+    address = f"localhost:{_free_port()}"
+    pipes: list[Connection] = []
+    started = []
+    for number in range(processes):
+        here, there = context().Pipe()
+        job = (address, processes, number, not killed)
+        process = context().Process(target=_serve, args=(there, environment, job, function, args))
+        process.start()
+        there.close()
+        pipes.append(here)
+        started.append(process)
     try:
-        ended = [process.communicate(timeout=SECONDS) for process in started]
+        answers = [_answer(pipe) for pipe in pipes]
+        for process in started:
+            process.join(SECONDS)
     finally:
         for process in started:
             process.kill()
-            process.wait()
-    answers: list[object] = []
-    for number, (process, (out, err)) in enumerate(zip(started, ended, strict=True)):
+            process.join()
+        for pipe in pipes:
+            pipe.close()
+    for number, (process, (fault, _)) in enumerate(zip(started, answers, strict=True)):
         expected = -signal.SIGKILL if number in killed else 0
-        assert process.returncode == expected, f"process {number}: {process.returncode}\n{err}"
-        answers.append(None if number in killed else json.loads(out.splitlines()[-1]))
-    return answers
+        assert process.exitcode == expected, f"process {number}: {process.exitcode}\n{fault}"
+        assert number in killed or not fault, f"process {number}:\n{fault}"
+    return [answer for _, answer in answers]
+
+
+def _answer(pipe: Connection) -> tuple[str, object]:
+    """What went wrong in a process, and what its function returned."""
+    try:
+        if not pipe.poll(SECONDS):
+            return f"no answer within {SECONDS} s", None
+        fault, text = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        return "ended without an answer", None
+    return fault, json.loads(text)
 
 
 def _free_port() -> int:
@@ -72,19 +83,24 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-def main() -> None:
-    """Join the job, run the function, print its answer."""
+def _serve(
+    pipe: Connection,
+    environment: Mapping[str, str],
+    job: tuple[str, int, int, bool],
+    function: Callable[..., object],
+    args: tuple[object, ...],
+) -> None:
+    """Join the job, run the function, send its answer."""
+    os.environ.clear()
+    os.environ.update(environment)
     import jax
 
-    address, processes = os.environ["XCKPT_TEST_JOB"].split(",")
-    number = int(os.environ["XCKPT_TEST_PROCESS"])
-    jax.distributed.initialize(address, int(processes), number)
-    module, name = sys.argv[1].split(":")
-    answer = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
-    print(json.dumps(answer), flush=True)
-    if os.environ.get("XCKPT_TEST_NO_GOODBYE"):
-        os._exit(0)
-
-
-if __name__ == "__main__":
-    main()
+    address, processes, number, all_live = job
+    jax.distributed.initialize(address, processes, number)
+    try:
+        pipe.send(("", json.dumps(function(*args))))
+    except BaseException:
+        pipe.send((traceback.format_exc(), "null"))
+    if not all_live:
+        os._exit(0)  # JAX's goodbye would wait for the dead process
+    jax.distributed.shutdown()

@@ -12,7 +12,8 @@ from tests.support.tilings import tiled_shapes
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.manifest.codec import BytesEntry, Manifest, ValueEntry, build
+from xckpt.core.manifest.codec import build
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,

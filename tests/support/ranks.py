@@ -1,13 +1,13 @@
 """Processes of one torch.distributed group that live as long as the tests that share them.
 
-A spawn with torch and gloo takes seconds, so a `Ranks` is started once and each test sends it a
-function: every rank calls ``function(rank, *args)``, and `Ranks.run` gives back what they returned.
+Ranks are forked from a process that has imported torch (`fork_server`), so a group starts in some
+tenths of a second. Tests that share a `Ranks` send it functions: every rank calls
+``function(rank, *args)``, and `Ranks.run` gives back what they returned.
 """
 
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from tests.support.fork_server import context
 
 SECONDS = 60
 """How long a rank may take to answer, and to wait for another."""
@@ -32,13 +34,12 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
-        context = multiprocessing.get_context("spawn")
         self._pipes: list[Connection] = []
         self.processes = []
         store = str(Path(self._folder.name) / "store")
         for rank in range(size):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, size, store), daemon=True)
+            here, there = context().Pipe()
+            process = context().Process(target=_serve, args=(there, rank, size, store), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)

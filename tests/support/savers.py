@@ -21,7 +21,7 @@ import numpy as np
 import xckpt
 import xckpt.engine.save  # what a save imports is to be there before the operations are counted
 import xckpt.numpy
-from xckpt.storage.commit import staging as commits
+from xckpt.storage.commit import folder, staging
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,9 +137,9 @@ def _supervise(command: Command) -> int:
 def _save(command: Command, saver: int, writing: int) -> None:
     """Save state after state, and report each; never returns."""
     if command.place == "generation":
-        commits._can_exchange = lambda folder: False
+        folder.can_exchange = lambda folder: False
     if command.place == "in place":
-        commits._renames = lambda folder: False
+        staging.can_rename = lambda folder: False
     if command.operation:
         _die_before(command.operation)
     code = 0

@@ -9,16 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tests.support.tilings import Box, Shape, region
+from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.frameworks import as_described, register_adapter
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
-from xckpt.core.staged import Copyable
+from xckpt.engine.adapters import register_adapter
 
 Array = NDArray[np.generic]
 
@@ -36,6 +37,8 @@ class Sharded:
     sharding: Sharding | None = None
     annotation: str = ""
     sharded: bool = True
+    array: Array | None = None
+    """The whole, where one rank has it."""
 
     def data(self, index: int) -> Array:
         return self.parts[index]
@@ -51,13 +54,22 @@ class Wanted:
     annotation: str = ""
 
 
-def cut(array: Array, boxes: Sequence[Box]) -> Sharded:
+def cut(array: Array, boxes: Sequence[Box], sharding: Sharding | None = None) -> Sharded:
     """What a rank holds that has these boxes of an array: views of it."""
     name = dtype_name(array.dtype)
     assert name is not None
     held = list(dict.fromkeys(boxes))
     parts = [array[region(box)] if array.ndim else array for box in held]
-    return Sharded(array.shape, name, Boxes.of(held, rank=array.ndim), parts)
+    boxes_held = Boxes.of(held, rank=array.ndim)
+    return Sharded(array.shape, name, boxes_held, parts, sharding, array=array)
+
+
+def rows(array: Array, *cuts: int) -> Sharded:
+    """An array cut into rows at the given numbers."""
+    below = array.shape[1:]
+    zeros = (0,) * len(below)
+    bounds = pairwise([0, *cuts, len(array)])
+    return cut(array, [((a, *zeros), (b - a, *below)) for a, b in bounds])
 
 
 def wish(array: Array, boxes: Sequence[Box]) -> Wanted:
@@ -100,48 +112,19 @@ class Target:
         return self.into or Sharded(self.shape, self.dtype, self.boxes, parts)
 
 
-def describe(leaf: object, name: str) -> Sharded | None:
-    return leaf if isinstance(leaf, Sharded) else None
+class ShardedAdapter(Adapter[Sharded | Wanted]):
+    leaves = (Sharded, Wanted)
+
+    def describe(self, leaf: Sharded | Wanted, name: str) -> Sharded:
+        return leaf if isinstance(leaf, Sharded) else super().describe(leaf, name)  # type: ignore[return-value]
+
+    def target_for(self, like: Sharded | Wanted, name: str, *, in_place: bool) -> Target:
+        if in_place and isinstance(like, Sharded):
+            return Target(like.shape, like.dtype, like.boxes, dict(enumerate(like.parts)), like)
+        return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
 
 
-def aim(like: object, name: str, *, in_place: bool) -> Target | None:
-    if not isinstance(like, Sharded | Wanted):
-        return None
-    if in_place and isinstance(like, Sharded):
-        return Target(like.shape, like.dtype, like.boxes, dict(enumerate(like.parts)), like)
-    return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
-
-
-def copyable(leaf: object, name: str) -> Copyable | None:
-    return as_described(leaf) if isinstance(leaf, Sharded) else None
-
-
-def pinned_memory(size: int) -> None:
-    return None
-
-
-def to_numpy(data: object) -> None:
-    """The parts are NumPy's."""
-
-
-def to_writable_numpy(buffer: object) -> None:
-    """The buffers are NumPy's."""
-
-
-def copy_into(buffer: object, data: Array) -> bool:
-    return False
-
-
-def open_object(node: object, name: str) -> None:
-    """No objects that keep a state."""
-
-
-def children(node: object) -> None:
-    """No containers."""
-
-
-def rebuild(node: object, children: list[object]) -> None:
-    """No containers."""
+ADAPTER = ShardedAdapter()
 
 
 def same_bits(one: Array, other: Array) -> bool:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.boxed import rows
+from tests.support.sharded_arrays import rows
 from xckpt.options import SaveOptions
 
 LAYOUTS = {

@@ -13,7 +13,7 @@ from tests.support.time_limit import Moment
 
 @pytest.mark.parametrize(
     "clock, processor, stalled, seconds",
-    [(9, 1, 0, 9), (9, 1, 8, 1), (9, 4, 8, 4), (9, 12, 0, 12), (9, 0, 3, 6)],
+    [(9, 1, 0, 9), (8, 1, 8, 0.5), (8, 4, 8, 2), (9, 12, 0, 12), (9, 0, 3, 4.5), (8, 6, 9, 3)],
 )
 def test_the_larger_of_the_processor_and_the_rest_of_the_clock_counts(
     clock: float, processor: float, stalled: float, seconds: float

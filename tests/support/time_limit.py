@@ -4,8 +4,10 @@
    ended have used of processors.
 2. The kernel counts how long any process waited for a processor (pressure stall information). A
    wait within that time is the machine's; what is left of the clock is the test's.
-3. A test takes the larger of the two: its processor time, or the rest of the clock. Above the limit
-   it fails, unless it is marked `thorough`.
+3. A test takes the larger of the two: its processor time, or the rest of the clock. Where processes
+   wait, shared caches and hyper-threads slow each processor down as well, up to half its speed, so
+   both count less by the share of the time that some process waited.
+4. Above the limit the test fails, unless it is marked `thorough`.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ class Moment:
         return cls(time.monotonic(), processor, _stalled())
 
     def since(self, before: Moment) -> float:
-        """The seconds that are a test's own between two moments."""
-        waited = (self.clock - before.clock) - (self.stalled - before.stalled)
-        return max(self.processor - before.processor, waited)
+        """The seconds that are a test's own between two moments, as on a machine that is idle."""
+        clock, stalled = self.clock - before.clock, self.stalled - before.stalled
+        busy = min(1.0, stalled / clock) if clock else 0.0
+        return max(self.processor - before.processor, clock - stalled) / (1 + busy)
 
 
 def _stalled() -> float:

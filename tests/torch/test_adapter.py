@@ -12,50 +12,46 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-from xckpt.core.leaf import Adapter, SourceLeaf, TargetLeaf
+from xckpt.core.adapter import Adapters
+from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch import adapter as tensors
+from xckpt.torch.adapter import ADAPTER, TensorLeaf, TensorTarget
 
 
-def source_of(leaf: object) -> tensors.TensorSource:
-    source = tensors.describe(leaf, "w")
-    assert source is not None
-    return source
+def source_of(leaf: torch.Tensor) -> TensorLeaf:
+    return ADAPTER.describe(leaf, "w")
 
 
-def target_of(like: object, *, in_place: bool) -> tensors.TensorTarget:
-    target = tensors.aim(like, "w", in_place=in_place)
-    assert target is not None
-    return target
+def target_of(like: torch.Tensor, *, in_place: bool) -> TensorTarget:
+    return ADAPTER.target_for(like, "w", in_place=in_place)
 
 
-def filled(target: tensors.TensorTarget, values: np.ndarray) -> torch.Tensor:
+def filled(target: TensorTarget, values: np.ndarray) -> torch.Tensor:
     """Write a target as the engine does: box by box, through NumPy where that is possible."""
     for index, box in enumerate(target.boxes):
         region = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
         buffer = target.buffer(index)
-        memory = tensors.to_writable_numpy(buffer)
+        memory = ADAPTER.writable_numpy(buffer)
         assert memory is not None
         memory[...] = values[region]
         target.commit(index)
     return target.result()
 
 
-def test_the_module_is_an_adapter() -> None:
-    adapter: Adapter = tensors
-    assert adapter.children({}) is None
-    assert adapter.rebuild({}, []) is None
+def test_sources_and_targets_are_leaves() -> None:
+    assert ADAPTER.children({}) is None
+    assert ADAPTER.rebuild({}, []) is None
     assert isinstance(source_of(torch.ones(2)), SourceLeaf)
     assert isinstance(target_of(torch.ones(2), in_place=True), TargetLeaf)
 
 
 @pytest.mark.parametrize("leaf", [1.5, np.ones(2), torch.float32, torch.Size([2]), None, "text"])
 def test_what_is_not_torch_is_left_to_others(leaf: object) -> None:
-    assert tensors.describe(leaf, "w") is None
-    assert tensors.aim(leaf, "w", in_place=False) is None
-    assert tensors.to_numpy(leaf) is None
-    assert tensors.to_writable_numpy(leaf) is None
-    assert not tensors.copy_into(leaf, np.ones(2))
+    alone = Adapters((ADAPTER,))
+    assert not ADAPTER.owns(leaf)
+    assert alone.describe(leaf, "w") is None
+    assert alone.copyable(leaf, "w") is None
+    assert alone.target_for(leaf, "w", in_place=False) is None
 
 
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def test_a_plain_tensor_is_one_box(leaf: torch.Tensor) -> None:
     data = source.data(0)
     assert not data.requires_grad
     assert data.data_ptr() == leaf.data_ptr()
-    array = tensors.to_numpy(data)
+    array = ADAPTER.to_numpy(data)
     assert array is not None
     np.testing.assert_array_equal(array, leaf.detach().numpy())
 
@@ -144,11 +140,11 @@ def nested() -> torch.Tensor:
     ],
 )
 def test_what_cannot_be_saved_is_refused_by_name(make, advice: str) -> None:
-    leaf = make()
+    leaf, adapters = make(), Adapters((ADAPTER,))
     with pytest.raises(UnsupportedLeafError, match=f"model/wte: .*{advice}"):
-        tensors.describe(leaf, "model/wte")
+        adapters.describe(leaf, "model/wte")
     with pytest.raises(UnsupportedLeafError, match=f"model/wte: .*{advice}"):
-        tensors.aim(leaf, "model/wte", in_place=True)
+        adapters.target_for(leaf, "model/wte", in_place=True)
 
 
 def test_a_subclass_that_adds_no_operations_is_a_tensor() -> None:
@@ -157,7 +153,7 @@ def test_a_subclass_that_adds_no_operations_is_a_tensor() -> None:
 
 def test_an_expanded_view_cannot_be_filled_in_place() -> None:
     with pytest.raises(UnsupportedLeafError, match=r"w: .*expanded.*clone"):
-        tensors.aim(torch.ones(3, 1).expand(3, 4), "w", in_place=True)
+        ADAPTER.target_for(torch.ones(3, 1).expand(3, 4), "w", in_place=True)
     assert filled(target_of(torch.ones(3, 1).expand(3, 4), in_place=False), np.eye(3, 4)).sum() == 3
 
 
@@ -280,10 +276,10 @@ def test_buffers_are_the_same_for_all_threads() -> None:
 
 def test_copy_into() -> None:
     conjugate = torch.zeros(2, dtype=torch.complex64).conj()
-    assert tensors.to_writable_numpy(conjugate) is None
-    assert tensors.copy_into(conjugate, np.array([1, 2j], np.complex64))
+    assert ADAPTER.writable_numpy(conjugate) is None
+    ADAPTER.copy_into(conjugate, np.array([1, 2j], np.complex64))
     assert conjugate.tolist() == [1, 2j]
     with pytest.raises(ValueError, match="float64"):
-        tensors.copy_into(torch.zeros(2), np.ones(2))
+        ADAPTER.copy_into(torch.zeros(2), np.ones(2))
     with pytest.raises(ValueError, match="shape"):
-        tensors.copy_into(torch.zeros(2), np.ones(1, np.float32))
+        ADAPTER.copy_into(torch.zeros(2), np.ones(1, np.float32))

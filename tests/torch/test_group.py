@@ -168,7 +168,6 @@ def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], fl
     return "", [], time.monotonic() - started, False
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("victim, when", [(2, "plan"), (1, "write"), (0, "write")])
 def test_a_killed_rank_is_noticed_at_once(victim: int, when: str) -> None:
     with Ranks(3) as ranks:

@@ -21,8 +21,8 @@ from tests.support.ranks import Ranks, die
 from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.sharded.test_sharded_tensor import Cut
 from tests.torch.test_save_load import on_rank_group
+from xckpt.core.leaf import HostSource
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.core.staged import StagedLeaf
 from xckpt.errors import NotACheckpointError, RanksFailedError, UnsupportedLeafError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 from xckpt.torch.group import TorchGroup
@@ -227,7 +227,7 @@ def test_other_classes_become_descriptions() -> None:
     odd = torch.arange(3.0).as_subclass(Odd)
     staged = stage({"w": odd})["w"]
     odd.zero_()
-    assert isinstance(staged, StagedLeaf)
+    assert isinstance(staged, HostSource)
     assert np.array_equal(staged.data(0), [0, 1, 2])
 
 

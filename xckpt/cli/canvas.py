@@ -1,99 +1,201 @@
-"""Lines and marks on characters: what pictures are drawn on.
+"""Boxes of elements on characters: scales, lines, marks and labels.
 
-1. A line has a weight, and runs from the middle of a character to the middle of the next.
-2. Up to four lines meet in a character; their weights choose it from `JOINTS` (`Canvas.lines`).
-3. A character where no line is shows its mark.
+1. An `Axis` maps the elements of one dimension to characters. Lines are `GAP` characters apart;
+   where chunks are thinner, only every second, third, ... boundary is a line (`Axis.cuts`).
+2. A character between two lines stands for a range of elements, and together the characters stand
+   for all of them (`Axis.between`).
+3. A `Canvas` keeps the weight of the line from each character to its neighbours; the weights of
+   the four arms of a character choose it from `JOINTS`. A character without lines shows its mark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from rich.text import Text
 
-__all__ = ["JOINTS", "Canvas"]
+from xckpt.core.geometry.box import Box
+
+__all__ = ["JOINTS", "Axis", "Canvas", "Cuts", "column_labels", "scale"]
+
+GAP = 2
+"""Characters from a line to the next, at least: one is between them."""
 
 # The character whose arms have weights up, right, down, left (0 none, 1 thin, 2 heavy) stands at
 # up + 3 right + 9 down + 27 left.
 JOINTS = " ╵╹╶└┖╺┕┗╷│╿┌├┞┍┝┡╻╽┃┎┟┠┏┢┣╴┘┚─┴┸╼┶┺┐┤┦┬┼╀┮┾╄┒┧┨┰╁╂┲╆╊╸┙┛╾┵┹━┷┻┑┥┩┭┽╃┯┿╇┓┪┫┱╅╉┳╈╋"
-THIN, HEAVY = 1, 2
+
+Cuts = Sequence[Sequence[int]]
+"""Offsets of lines, down and across."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """``size`` elements on characters 0 to ``last``."""
+
+    size: int
+    last: int
+
+    def at(self, offset: int) -> int:
+        """The character nearest to an offset."""
+        return (2 * offset * self.last + self.size) // (2 * self.size)
+
+    def cuts(self, start: int, stop: int, chunk: int) -> list[int]:
+        """The ends of an array, and the boundaries of its chunks that have room for a line.
+
+        Example:
+            >>> Axis(size=100, last=20).cuts(0, 100, chunk=30)
+            [0, 30, 60, 90, 100]
+            >>> Axis(size=100, last=20).cuts(0, 50, chunk=4)
+            [0, 12, 24, 36, 50]
+        """
+        every = max(1, GAP * self.size // (chunk * self.last))
+        while any(
+            self.at(b) - self.at(a) < GAP for a, b in pairwise(range(start, stop, every * chunk))
+        ):
+            every += 1
+        inner = range(start, stop, every * chunk)[1:]
+        return [start, *(cut for cut in inner if self.at(stop) - self.at(cut) >= GAP), stop]
+
+    def between(self, cuts: Sequence[int]) -> Iterator[tuple[int, float, float]]:
+        """The characters between lines at ``cuts``, each with the elements it stands for.
+
+        Example:
+            >>> list(Axis(size=12, last=6).between([0, 6, 12]))  # character, first, one past last
+            [(1, 0, 3.0), (2, 3.0, 6), (4, 6, 9.0), (5, 9.0, 12)]
+        """
+        step = self.size / self.last
+        for low, high in pairwise(cuts):
+            first, last = self.at(low) + 1, self.at(high) - 1
+            for position in range(first, last + 1):
+                start = low if position == first else (position - 0.5) * step
+                yield position, start, high if position == last else (position + 0.5) * step
+
+
+def scale(size: int, chunk: int, *, wished: int, smallest: int, room: int) -> Axis:
+    """How large a dimension is drawn.
+
+    Args:
+        size: elements.
+        chunk: elements of the smallest chunk.
+        wished: characters for that chunk, if there is room.
+        smallest: characters of the whole, if it is but one chunk.
+        room: most characters of the whole, the first one aside.
+
+    Example:
+        >>> scale(50, 5, wished=3, smallest=10, room=60)
+        Axis(size=50, last=30)
+        >>> scale(50, 1, wished=3, smallest=10, room=60)
+        Axis(size=50, last=60)
+    """
+    step = min(max(wished, -(-smallest * chunk // size)), room * chunk // size)
+    return Axis(size, room if step < GAP else round(size * step / chunk))
 
 
 class Canvas:
-    """``down`` + 1 rows of ``across`` + 1 characters.
+    """The characters of two axes: lines between them, and marks where no line is.
 
     Example:
-        >>> canvas = Canvas(2, 8)
-        >>> canvas.rule((0, 2), (0, 4, 8))
-        >>> canvas.write(range(1, 2), range(1, 4), "7")
-        True
+        >>> canvas = Canvas(Axis(size=2, last=2), Axis(size=4, last=8))
+        >>> canvas.rule([(0, 2), (0, 2, 4)])
+        >>> canvas.fill([(0, 2), (0, 2, 4)], Box((0, 3), (1, 1)), "x")
         >>> for line in canvas.lines():
         ...     print(line)
         ┏━━━┯━━━┓
-        ┃ 7 │   ┃
+        ┃   │ xx┃
         ┗━━━┷━━━┛
     """
 
-    def __init__(self, down: int, across: int) -> None:
-        self.level: NDArray[np.uint8] = np.zeros((down + 1, across), np.uint8)
-        """Weight of the line from each character to the next one on its right."""
-        self.upright: NDArray[np.uint8] = np.zeros((down, across + 1), np.uint8)
-        """Weight of the line from each character to the one below it."""
-        self.marks = [[" "] * (across + 1) for _ in range(down + 1)]
-        """What each character shows where no line is."""
-        self.styles = [[""] * (across + 1) for _ in range(down + 1)]
+    def __init__(self, down: Axis, across: Axis) -> None:
+        self.axes = (down, across)
+        rows, columns = down.last + 1, across.last + 1
+        self.level: NDArray[np.int64] = np.zeros((rows, columns + 1), np.int64)
+        """Weight of the line from each character to the one on its left."""
+        self.upright: NDArray[np.int64] = np.zeros((rows + 1, columns), np.int64)
+        """Weight of the line from each character to the one above it."""
+        self.marks = np.full((rows, columns), " ")
+        self.styles = np.full((rows, columns), "", dtype=object)
 
-    def rule(self, rows: Sequence[int], columns: Sequence[int]) -> None:
-        """A grid: heavy outline, thin lines inside."""
-        across, down = slice(columns[0], columns[-1]), slice(rows[0], rows[-1])
-        for row in rows:
-            weight = HEAVY if row in (rows[0], rows[-1]) else THIN
-            self.level[row, across] = np.maximum(self.level[row, across], weight)
-        for column in columns:
-            weight = HEAVY if column in (columns[0], columns[-1]) else THIN
-            self.upright[down, column] = np.maximum(self.upright[down, column], weight)
+    def span(self, box: Box, inside: int = 0) -> tuple[slice, slice]:
+        """The characters of a box, or those ``inside`` its outline."""
+        ends = zip(self.axes, box.offsets, box.ends, strict=True)
+        rows, columns = (slice(x.at(a) + inside, x.at(b) + 1 - inside) for x, a, b in ends)
+        return rows, columns
 
-    def paint(self, rows: range, columns: range, style: str) -> None:
-        """Give a box a style."""
-        for row in rows:
-            self.styles[row][columns.start : columns.stop] = [style] * len(columns)
+    def has_room(self, box: Box) -> bool:
+        """Whether there is a character between the lines of a box's outline."""
+        return all(part.start < part.stop for part in self.span(box, inside=1))
 
-    def write(self, rows: range, columns: range, text: str, style: str = "") -> bool:
-        """Put a text between the lines, as near to the middle of a box as it fits, if it does."""
-        free = self._joints()[rows.start : rows.stop, columns.start : columns.stop] == 0
-        fits = np.ones((free.shape[0], max(0, free.shape[1] - len(text) + 1)), bool)
-        for shift in range(len(text)):
-            fits &= free[:, shift : shift + fits.shape[1]]
-        places = np.argwhere(fits)
-        if len(places) == 0:
-            return False
-        middle = np.array(fits.shape) - 1
-        row, column = places[np.abs(2 * places - middle).sum(axis=1).argmin()].tolist()
-        for position, character in enumerate(text, columns.start + column):
-            self.marks[rows.start + row][position] = character
-            self.styles[rows.start + row][position] = style
-        return True
+    def rule(self, cuts: Cuts) -> None:
+        """A grid at some offsets: heavy outline, thin lines inside."""
+        rows, columns = (
+            [axis.at(cut) for cut in lines] for axis, lines in zip(self.axes, cuts, strict=True)
+        )
+        for lines, at, along in ((self.level, rows, columns), (self.upright.T, columns, rows)):
+            for place in at:
+                part = lines[place, along[0] + 1 : along[-1] + 1]
+                np.maximum(part, 2 if place in (at[0], at[-1]) else 1, out=part)
 
-    def lines(self) -> list[Text]:
-        """All rows."""
-        return [
-            _line(*row)
-            for row in zip(self._joints().tolist(), self.marks, self.styles, strict=True)
+    def fill(self, cuts: Cuts, box: Box, mark: str) -> None:
+        """Mark the characters between some lines that stand for an element of a box."""
+        ends = zip(self.axes, cuts, box.offsets, box.ends, strict=True)
+        places = [
+            [at for at, low, high in axis.between(lines) if low < stop and start < high]
+            for axis, lines, start, stop in ends
         ]
+        self.marks[np.ix_(*places)] = mark
 
-    def _joints(self) -> NDArray[np.int64]:
+    def write(self, box: Box, texts: Sequence[str], style: str) -> None:
+        """Give a box a style, and write the first text that fits, as near to its middle as it can.
+
+        A text fits where no line is.
+        """
+        inside = self.span(box, inside=1)
+        marks, styles, free = self.marks[inside], self.styles[inside], self.joints()[inside] == 0
+        styles[:] = style
+        for text in texts:
+            free_runs = sliding_window_view(np.pad(free, ((0, 0), (0, len(text)))), len(text), 1)
+            places = np.argwhere(free_runs.all(axis=-1))
+            if len(places):
+                middle = np.array([free.shape[0] - 1, free.shape[1] - len(text)])
+                row, start = places[np.abs(2 * places - middle).sum(axis=1).argmin()].tolist()
+                marks[row, start : start + len(text)] = list(text)
+                styles[row, start : start + len(text)] = f"bold {style}"
+                return
+
+    def joints(self) -> NDArray[np.int64]:
         """For each character the number of its joint; 0 where no line is."""
-        up = np.pad(self.upright, ((1, 0), (0, 0))).astype(np.int64)
-        down = np.pad(self.upright, ((0, 1), (0, 0)))
-        right = np.pad(self.level, ((0, 0), (0, 1)))
-        left = np.pad(self.level, ((0, 0), (1, 0)))
+        up, down = self.upright[:-1], self.upright[1:]
+        left, right = self.level[:, :-1], self.level[:, 1:]
         return up + 3 * right + 9 * down + 27 * left
 
+    def lines(self) -> Iterator[Text]:
+        """All rows."""
+        for row in zip(self.joints().tolist(), self.marks, self.styles, strict=True):
+            line = Text(no_wrap=True, overflow="crop")
+            for joint, mark, style in zip(*row, strict=True):
+                line.append(JOINTS[joint] if joint else str(mark), style)
+            yield line
 
-def _line(joints: Sequence[int], marks: Sequence[str], styles: Sequence[str]) -> Text:
-    line = Text(no_wrap=True, overflow="crop")
-    for joint, mark, style in zip(joints, marks, styles, strict=True):
-        line.append(JOINTS[joint] if joint else mark, style)
+
+def column_labels(axis: Axis, offsets: Sequence[int], margin: int) -> str:
+    """As many offsets as fit above their lines: the ends first, then in the order given.
+
+    Example:
+        >>> column_labels(Axis(size=100, last=20), [50, 5, 60], margin=2)
+        '  0         50      100'
+    """
+    width = margin + axis.last + 1
+    line = " " * width
+    for offset in dict.fromkeys((axis.size, 0, *offsets)):
+        text = str(offset)
+        start = width - len(text) if offset == axis.size else margin + axis.at(offset)
+        stop = start + len(text)
+        if stop <= width and not line[max(start - 1, 0) : stop + 1].strip():
+            line = line[:start] + text + line[stop:]
     return line

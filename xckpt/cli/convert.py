@@ -1,23 +1,20 @@
-"""The command `xckpt convert`: what it is given, how far it has come, and what it has done."""
+"""The command `xckpt convert`: its arguments, its progress, its summary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Unpack
+from contextlib import nullcontext
+from typing import Unpack
 
 import click
 
-from xckpt.cli.mapping_argument import Given, family_options, given_mapping
-
-if TYPE_CHECKING:
-    from xckpt.options import SaveOptions
+from xckpt.cli.mapping_argument import FamilyOptions, family_options, mapping_argument
+from xckpt.cli.output import progress_bar
 
 __all__ = ["convert_command"]
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
-"""What people type -> the format's names."""
+"""Common abbreviation -> dtype name."""
 
 
 @click.command("convert")
@@ -29,7 +26,7 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64"
 @click.option("--format", metavar="FORMAT", help="xckpt, safetensors, orbax or dcp.")
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
-@click.option("--allow-lossy", is_flag=True, help="Allow steps that do not bring values back.")
+@click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
 def convert_command(
     source: str,
     destination: str,
@@ -39,22 +36,23 @@ def convert_command(
     workers: int | None,
     overwrite: bool,
     allow_lossy: bool,
-    **given: Unpack[Given],
+    **options: Unpack[FamilyOptions],
 ) -> None:
     """Write the checkpoint SOURCE as DESTINATION: of another model, dtype or format.
 
     A family's mapping takes the model's sizes from the config.json beside SOURCE, or from --config.
-    What SOURCE is is found out: a checkpoint of ours, safetensors (a file or a folder), Orbax, DCP,
-    or a torch.save file. If the command is stopped, the same command goes on where it was.
+    SOURCE is an xckpt checkpoint, safetensors (a file or a folder), Orbax, DCP, or a torch.save
+    file; the format is detected. A command that was stopped resumes when it is run again.
     """
     from xckpt.cli.report import counted, readable_bytes
     from xckpt.convert.run import convert
+    from xckpt.options import SaveOptions
 
-    if mapping is None and any(given.values()):
+    if mapping is None and any(options.values()):
         words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
         raise click.UsageError(words)
-    rules = None if mapping is None else given_mapping(mapping, near=[source], **given)
-    with _executor(workers) as executor, _bar() as options:
+    rules = None if mapping is None else mapping_argument(mapping, near=[source], **options)
+    with _executor(workers) as executor, progress_bar("converting") as bar:
         done = convert(
             source,
             destination,
@@ -64,13 +62,12 @@ def convert_command(
             overwrite=overwrite,
             format=format,
             allow_lossy=allow_lossy,
-            options=options,
+            options=SaveOptions(progress=bar),
         )
-    before = ""
-    if done.bytes_before:
-        before = f", {readable_bytes(done.bytes_before)} of them written before"
+    before = readable_bytes(done.bytes_before)
+    resumed = f", {before} of them written before" if done.bytes_before else ""
     tensors = counted(done.tensors, "tensor")
-    click.echo(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{before}")
+    click.echo(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}")
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:
@@ -79,20 +76,3 @@ def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor
     from multiprocessing import get_context
 
     return ProcessPoolExecutor(workers, get_context("spawn"))
-
-
-@contextmanager
-def _bar() -> Iterator[SaveOptions]:
-    """Options that show the progress, where stderr is a terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    from xckpt.cli.tables import console
-    from xckpt.options import SaveOptions
-
-    screen = console(stderr=True)
-    columns = ("converting", BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("convert", total=None)
-        yield SaveOptions(
-            progress=lambda now: bar.update(task, completed=now.done, total=now.total)
-        )

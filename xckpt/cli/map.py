@@ -7,19 +7,21 @@ Answers go to stdout; a command that finds nothing wrong, or proposes a mapping 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import IO, TYPE_CHECKING, Any, ClassVar, Unpack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 import click
 
-from xckpt.cli.mapping_argument import Given, family_options, given_mapping
+from xckpt.cli.mapping_argument import FamilyOptions, family_options, mapping_argument
+from xckpt.cli.output import Fault, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xckpt.mapping.infer.infer import Inference
     from xckpt.mapping.mapping import LeafMapping
-    from xckpt.mapping.resolved import ResolvedMapping
+    from xckpt.mapping.resolve import ResolvedMapping
+    from xckpt.mapping.rule import Rule
     from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["map_commands"]
@@ -44,35 +46,17 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     Both are checkpoints of any format that xckpt reads; only names, shapes and dtypes are looked
     at. Prints what is certain, what is ambiguous (nothing is chosen) and what is left over.
     """
-    from xckpt.formats.detect import open_source
     from xckpt.mapping.infer.infer import infer as inferred
 
-    opened = [open_source(path) for path in (source, target)]
-    inference = inferred(*(dict(each.specs) for each in opened))
-    for each in opened:
-        each.close()
+    inference = inferred(_specs(source), _specs(target))
     if output is not None:
         inference.mapping.to_file(output)
     if as_json:
-        _print_json(inference)
+        print_json(_inference_document(inference))
         return
-    from xckpt.cli.tables import console
-
-    screen = console()
-    for part in _tables(inference):
-        screen.print(part)
+    _print(_inference_tables(inference))
     if output is not None:
-        screen.print(f"\nThe rules are in {output}; xckpt map check tells what they leave out.")
-
-
-class Misfit(click.ClickException):
-    """What `check` found."""
-
-    exit_code: ClassVar[int] = 1
-
-    def show(self, file: IO[str] | None = None) -> None:
-        """Print the message, without click's usage lines."""
-        click.echo(f"xckpt: {self.format_message()}", file=file, err=file is None)
+        click.echo(f"\nThe rules are in {output}; xckpt map check tells what they leave out.")
 
 
 @map_commands.command()
@@ -86,7 +70,7 @@ def check(
     source: str,
     target: str | None,
     as_json: bool,
-    **given: Unpack[Given],
+    **options: Unpack[FamilyOptions],
 ) -> None:
     """Prove that MAPPING makes all leaves of TARGET of all of SOURCE, each element once.
 
@@ -100,7 +84,7 @@ def check(
     from xckpt.errors import MappingError
 
     near = [source] if target is None else [source, target]
-    rules = given_mapping(mapping, near=near, **given)
+    rules = mapping_argument(mapping, near=near, **options)
     read, wanted = _specs(source), None if target is None else _specs(target)
     problems: tuple[str, ...] = ()
     resolved = None
@@ -111,9 +95,9 @@ def check(
     if as_json:
         lossy = resolved.lossy if resolved else ()
         asserted = [each.reason for each in resolved.assertions] if resolved else []
-        _echo_json({"ok": not problems, "problems": problems, "lossy": lossy, "asserted": asserted})
+        print_json({"ok": not problems, "problems": problems, "lossy": lossy, "asserted": asserted})
     if problems:
-        raise Misfit("\n  - ".join([f"{mapping} does not fit", *problems]))
+        raise Fault(f"{mapping} does not fit", problems)
     if resolved is not None and not as_json:
         for line in _proof(mapping, resolved):
             click.echo(line)
@@ -147,57 +131,50 @@ def show(
     source: str | None,
     output: str | None,
     as_json: bool,
-    **given: Unpack[Given],
+    **options: Unpack[FamilyOptions],
 ) -> None:
     """Show the rules of MAPPING, or what it makes of the leaves of SOURCE.
 
     MAPPING is a TOML file, or a model family's name, such as llama.
     """
-    rules = given_mapping(mapping, near=[] if source is None else [source], **given)
+    rules = mapping_argument(mapping, near=[] if source is None else [source], **options)
     if output is not None:
         rules.to_file(output)
-    resolved = None if source is None else rules.resolve(_specs(source))
+    leaves = None if source is None else _leaf_documents(rules.resolve(_specs(source)))
     if as_json:
-        _echo_json(rules.to_document() if resolved is None else _leaf_documents(resolved))
+        print_json(rules.to_document() if leaves is None else leaves)
         return
+    _print(_step_tables(rules) if leaves is None else [_leaf_table(leaves)])
+    if output is not None:
+        click.echo(f"\nThe mapping is in {output}.")
+
+
+def _print(parts: Iterable[RenderableType]) -> None:
     from xckpt.cli.tables import console
 
     screen = console()
-    if resolved is None:
-        for part in _rule_tables(rules):
-            screen.print(part)
-    else:
-        leaves = _leaf_documents(resolved)
-        rows = [
-            (each["name"], f"{each['dtype']}{each['shape']}", _short(each["sources"]), each["rule"])
-            for each in leaves
-        ]
-        columns = ("target", "tensor", "made of", "rule")
-        screen.print(_table(f"{len(rows)} leaves", columns, rows))
-    if output is not None:
-        screen.print(f"\nThe mapping is in {output}.")
+    for part in parts:
+        screen.print(part)
 
 
-def _rule_tables(rules: LeafMapping) -> Iterable[RenderableType]:
+def _step_tables(rules: LeafMapping) -> Iterator[RenderableType]:
     """A table for each step of a mapping."""
+    from xckpt.cli.tables import titled_table
+
+    columns = ("source", "target", "operations", "type")
     step: LeafMapping | None = rules
     while step is not None:
-        rows = [
-            (
-                " + ".join(rule.source),
-                " + ".join(rule.target),
-                "; ".join(map(str, rule.operations)),
-                rule.exactness,
-            )
-            for rule in step.rules
-        ]
-        columns = ("source", "target", "operations", "type")
-        yield _table(f"{len(rows)} rules", columns, rows)
+        rows = [(*_rule_cells(rule), rule.exactness) for rule in step.rules]
+        yield titled_table(f"{len(rows)} rules", columns, rows)
         step = step.following
 
 
+def _rule_cells(rule: Rule) -> tuple[str, str, str]:
+    return " + ".join(rule.source), " + ".join(rule.target), "; ".join(map(str, rule.operations))
+
+
 def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:
-    """What is to be said of every leaf that a mapping makes."""
+    """Each leaf that a mapping makes, and what it is made of."""
     return [
         {
             "name": name,
@@ -211,10 +188,24 @@ def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:
     ]
 
 
-def _short(sources: Sequence[str]) -> str:
-    shown = [source or "a constant" for source in sources[:SHOWN_NAMES]]
-    more = f", and {len(sources) - SHOWN_NAMES} more" if len(sources) > SHOWN_NAMES else ""
-    return ", ".join(shown) + more
+def _leaf_table(leaves: Sequence[dict[str, Any]]) -> RenderableType:
+    from xckpt.cli.tables import titled_table
+
+    rows = [
+        (
+            leaf["name"],
+            f"{leaf['dtype']}{leaf['shape']}",
+            _listed([source or "a constant" for source in leaf["sources"]]),
+            leaf["rule"],
+        )
+        for leaf in leaves
+    ]
+    return titled_table(f"{len(rows)} leaves", ("target", "tensor", "made of", "rule"), rows)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
 
 
 def _specs(path: str) -> dict[str, TensorSpec]:
@@ -228,77 +219,42 @@ def _specs(path: str) -> dict[str, TensorSpec]:
         source.close()
 
 
-def _echo_json(document: object) -> None:
-    import msgspec
-
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
-
-
-def _print_json(inference: Inference) -> None:
-    _echo_json(
-        {
-            "mapping": inference.mapping.to_document(),
-            "certain": inference.certain,
-            "ambiguous": inference.ambiguous,
-            "unmatched": inference.unmatched,
-        }
-    )
+def _inference_document(inference: Inference) -> dict[str, object]:
+    return {
+        "mapping": inference.mapping.to_document(),
+        "certain": inference.certain,
+        "ambiguous": inference.ambiguous,
+        "unmatched": inference.unmatched,
+    }
 
 
-def _tables(inference: Inference) -> Iterable[RenderableType]:
-    rules = [
-        (" + ".join(rule.source), " + ".join(rule.target), "; ".join(map(str, rule.operations)))
-        for rule in inference.mapping.rules
-    ]
-    count = f"{len(inference.certain)} certain, in {len(rules)} rules"
-    yield _table(count, ("source", "target", "operations"), rules)
-    doubts = Counter(
-        (_listed(each.sources), _listed(each.targets), each.reason) for each in inference.ambiguous
-    )
-    if doubts:
-        rows = [(*doubt, str(times)) for doubt, times in doubts.items()]
-        columns = ("source", "target", "why nothing was chosen", "leaves")
-        yield _table(f"\n{len(inference.ambiguous)} ambiguous", columns, rows)
-    for side in ("source", "target"):
-        left = inference.unmatched.source if side == "source" else inference.unmatched.target
-        if left:
-            rows = [
-                (name, why, str(times))
-                for (name, why), times in Counter(
-                    (_numberless(name), _numberless(why)) for name, why in left.items()
-                ).items()
-            ]
-            title = f"\n{len(left)} left over of the {side}"
-            yield _table(title, ("name", "what is known", "leaves"), rows)
-
-
-def _listed(names: Sequence[str]) -> str:
-    found = list(dict.fromkeys(_numberless(name) for name in names))
-    more = f", and {len(found) - SHOWN_NAMES} more" if len(found) > SHOWN_NAMES else ""
-    return ", ".join(found[:SHOWN_NAMES]) + more
-
-
-def _numberless(text: str) -> str:
-    """A text with the numbers of its names left out, so that twelve layers are one line."""
+def _inference_tables(inference: Inference) -> Iterator[RenderableType]:
+    """What is certain, ambiguous and left over; names that differ by a number are one line."""
+    from xckpt.cli.tables import titled_table
     from xckpt.mapping.infer.fold import without_numbers
 
-    return without_numbers(text)
+    def folded(names: Iterable[str]) -> str:
+        return _listed(list(dict.fromkeys(map(without_numbers, names))))
 
-
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
-    return Group(Text(title, "bold"), table)
-
-
-def _printable(text: str) -> str:
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    rules = [_rule_cells(rule) for rule in inference.mapping.rules]
+    title = f"{len(inference.certain)} certain, in {len(rules)} rules"
+    yield titled_table(title, ("source", "target", "operations"), rules)
+    doubts = Counter(
+        (folded(doubt.sources), folded(doubt.targets), doubt.reason)
+        for doubt in inference.ambiguous
     )
+    if doubts:
+        columns = ("source", "target", "why nothing was chosen", "leaves")
+        title = f"\n{len(inference.ambiguous)} ambiguous"
+        yield titled_table(title, columns, _counted_rows(doubts))
+    unmatched = inference.unmatched
+    for side, left in (("source", unmatched.source), ("target", unmatched.target)):
+        if left:
+            reasons = Counter(tuple(map(without_numbers, pair)) for pair in left.items())
+            columns = ("name", "what is known", "leaves")
+            title = f"\n{len(left)} left over of the {side}"
+            yield titled_table(title, columns, _counted_rows(reasons))
+
+
+def _counted_rows(rows: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
+    return [(*cells, str(count)) for cells, count in rows.items()]

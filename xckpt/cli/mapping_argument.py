@@ -1,4 +1,4 @@
-"""The mapping that a command is given: a TOML file, or the name of a model family."""
+"""The argument MAPPING of a command: a TOML file, or the name of a model family."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import click
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
 
-__all__ = ["Given", "family_options", "given_mapping"]
+__all__ = ["FamilyOptions", "family_options", "mapping_argument"]
 
 
-class Given(TypedDict):
-    """What `family_options` give to a command, besides the mapping."""
+class FamilyOptions(TypedDict):
+    """The values of the options that `family_options` adds to a command."""
 
     config: str | None
     choices: Sequence[str]
@@ -26,15 +26,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def family_options(command: Command) -> Command:
-    """Options of a command that takes a family's name where it takes a mapping's file."""
+    """Add the options of a command that takes a mapping's file or a family's name."""
     for option in (
-        click.option("--inverse", is_flag=True, help="Take the mapping backwards."),
+        click.option("--inverse", is_flag=True, help="Use the inverse of the mapping."),
         click.option(
             "--choose",
             "choices",
             multiple=True,
             metavar="KEY=VALUE",
-            help="What a family leaves open, such as scanned=true.",
+            help="A choice that the family has, such as scanned=true.",
         ),
         click.option("--config", metavar="FILE", help="The config.json that a family needs."),
     ):
@@ -42,57 +42,57 @@ def family_options(command: Command) -> Command:
     return command
 
 
-def given_mapping(
-    given: str,
+def mapping_argument(
+    name: str,
     *,
     near: Sequence[str] = (),
     config: str | None = None,
     choices: Sequence[str] = (),
     inverse: bool = False,
 ) -> LeafMapping:
-    """The mapping that a user names.
+    """Load the mapping that a user names.
 
     Args:
-        given: a mapping's file, or a family's name.
-        near: paths of checkpoints beside which the family's config.json may lie.
-        config: the path of the config.json, where it is stated.
-        choices: what the family leaves open, each as ``key=value``.
-        inverse: whether to take it backwards.
+        name: a mapping's file, or a family's name.
+        near: checkpoints beside which the family's config.json may lie.
+        config: path of the config.json; None to look for it beside ``near``.
+        choices: the family's choices, each as ``key=value``.
+        inverse: whether to return the inverse.
 
     Raises:
-        MappingError: there is neither such a file nor such a family, or it is no mapping.
-        click.UsageError: an option does not go with what is given.
+        MappingError: the file is missing or holds no mapping.
+        click.UsageError: no such family, or an option that does not fit a file.
     """
     from xckpt.errors import MappingError
     from xckpt.mapping.mapping import LeafMapping
 
-    if _is_family(given):
+    if _is_family(name):
         from xckpt.convert import family
 
-        rules = family(given, _config(given, near, config), **dict(map(_choice, choices)))
+        rules = family(name, _config(name, near, config), **dict(map(_choice, choices)))
     else:
         if config is not None or choices:
             raise click.UsageError("--config and --choose are for a model family's name")
         try:
-            rules = LeafMapping.from_file(given)
+            rules = LeafMapping.from_file(name)
         except OSError as error:
-            raise MappingError(f"{given} is no mapping's file: {error.strerror}") from error
+            raise MappingError(f"{name} is no mapping's file: {error.strerror}") from error
     return rules.inverse() if inverse else rules
 
 
-def _is_family(given: str) -> bool:
+def _is_family(name: str) -> bool:
     from xckpt.mapping.families import families
 
-    if Path(given).exists():
+    if Path(name).exists():
         return False
-    looks_like_a_file = given.endswith(".toml") or "/" in given
-    if given not in families() and not looks_like_a_file:
-        raise click.UsageError(f"{given!r} is no file, and no family: {', '.join(families())}")
+    looks_like_a_file = name.endswith(".toml") or "/" in name
+    if name not in families() and not looks_like_a_file:
+        raise click.UsageError(f"{name!r} is no file, and no family: {', '.join(families())}")
     return not looks_like_a_file
 
 
-def _config(given: str, near: Sequence[str], config: str | None) -> str:
-    """The path of the family's configuration."""
+def _config(name: str, near: Sequence[str], config: str | None) -> str:
+    """The path of the config.json: the one stated, or one beside a checkpoint."""
     if config is not None:
         return config
     from xckpt.storage.foreign.paths import find_path
@@ -101,7 +101,7 @@ def _config(given: str, near: Sequence[str], config: str | None) -> str:
         for folder in (path, path.parent):
             if (folder / "config.json").is_file():
                 return str(folder / "config.json")
-    raise click.UsageError(f"{given} needs the model's config.json: say where, with --config")
+    raise click.UsageError(f"{name} needs the model's config.json: say where, with --config")
 
 
 def _choice(text: str) -> tuple[str, bool | str]:

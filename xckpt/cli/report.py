@@ -1,6 +1,6 @@
-"""What `xckpt ls` and `xckpt info` say, as plain values: the same for tables and for JSON.
+"""What `xckpt ls` and `xckpt info` show, as plain values: tables and JSON print the same ones.
 
-1. `checkpoint_report` says what the manifest knows of each leaf: no data are read.
+1. `checkpoint_report` takes everything from the manifest; no data is read.
 2. `tree_rows` lists containers and leaves in the saved order, each container with the sum of what
    is below it.
 """
@@ -15,7 +15,8 @@ from math import prod
 import msgspec
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest.codec import (
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     TensorEntry,
@@ -30,7 +31,7 @@ __all__ = [
     "ArrayReport",
     "CheckpointReport",
     "LeafReport",
-    "Reading",
+    "SliceReport",
     "TreeRow",
     "checkpoint_report",
     "counted",
@@ -40,7 +41,6 @@ __all__ = [
     "tree_rows",
 ]
 
-Shape = tuple[int, ...]
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -48,7 +48,7 @@ class ArrayReport(msgspec.Struct, frozen=True):
     """One zarr array of a leaf: all of it, or the box ``[offset, offset + shape)``."""
 
     path: str
-    """Where it is, relative to the zarr group."""
+    """Path relative to the zarr root group."""
     offset: Shape
     """First element of the box in the tensor."""
     shape: Shape
@@ -60,9 +60,14 @@ class ArrayReport(msgspec.Struct, frozen=True):
     chunks: int
     """Number of chunks."""
 
+    @property
+    def box(self) -> Box:
+        """The part of the tensor that the array holds."""
+        return Box(self.offset, self.shape)
 
-class Reading(msgspec.Struct, frozen=True):
-    """What reading a slice takes."""
+
+class SliceReport(msgspec.Struct, frozen=True):
+    """Which bytes and chunks reading a slice takes."""
 
     offset: Shape
     """First element of the slice."""
@@ -71,7 +76,7 @@ class Reading(msgspec.Struct, frozen=True):
     bytes_wanted: int
     """Bytes of the slice."""
     bytes_read: int
-    """Bytes of the chunks that hold it, as they are stored."""
+    """Stored bytes of the chunks that hold it, padding included."""
     chunks_read: int
     chunks: int
     """Chunks of the whole leaf."""
@@ -88,7 +93,7 @@ class LeafReport(msgspec.Struct, frozen=True):
     shape: Shape | None
     """Global shape in elements; None for a value."""
     bytes: int
-    """Bytes that the elements take; 0 for a value that the manifest holds."""
+    """Bytes of all elements; 0 for a value that the manifest holds."""
     layout: str
     """``regular`` or ``pieces``; ``manifest`` for a value that the manifest holds."""
     arrays: tuple[ArrayReport, ...] = ()
@@ -98,9 +103,9 @@ class LeafReport(msgspec.Struct, frozen=True):
     annotation: str = ""
     """What a tensor is to its framework beyond an array."""
     value: str | None = None
-    """The `repr` of a value that the manifest holds or that was read."""
-    reading: Reading | None = None
-    """What reading a slice takes, if somebody asked."""
+    """The `repr` of a value, if the manifest holds it or it was read."""
+    reading: SliceReport | None = None
+    """What reading a slice takes, if one was given."""
 
     @property
     def chunks(self) -> int:
@@ -120,7 +125,7 @@ class CheckpointReport(msgspec.Struct, frozen=True):
     user: object
     """What was passed to the save as ``metadata=``."""
     containers: Mapping[str, str]
-    """Name of each container that is no plain dict, or is empty -> its kind."""
+    """Name -> kind of each container that is empty or not a plain dict."""
     leaves: tuple[LeafReport, ...]
 
 
@@ -139,22 +144,22 @@ class TreeRow(msgspec.Struct, frozen=True):
 
 
 def checkpoint_report(path: str, manifest: Manifest) -> CheckpointReport:
-    """What a manifest says of a checkpoint and of each of its leaves."""
-    held: defaultdict[str, list[ZarrArray]] = defaultdict(list)
+    """The report of a manifest: the checkpoint and each of its leaves."""
+    by_leaf: defaultdict[str, list[ZarrArray]] = defaultdict(list)
     for array in arrays(manifest):
-        held[array.leaf].append(array)
-    leaves = tuple(_leaf_report(leaf, held[leaf.name]) for leaf in manifest.leaves)
+        by_leaf[array.leaf].append(array)
+    leaves = tuple(_leaf_report(leaf, by_leaf[leaf.name]) for leaf in manifest.leaves)
     return _summed(path, leaves, manifest.containers, manifest.user)
 
 
 def holdings(report: CheckpointReport) -> str:
-    """What a checkpoint holds, in a line."""
+    """One line: how many leaves, bytes and chunks a checkpoint holds."""
     leaves = f"{counted(report.tensors, 'tensor')} and {counted(report.values, 'value')}"
     return f"{leaves}, {readable_bytes(report.bytes)} in {counted(report.chunks, 'chunk')}"
 
 
 def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:
-    """The part of a report that is the leaf or the container ``name``; None if there is no such."""
+    """The part of a report below the leaf or container ``name``; None if there is none."""
 
     def inside(other: str) -> bool:
         return other == name or other.startswith(f"{name}/")
@@ -184,14 +189,14 @@ def _summed(
 
 
 def _leaf_report(
-    leaf: TensorEntry | ValueEntry | BytesEntry, held: Sequence[ZarrArray]
+    leaf: TensorEntry | ValueEntry | BytesEntry, stored: Sequence[ZarrArray]
 ) -> LeafReport:
     if isinstance(leaf, ValueEntry):
         value = repr(decode_value(leaf.type, leaf.value))
         return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)
     parts = tuple(
         ArrayReport(array.path, array.offset, array.shape, array.chunk, array.shard, array.count)
-        for array in held
+        for array in stored
     )
     if isinstance(leaf, BytesEntry):
         return LeafReport(leaf.name, "value", leaf.type, None, leaf.size, "regular", parts)
@@ -247,7 +252,7 @@ def _path(name: str) -> list[str]:
 
 
 def readable_bytes(count: int) -> str:
-    """A size for people.
+    """A size in the largest unit that fits.
 
     Example:
         >>> readable_bytes(0), readable_bytes(1023), readable_bytes(1536), readable_bytes(3 << 30)
@@ -260,7 +265,7 @@ def readable_bytes(count: int) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things.
+    """A number and its noun, in the plural if need be.
 
     Example:
         >>> counted(1, "chunk"), counted(1000, "chunk")

@@ -1,7 +1,7 @@
-"""Reports as rich renderables, for a terminal.
+"""Reports as rich tables, for a terminal.
 
-Names come from a checkpoint and may hold anything, so they are never read as markup and control
-characters are spelt out.
+Names come from a checkpoint and may hold anything: they are never read as markup, and control
+characters are escaped (`_name`).
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xckpt.cli.picture import LEAST_WIDTH, picture
+from xckpt.cli.draw import LEAST_WIDTH, draw
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
     LeafReport,
-    Reading,
+    SliceReport,
     TreeRow,
     counted,
     holdings,
     readable_bytes,
     tree_rows,
 )
-from xckpt.cli.slices import Window
 from xckpt.core.geometry.box import Box
 
-__all__ = ["checkpoint_table", "console", "leaf_list", "leaf_picture", "leaf_table"]
+__all__ = ["checkpoint_table", "console", "leaf_drawing", "leaf_list", "leaf_table"]
 
 PIPED_WIDTH = 100_000
-"""Columns where the output is no terminal: nothing is wrapped or cut."""
+"""Columns where the output is not a terminal: nothing is wrapped or cut."""
 
 LONGEST_VALUE = 2000
 """Most characters of one value that are shown; ``--json`` has them all."""
@@ -41,17 +40,25 @@ SHOWN_PIECES = 50
 
 def console(*, stderr: bool = False) -> Console:
     """A console that prints names as they are."""
-    made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
-    if not made.is_terminal:
-        made.width = PIPED_WIDTH
-    return made
+    screen = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    if not screen.is_terminal:
+        screen.width = PIPED_WIDTH
+    return screen
+
+
+def titled_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
+) -> RenderableType:
+    """A table under a title."""
+    table = _table(*columns)
+    for row in rows:
+        table.add_row(*map(_name, row))
+    return Group(Text(title, "bold"), table)
 
 
 def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
     """A line for each leaf: name, dtype, shape, bytes."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for justify in ("left", "left", "left", "right"):
-        table.add_column(justify=justify, overflow="fold")
+    table = _table("name", "dtype", "shape", "size", right=("size",), header=False)
     for leaf in leaves:
         table.add_row(_name(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
     return table
@@ -59,14 +66,8 @@ def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
 
 def checkpoint_table(report: CheckpointReport) -> RenderableType:
     """A summary of the checkpoint, and its tree."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("leaf", overflow="fold")
-    table.add_column("dtype")
-    table.add_column("shape", overflow="fold")
-    table.add_column("size", justify="right")
-    table.add_column("chunk", overflow="fold")
-    table.add_column("chunks", justify="right")
-    table.add_column("saved as", overflow="fold")
+    columns = ("leaf", "dtype", "shape", "size", "chunk", "chunks", "saved as")
+    table = _table(*columns, right=("size", "chunks"))
     for row in tree_rows(report.leaves, report.containers):
         table.add_row(*_tree_cells(row))
     parts: list[RenderableType] = [_facts(_summary(report)), Text(), table]
@@ -93,7 +94,7 @@ def _tree_cells(row: TreeRow) -> list[Text | str]:
 
 
 def leaf_table(leaf: LeafReport) -> RenderableType:
-    """All that is known of one leaf."""
+    """Everything the manifest says of one leaf."""
     facts = [("leaf", leaf.name or "(the root)"), ("dtype", leaf.dtype)]
     if leaf.shape is not None:
         facts.append(("shape", _shape(leaf.shape)))
@@ -113,14 +114,14 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
     return Group(_facts(facts), Text(), _pieces(leaf.arrays))
 
 
-def leaf_picture(leaf: LeafReport, box: Window | None = None, width: int = 64) -> RenderableType:
+def leaf_drawing(leaf: LeafReport, box: Box | None = None, width: int = 64) -> RenderableType:
     """How a tensor lies in chunks, and which of them a slice of it reads."""
     assert leaf.shape is not None
-    drawing = picture(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
+    drawing = draw(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
     return Group(*drawing.lines, *(Text(note, "dim") for note in drawing.notes))
 
 
-def _reading(reading: Reading) -> list[tuple[str, str]]:
+def _reading(reading: SliceReport) -> list[tuple[str, str]]:
     chunks = f"{reading.chunks_read:,} of {counted(reading.chunks, 'chunk')}"
     read, wanted = readable_bytes(reading.bytes_read), readable_bytes(reading.bytes_wanted)
     times = f" ({reading.bytes_read / reading.bytes_wanted:.2f} x)" if reading.bytes_wanted else ""
@@ -139,25 +140,28 @@ def _layout(leaf: LeafReport) -> str:
 
 
 def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("piece", justify="right")
-    table.add_column("elements", overflow="fold")
-    table.add_column("chunk", overflow="fold")
-    table.add_column("chunks", justify="right")
+    table = _table("piece", "elements", "chunk", "chunks", right=("piece", "chunks"))
     for number, array in enumerate(arrays[:SHOWN_PIECES]):
-        where = str(Box(array.offset, array.shape))
-        table.add_row(str(number), where, _shape(array.chunk), str(array.chunks))
+        table.add_row(str(number), str(array.box), _shape(array.chunk), str(array.chunks))
     if len(arrays) > SHOWN_PIECES:
         table.add_row("...", f"{len(arrays) - SHOWN_PIECES} more: --json lists them all")
     return table
 
 
-def _facts(facts: Iterable[tuple[str, str]]) -> RenderableType:
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+def _facts(facts: Iterable[tuple[str, str]]) -> Table:
+    table = _table("fact", "value", header=False)
     for name, fact in facts:
-        table.add_row(name, _name(fact))
+        table.add_row(Text(name, "bold"), _name(fact))
+    return table
+
+
+def _table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:
+    """An empty table without lines; the columns of ``right`` are numbers."""
+    table = Table(
+        box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
+    )
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
 
 

@@ -3,8 +3,8 @@
 A `Mapping` is data: rules of anchored names and invertible operations. On shapes alone it resolves
 to strided copies; see `xckpt.mapping.strided_copy` for that normal form.
 
-`convert` writes a checkpoint of another model or format; TensorStore is loaded with it, and not
-before.
+`convert` writes a checkpoint of another model or format; it is the only name here that imports
+TensorStore.
 """
 
 import importlib
@@ -14,7 +14,7 @@ from xckpt.convert.family import family
 from xckpt.mapping.infer.infer import Inference, infer
 from xckpt.mapping.mapping import LeafMapping as Mapping
 from xckpt.mapping.optimizer.rules import with_optimizer
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load what reads and writes when somebody names it."""
+    """Import what reads and writes when it is first used."""
     if name == "convert":
         return importlib.import_module("xckpt.convert.run").convert
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,7 +23,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.mapping.traced import leaf
@@ -81,18 +81,20 @@ class Conversion:
     """Whether steps that do not bring every value back are allowed."""
     wanted: tuple[tuple[str, TensorSpec], ...] | None = None
     """(name, spec) of each tensor of the target, where it is known."""
+    opaque: bool = False
+    """Whether objects of the source are passed on as the bytes that hold them."""
 
     def open(self) -> Opened:
         """Open the source and resolve the mapping on it.
 
         Raises:
-            NotACheckpointError: nothing that is known lies at the path.
+            NotACheckpointError: there is no known format at the path.
             MappingError: the mapping does not fit the source, leaves some of it out, or is lossy
-                without leave; all problems are listed.
+                although `allow_lossy` is False; all problems are listed.
         """
         if self.dtype is not None and not is_float(self.dtype):
             raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
-        source = open_source(self.path, self.format)
+        source = open_source(self.path, self.format, opaque=self.opaque)
         try:
             return Opened(source, self._resolved(source))
         except BaseException:
@@ -129,7 +131,7 @@ def require_lossless(resolved: ResolvedMapping) -> None:
 
 
 def identity(specs: Mapping[str, TensorSpec]) -> ResolvedMapping:
-    """Every tensor as it is, under its own name."""
+    """The mapping that keeps every tensor under its own name."""
     copies = {
         name: tuple(replace(copy, target=name) for copy in leaf(name, spec).copies)
         for name, spec in specs.items()

@@ -1,10 +1,10 @@
-"""What a conversion has done already, in a file that survives its process.
+"""The journal of a conversion: the units that are done, in a file that survives its process.
 
 1. The first record says which conversion it is: by source, mapping and options.
 2. Then one record for each unit that is durably written: its number and what was reported of it.
 3. A record is its length, its digest and its content. A kill in the middle of one leaves a tail
-   that cannot be read; whoever goes on cuts it off. Anything else that does not fit makes the
-   journal void, and the conversion begins anew.
+   that cannot be read; a process that resumes cuts it off. Anything else that does not fit makes
+   the journal void, and the conversion starts over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 __all__ = ["Journal", "Start", "read_journal"]
@@ -43,7 +43,7 @@ class _Done(msgspec.Struct, array_like=True, frozen=True):
     report: bytes
 
 
-look_at_types(Start, _Done)
+prepare_structs(Start, _Done)
 
 
 def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:

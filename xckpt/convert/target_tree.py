@@ -1,6 +1,6 @@
 """The tree that a conversion saves: a leaf for each target, and the source's Python values.
 
-1. Without a mapping it is the source's own tree, as far as the source tells it.
+1. Without a mapping it is the source's own tree, as far as the source describes it.
 2. With a mapping it is nested dicts with string keys, split at the names' slashes.
 3. With a tree of the target's it is that tree, containers and all; it must have a place for each
    Python value of the source, and each of its own must be in the source.
@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -17,49 +18,81 @@ from numpy.typing import NDArray
 from xckpt.convert.conversion import Opened
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
-from xckpt.core.metadata import JSONValue, Sharding
+from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.formats.source import USER, TensorSource
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
 
-__all__ = ["target_tree", "user_metadata"]
+__all__ = ["Places", "find_places", "target_tree", "user_metadata"]
 
 
-def user_metadata(told: Mapping[str, str]) -> JSONValue:
+def user_metadata(texts: Mapping[str, str]) -> JSONValue:
     """The checkpoint's user metadata, from a source's."""
-    if USER in told:
-        return msgspec.json.decode(told[USER])
-    return dict(told) or None
+    if USER in texts:
+        return msgspec.json.decode(texts[USER])
+    return dict(texts) or None
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the leaves of a target lie in its tree."""
+
+    leaf_names: Mapping[str, str]
+    """Mapping name -> leaf name."""
+    containers: Mapping[str, str]
+    """The containers of the tree; see `xckpt.core.tree`."""
+
+
+def find_places(opened: Opened, *, as_it_is: bool, like: object = None) -> Places:
+    """Where the target's leaves, tensors and Python values, lie in its tree.
+
+    Args:
+        opened: the source, and what is made of it.
+        as_it_is: keep the source's own tree, where it has one.
+        like: the target's tree; None if it is not known.
+
+    Raises:
+        MappingError: Python values have no place, or the names of targets; all are listed.
+    """
+    source, targets = opened.source, opened.resolved.targets
+    _check_values(source, targets)
+    names = {**targets, **source.values}
+    if like is not None:
+        return _places_in(like, names)
+    if as_it_is:
+        return Places(source.leaf_names, source.containers)
+    return Places(_leaf_names(names), {})
 
 
 def target_tree(
     opened: Opened, boxes: Mapping[str, Boxes], *, as_it_is: bool, like: object = None
-) -> tuple[dict[str, str], Mapping[str, object]]:
+) -> tuple[Mapping[str, str], Mapping[str, object]]:
     """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
 
     Args:
-        opened: the source, and what is made of it.
+        opened: see `find_places`.
         boxes: target -> the boxes that this rank makes.
-        as_it_is: keep the source's own tree, where it tells.
-        like: the target's tree; None if it is not known.
+        as_it_is: see `find_places`.
+        like: see `find_places`.
 
     Raises:
-        MappingError: Python values have no place, or the names of targets; or leaves lie inside
-            others. All such are listed.
+        MappingError: see `find_places`; or leaves lie inside others. All such are listed.
     """
-    targets = opened.resolved.targets
-    _check_values(opened.source, targets)
+    places = find_places(opened, as_it_is=as_it_is, like=like)
     leaves = _leaves(opened, boxes, as_it_is)
+    by_leaf_name = {leaf: leaves[name] for name, leaf in places.leaf_names.items()}
+    tree: object
     if like is not None:
-        names, tree = _like(leaves, like)
+        tree = rebuild(like, lambda name, _: by_leaf_name[name], loaded_adapters())
     elif as_it_is:
-        names, tree = _as_it_is(leaves, opened.source)
+        tree = unflatten(by_leaf_name, places.containers)
     else:
-        names, tree = _leaf_names(leaves), tree_of(leaves)
-    told: Mapping[str, object] = tree  # type: ignore[assignment]  # our planners take any tree
-    return {name: names[name] for name in targets}, told
+        tree = tree_of(leaves)
+    names = {name: places.leaf_names[name] for name in opened.resolved.targets}
+    return names, tree  # type: ignore[return-value]  # our planners take any tree
 
 
 def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
@@ -74,8 +107,8 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
 def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[str, object]:
     """Mapping name -> leaf: the targets' tensors and the source's Python values."""
     source = opened.source
-    shardings: Mapping[str, Sharding] = getattr(source, "shardings", {}) if as_it_is else {}
-    annotations: Mapping[str, str] = getattr(source, "annotations", {}) if as_it_is else {}
+    shardings = source.shardings if as_it_is else {}
+    annotations = source.annotations if as_it_is else {}
     tensors = {
         name: LazySource(
             spec.shape,
@@ -90,29 +123,20 @@ def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[
     return {**tensors, **source.values}
 
 
-def _leaf_names(leaves: Mapping[str, object]) -> dict[str, str]:
+def _leaf_names(names: Iterable[str]) -> dict[str, str]:
     """Mapping name -> leaf name, in nested dicts with string keys."""
-    return {name: join_keys(keys_of(name)) for name in leaves}
+    return {name: join_keys(keys_of(name)) for name in names}
 
 
-def _as_it_is(
-    leaves: Mapping[str, object], source: TensorSource
-) -> tuple[Mapping[str, str], object]:
-    """Mapping name -> leaf name, and the source's own tree."""
-    names: Mapping[str, str] = getattr(source, "leaf_names", _leaf_names(leaves))
-    containers: Mapping[str, str] = getattr(source, "containers", {})
-    return names, unflatten({leaf: leaves[name] for name, leaf in names.items()}, containers)
-
-
-def _like(leaves: Mapping[str, object], like: object) -> tuple[Mapping[str, str], object]:
-    """Mapping name -> leaf name, and a tree with these leaves in place of its own."""
-    names = by_mapping_name(flatten(like).leaves)
-    problems = [f"{name}: in the source, but not in like" for name in leaves if name not in names]
-    problems += [f"{name}: in like, but not in the source" for name in names if name not in leaves]
+def _places_in(like: object, names: Collection[str]) -> Places:
+    """Where the leaves of a tree are that has just these."""
+    flat = flatten(like, loaded_adapters())
+    known = by_mapping_name(flat.leaves)
+    problems = [f"{name}: in the source, but not in like" for name in names if name not in known]
+    problems += [f"{name}: in like, but not in the source" for name in known if name not in names]
     if problems:
-        raise MappingError.listing("like has not the leaves of what is made", problems)
-    placed = {leaf: leaves[name] for name, leaf in names.items()}
-    return names, rebuild(like, lambda name, _: placed[name])
+        raise MappingError.listing("like does not have the leaves that are made", problems)
+    return Places(known, flat.containers)
 
 
 def _not_here(index: int) -> NDArray[np.generic]:

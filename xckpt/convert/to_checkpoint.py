@@ -1,4 +1,4 @@
-"""Writing a conversion as a checkpoint of ours, through the ordinary steps of a save.
+"""Writing a conversion as an xckpt checkpoint, through the ordinary steps of a save.
 
 1. Every leaf is a `LazySource` of the boxes that this rank is to make; the planner merges all
    ranks' boxes and chooses grids, as it does for any save.
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Note, Numbered, Output
-from xckpt.convert.units import Part, Unit
+from xckpt.convert.units.run import Note, Numbered, Output
+from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import journal_of, journals, remove_journals
-from xckpt.storage.commit.staging import begin
+from xckpt.storage.commit.folder import StagedCheckpoint
+from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location
+from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
+from xckpt.storage.write_chunks import ChunkWrites
 
 __all__ = ["CheckpointOutput", "ConvertingWriter", "Run"]
 
@@ -66,17 +67,17 @@ class CheckpointOutput:
     orders: WriteOrders
     where: Location
     """The checkpoint's place, for errors."""
-    items: Mapping[Part, WriteItem]
+    items: Mapping[TargetPart, WriteItem]
 
-    def only(self, unit: Unit) -> CheckpointOutput:
+    def only(self, unit: WorkUnit) -> CheckpointOutput:
         """What one unit needs of this."""
         items = {part: self.items[part] for part in unit.parts}
         leaves = {item.index.fqn for item in items.values()}
-        arrays = {name: self.orders.arrays[name] for name in leaves}
+        arrays = tuple(array for array in self.orders.arrays if array.leaf in leaves)
         orders = msgspec.structs.replace(self.orders, arrays=arrays)
         return replace(self, orders=orders, items=items)
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write and digest a unit's chunks; the report is a `Written`."""
         items = [self.items[part] for part in unit.parts]
         arrays = {
@@ -86,15 +87,18 @@ class CheckpointOutput:
         writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
         try:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(items, pool, meanwhile=_nothing)
+                writes.start_tensors(items, pool)
+                writes.write_tensors(pool)
             return _encode(writes.finish())
         except BaseException:
             writes.drain()
             raise
 
 
-def _nothing() -> None:
-    pass
+def _remove_journals(staging: Staging) -> None:
+    folder = staging.location.folder
+    if folder is not None:
+        remove_journals(folder)
 
 
 class ConvertingWriter(ZarrStorageWriter):
@@ -131,32 +135,23 @@ class ConvertingWriter(ZarrStorageWriter):
         self._rank = rank
         self._worth_keeping = False
 
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Reserve a place to write to, on the coordinator: where an earlier process has been.
+    def _begin(self) -> Staging:
+        """Reserve a place to write to: where an earlier process wrote, if one did.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             StorageError: the storage refused.
         """
-        super().set_up_storage_writer(False)
-        if not is_coordinator:
-            return
-        self._staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        if not self._staging.resumed:
-            self._remove_journals()
-            return
-        known = self._earlier(self._staging.location)
-        if known:
+        staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
+        if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
+            _remove_journals(staging)
+        elif self._earlier(staging.location):
             self._worth_keeping = True
-            self._staging.tidy()
+            staging.tidy()
         else:
-            self._remove_journals()
-            self._staging.clear()
-
-    def _remove_journals(self) -> None:
-        folder = self._staging.location.folder if self._staging is not None else None
-        if folder is not None:
-            remove_journals(folder)
+            _remove_journals(staging)
+            staging.clear()
+        return staging
 
     def _earlier(self, staged: Location) -> dict[int, bytes]:
         """What earlier processes have written for the same conversion: unit -> report."""
@@ -172,7 +167,7 @@ class ConvertingWriter(ZarrStorageWriter):
         """Make and write this rank's units, but for those that are written already.
 
         Raises:
-            XckptError: the first failure; what was written before can be gone on with.
+            XckptError: the first failure; the same conversion resumes from what was written.
         """
         orders = msgspec.convert(plan.storage_data, WriteOrders)
         values = self._write_values(orders, plan, planner)
@@ -190,11 +185,11 @@ class ConvertingWriter(ZarrStorageWriter):
                 writes.write_value(*self._value(item, planner))
         return writes.finish()
 
-    def _items(self, plan: SavePlan) -> dict[Part, WriteItem]:
+    def _items(self, plan: SavePlan) -> dict[TargetPart, WriteItem]:
         """The plan's tensor items by the parts that they are of."""
         names = {leaf: name for name, leaf in self._leaf_names.items()}
         return {
-            Part(names[item.index.fqn], item.tensor_data.chunk): item
+            TargetPart(names[item.index.fqn], item.tensor_data.chunk): item
             for item in plan.items
             if item.tensor_data is not None
         }
@@ -230,14 +225,13 @@ class ConvertingWriter(ZarrStorageWriter):
         return data
 
     def abort(self) -> None:
-        """Stop: what was written stays, for a process that goes on with it, if it is any good."""
+        """Stop; units that are durable stay for a process that resumes the conversion."""
         staging = self._staging
-        if staging is None or staging.claim is None or not self._worth_keeping:
-            self._remove_journals()
+        if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
+            if staging is not None:
+                _remove_journals(staging)
             super().abort()
             return
-        for document in self._documents.values():
-            with contextlib.suppress(ValueError):
-                document.written.result()
-        staging.suspend()
+        self._drain()
+        staging.release()
         self._staging = None

@@ -1,7 +1,7 @@
-"""Writing a conversion in another format than ours, through its sink.
+"""Writing a conversion in another library's format, through its sink.
 
 1. The coordinator claims the path (`xckpt.storage.commit.claims`), so that no two processes convert
-   to it, and lays the output out, or goes on with what an earlier process has left: the token of
+   to it, and prepares the output, or resumes what an earlier process has left: the token of
    that output is in its journal.
 2. The other ranks, and the workers of an executor, attach to it by the token.
 3. Each unit is written as soon as it is made, and noted in a journal.
@@ -11,47 +11,44 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.run_units import Numbered
 from xckpt.convert.to_checkpoint import IDENTITY, Run
-from xckpt.convert.units import Unit
+from xckpt.convert.units.run import Numbered
+from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
-from xckpt.formats.sink import TensorSink
-from xckpt.mapping.spec import TensorSpec
+from xckpt.formats.sink import Contents, TensorSink
 from xckpt.storage.commit.claims import (
     Claim,
     claim,
     journal_of,
     journals,
     reclaim,
-    remove_dead,
     remove_journals,
+    staging_folder,
 )
 from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location
 
-__all__ = ["Layout", "SinkOutput", "SinkWriter"]
+__all__ = ["SinkOutput", "SinkTarget", "SinkWriter"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layout:
+class SinkTarget:
     """What a sink is to carry, and where; pickles."""
 
-    destination: str
+    path: str
     format: str | None
     overwrite: bool
-    specs: Mapping[str, TensorSpec]
-    values: Mapping[str, object]
-    metadata: Mapping[str, str]
+    contents: Contents
 
     def open(self, attach: str = "") -> tuple[TensorSink, str]:
         """A sink that is ready for boxes, and its token.
@@ -59,10 +56,10 @@ class Layout:
         Raises:
             XckptError: see `TensorSink.prepare`.
         """
-        sink = open_sink(self.destination, self.format, overwrite=self.overwrite)
+        sink = open_sink(self.path, self.format, overwrite=self.overwrite)
         assert sink is not None
         try:
-            token = sink.prepare(self.specs, self.values, self.metadata, attach=attach)
+            token = sink.prepare(self.contents, attach=attach)
         except BaseException:
             sink.close()
             raise
@@ -71,26 +68,16 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class _Attachment:
-    """A layout and a token; two with one token are one, in one process."""
+    """A target and a token; two with one token are one, in one process."""
 
     token: str
-    destination: str
-    layout: Layout
-
-    def __hash__(self) -> int:
-        return hash((self.token, self.destination))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Attachment) and (self.token, self.destination) == (
-            other.token,
-            other.destination,
-        )
+    target: SinkTarget = field(compare=False)
 
 
 @functools.lru_cache(maxsize=1)
 def _attached(attachment: _Attachment) -> TensorSink:
     """The sink of an output that another process has laid out."""
-    return attachment.layout.open(attachment.token)[0]
+    return attachment.target.open(attachment.token)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +86,11 @@ class SinkOutput:
 
     attachment: _Attachment
 
-    def only(self, unit: Unit) -> SinkOutput:
+    def only(self, unit: WorkUnit) -> SinkOutput:
         """All of it: the places of all tensors make up the layout."""
         return self
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write a unit's parts; there is nothing to report."""
         write_unit(_attached(self.attachment), unit, made)
         return b""
@@ -116,15 +103,15 @@ class _OpenOutput:
     sink: TensorSink
     elsewhere: SinkOutput
 
-    def only(self, unit: Unit) -> SinkOutput:
+    def only(self, unit: WorkUnit) -> SinkOutput:
         return self.elsewhere
 
-    def write(self, unit: Unit, made: Sequence[NDArray[np.generic]]) -> bytes:
+    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         write_unit(self.sink, unit, made)
         return b""
 
 
-def write_unit(sink: TensorSink, unit: Unit, made: Sequence[NDArray[np.generic]]) -> None:
+def write_unit(sink: TensorSink, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> None:
     """Write a unit's parts to a sink."""
     for part, array in zip(unit.parts, made, strict=True):
         sink.write(part.name, part.box, array)
@@ -134,13 +121,13 @@ class SinkWriter:
     """A conversion's output on one rank.
 
     Args:
-        layout: what is written where.
+        target: what is written where.
         conversion: a digest of source, mapping and options.
         rank: this process's in its group.
     """
 
-    def __init__(self, layout: Layout, conversion: bytes, rank: int) -> None:
-        self.layout = layout
+    def __init__(self, target: SinkTarget, conversion: bytes, rank: int) -> None:
+        self.target = target
         self.conversion = conversion
         self.rank = rank
         self.sink: TensorSink | None = None
@@ -150,13 +137,13 @@ class SinkWriter:
 
     @property
     def _staged(self) -> Path:
-        folder = Location.parse(self.layout.destination).folder
+        folder = Location.parse(self.target.path).folder
         if folder is None:
-            raise StorageError(f"{self.layout.destination}: only our own format is written there")
-        return folder.parent / f".{folder.name}.saving-{IDENTITY}"
+            raise StorageError(f"{self.target.path}: only our own format is written there")
+        return staging_folder(folder, IDENTITY)
 
     def begin(self) -> bytes:
-        """Lay the output out, or go on with an earlier one; on the coordinator.
+        """Prepare the output, or resume an earlier one; on the coordinator.
 
         Returns:
             The token for the others.
@@ -165,26 +152,25 @@ class SinkWriter:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             XckptError: see `TensorSink.prepare`.
         """
-        folder = Location.parse(self.layout.destination).folder
+        folder = Location.parse(self.target.path).folder
         assert folder is not None
         with storage_errors(folder):
             make_folder(folder.parent)
-            remove_dead(folder, but=IDENTITY)
-            found = reclaim(folder, IDENTITY)
-            self._claim = found or claim(folder, IDENTITY)
+            # The remains of dead saves are removed later: one may be what this one resumes.
+            self._claim = reclaim(folder, IDENTITY) or claim(folder, IDENTITY)
             self._claim.folder.mkdir(exist_ok=True)
-            if not self._go_on(self._claim.folder):
+            if not self._resume(self._claim.folder):
                 remove_journals(self._claim.folder)
-                self.sink, self._token = self.layout.open()
+                self.sink, self._token = self.target.open()
         return self._token.encode()
 
-    def _go_on(self, staged: Path) -> bool:
+    def _resume(self, staged: Path) -> bool:
         """Attach to what an earlier process has left for the same conversion, if there is any."""
         for path in journals(staged):
             start, done, _ = read_journal(path)
             if start is not None and start.conversion == self.conversion and start.token and done:
                 try:
-                    self.sink, self._token = self.layout.open(start.token)
+                    self.sink, self._token = self.target.open(start.token)
                 except NotACheckpointError:
                     continue
                 self._worth_keeping = True
@@ -194,7 +180,7 @@ class SinkWriter:
     def attach(self, token: bytes) -> TensorSink:
         """The sink; on other ranks than the coordinator, one that takes part in what that began."""
         if self.sink is None:
-            self.sink, self._token = self.layout.open(token.decode())
+            self.sink, self._token = self.target.open(token.decode())
         return self.sink
 
     def make(self, units: Sequence[Numbered], run: Run) -> None:
@@ -212,7 +198,7 @@ class SinkWriter:
             journal.note(number, report)
             self._worth_keeping = True
 
-        attachment = _Attachment(self._token, self.layout.destination, self.layout)
+        attachment = _Attachment(self._token, self.target)
         output = _OpenOutput(self.sink, SinkOutput(attachment))
         run([each for each in units if each[0] not in earlier], output, note)
 
@@ -223,7 +209,7 @@ class SinkWriter:
         self._forget()
 
     def abort(self) -> None:
-        """Stop: what was written stays, for a process that goes on with it, if it is any good."""
+        """Stop; units that are durable stay for a process that resumes the conversion."""
         if self._claim is None:
             return
         if self._worth_keeping:
@@ -234,7 +220,7 @@ class SinkWriter:
         self._forget()
 
     def _forget(self) -> None:
-        """There is nothing to go on with."""
+        """Remove what a later process would resume from."""
         if self._claim is not None:
             remove_journals(self._claim.folder)
             with storage_errors(self._claim.folder):

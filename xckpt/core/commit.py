@@ -1,82 +1,135 @@
 """The rules of a commit, without any I/O: what may be written where, and what makes it visible.
 
-A save never touches what is readable. It writes to a place of its own and then makes one atomic
-step (`decide` tells which):
+A save never touches what is readable. It writes to a place of its own and then takes one atomic
+step. Which one depends on what is at the path and on what the store can do there (`decide`):
 
-=================  ==============================  ===========================================
-at the path        local files                     object stores, ``memory://``
-=================  ==============================  ===========================================
-nothing            RENAME a sibling folder there   IN_PLACE: claim, write, create the manifest
-a checkpoint       EXCHANGE with a sibling folder  GENERATION: write beside the old data, replace
-                   (GENERATION if the file         the manifest if it is still the one we saw
-                   system cannot exchange)
-an unfinished one  (as elsewhere)                  refused; GENERATION with ``overwrite=True``
-something else     refused                         refused
-=================  ==============================  ===========================================
+==============  ============  ============  ============  ============  =============  ==========
+at the path     KEYS          FOLDER        PLAIN_FOLDER  OUTPUT        PLAIN_OUTPUT   FILE
+==============  ============  ============  ============  ============  =============  ==========
+nothing         IN_PLACE      RENAME        RENAME        RENAME        RENAME         RENAME
+a checkpoint    GENERATION    EXCHANGE      GENERATION    EXCHANGE      refused        REPLACE
+an unfinished   GENERATION    GENERATION    GENERATION    refused       refused        refused
+something else  refused       refused       refused       refused       refused        refused
+==============  ============  ============  ============  ============  =============  ==========
+
+All but the first row needs ``overwrite=True``. The first three columns are checkpoints of our own,
+whose manifest can name data beside the old ones; the others are outputs in other formats.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from xckpt.errors import CheckpointExistsError
 
-__all__ = ["Found", "Step", "decide"]
+__all__ = ["Found", "Place", "Step", "decide"]
 
 
 class Found(Enum):
     """What is at a path before a save."""
 
     NOTHING = "nothing"
+    """Or an empty folder."""
     CHECKPOINT = "checkpoint"
+    """Of the same format, with no other files in it."""
     UNFINISHED = "unfinished"
     """The claim of a save that has not committed."""
     FOREIGN = "foreign"
-    """Files that are none of ours."""
+    """Other files."""
+
+
+class Place(Enum):
+    """What the store can do at a path."""
+
+    KEYS = "keys"
+    """Conditional writes: object stores, ``memory://``, folders that cannot be renamed."""
+    FOLDER = "folder"
+    """Rename a folder to the path, and exchange it with the one that is there."""
+    PLAIN_FOLDER = "plain folder"
+    """Rename a folder to the path; this file system exchanges none."""
+    OUTPUT = "output"
+    """As FOLDER, for a folder in another format, which has no manifest."""
+    PLAIN_OUTPUT = "plain output"
+    """As PLAIN_FOLDER, for a folder in another format."""
+    FILE = "file"
+    """Rename a file to the path, in place of one that is there."""
 
 
 class Step(Enum):
     """The atomic step that commits a save."""
 
     RENAME = "rename"
+    """The staged folder or file gets the name, which must be free."""
     EXCHANGE = "exchange"
+    """The staged folder and the one that is there exchange their names."""
+    REPLACE = "replace"
+    """The staged file gets the name of the one that is there."""
     IN_PLACE = "in place"
+    """Claim the path, write there, create the manifest."""
     GENERATION = "generation"
+    """Write beside the old data; replace the manifest if it is still the one that was seen."""
 
 
-def decide(where: str, found: Found, *, overwrite: bool, renames: bool, exchanges: bool) -> Step:
+_STEPS: Final[Mapping[Place, Mapping[Found, Step]]] = MappingProxyType(
+    {
+        Place.KEYS: {
+            Found.NOTHING: Step.IN_PLACE,
+            Found.CHECKPOINT: Step.GENERATION,
+            Found.UNFINISHED: Step.GENERATION,
+        },
+        Place.FOLDER: {
+            Found.NOTHING: Step.RENAME,
+            Found.CHECKPOINT: Step.EXCHANGE,
+            Found.UNFINISHED: Step.GENERATION,
+        },
+        Place.PLAIN_FOLDER: {
+            Found.NOTHING: Step.RENAME,
+            Found.CHECKPOINT: Step.GENERATION,
+            Found.UNFINISHED: Step.GENERATION,
+        },
+        Place.OUTPUT: {Found.NOTHING: Step.RENAME, Found.CHECKPOINT: Step.EXCHANGE},
+        Place.PLAIN_OUTPUT: {Found.NOTHING: Step.RENAME},
+        Place.FILE: {Found.NOTHING: Step.RENAME, Found.CHECKPOINT: Step.REPLACE},
+    }
+)
+
+
+def decide(where: object, found: Found, place: Place, *, overwrite: bool, reason: str = "") -> Step:
     """The step for a save to ``where``.
 
     Args:
         where: the path, for the message.
         found: what is there now.
+        place: what the store can do there.
         overwrite: whether the caller allowed to replace a checkpoint.
-        renames: whether the store can rename folders (local files).
-        exchanges: whether it can exchange two folders atomically.
+        reason: why what is there is foreign, for the message.
 
     Raises:
         CheckpointExistsError: the save must not be done.
 
     Example:
-        >>> decide("/ckpt", Found.NOTHING, overwrite=False, renames=True, exchanges=True)
+        >>> decide("/ckpt", Found.NOTHING, Place.FOLDER, overwrite=False)
         <Step.RENAME: 'rename'>
-        >>> decide("s3://b/c", Found.CHECKPOINT, overwrite=True, renames=False, exchanges=False)
+        >>> decide("s3://b/c", Found.CHECKPOINT, Place.KEYS, overwrite=True)
         <Step.GENERATION: 'generation'>
     """
+    step = _STEPS[place].get(found)
+    if step is not None and (overwrite or found is Found.NOTHING):
+        return step
+    raise CheckpointExistsError(f"{where} {_refusal(found, overwrite=overwrite, reason=reason)}")
+
+
+def _refusal(found: Found, *, overwrite: bool, reason: str) -> str:
     if found is Found.FOREIGN:
-        raise CheckpointExistsError(
-            f"{where} is not empty and holds no checkpoint; nothing there was touched: "
+        return (
+            f"{reason or 'is not empty and holds no checkpoint'}; nothing there was touched: "
             f"choose another path or clear it yourself"
         )
-    if found is Found.NOTHING:
-        return Step.RENAME if renames else Step.IN_PLACE
-    if not overwrite:
-        raise CheckpointExistsError(
-            f"{where} holds a checkpoint already; pass overwrite=True to replace it"
-            if found is Found.CHECKPOINT
-            else f"{where} is claimed by a save that has not committed; if that save is dead, pass "
-            f"overwrite=True"
-        )
-    if found is Found.CHECKPOINT and renames and exchanges:
-        return Step.EXCHANGE
-    return Step.GENERATION
+    if overwrite:
+        return "cannot be replaced in one step here: choose another path or remove it yourself"
+    if found is Found.CHECKPOINT:
+        return "holds a checkpoint already; pass overwrite=True to replace it"
+    return "is claimed by a save that has not committed; if that save is dead, pass overwrite=True"

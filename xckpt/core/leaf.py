@@ -1,11 +1,15 @@
-"""What the core knows of a framework's leaf, and what a framework's adapter answers.
+"""Leaves as the core sees them, whatever framework they come from.
 
-A tensor to be saved is a `SourceLeaf`, one to be loaded a `TargetLeaf`. An `Adapter` makes them of
-what its framework has (`xckpt.core.frameworks` asks it). An array that is still in a file belongs
-to no framework: it is a `LazySource` and needs no adapter.
+1. A tensor to be saved is a `SourceLeaf`: a global shape and the boxes that this process holds.
+   `HostSource` is one over NumPy arrays, `LazySource` one that is read from a file when it is
+   written.
+2. A tensor to be loaded is a `TargetLeaf`: the boxes wanted, and where their elements go.
+3. An object that keeps its own state (a model, an optimizer) is no leaf: an `ObjectState` stands
+   in its place.
+4. A leaf that is copied for an asynchronous save is a `Copyable`: the memory that may change, and
+   how to build the same leaf over copies of that memory.
 
-An object that keeps its own state (a model, an optimizer) is no leaf: an `ObjectState` stands in
-its place.
+An adapter (`xckpt.core.adapter`) makes them of what its framework has.
 """
 
 from __future__ import annotations
@@ -20,12 +24,14 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
-from xckpt.core.staged import Copyable
 
 __all__ = [
-    "Adapter",
+    "Copyable",
+    "HostSource",
     "LazySource",
     "ObjectState",
+    "Part",
+    "RemotePart",
     "SourceLeaf",
     "TargetLeaf",
     "TransferringLeaf",
@@ -48,7 +54,7 @@ class SourceLeaf(Protocol):
 
     @property
     def boxes(self) -> Boxes:
-        """The boxes of the shards that this process can read, without doubles.
+        """The boxes of the shards that this process can read, each once.
 
         A shard that several local devices hold appears once. No two overlap.
         """
@@ -70,12 +76,36 @@ class SourceLeaf(Protocol):
         ...
 
     def data(self, index: int) -> object:
-        """Shard ``index`` of `boxes`, of exactly that box's sizes, as the adapter likes it.
+        """Shard ``index`` of `boxes`, of exactly that box's sizes: NumPy's or the framework's type.
 
         Lazy, idempotent and thread-safe; a view of the caller's memory where that is possible.
-        `Adapter.to_numpy` of the same adapter reads it.
+        `Adapters.to_numpy` reads it.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSource:
+    """A tensor to be saved that is in host memory as NumPy arrays.
+
+    Example:
+        >>> leaf = HostSource((3,), "int8", Boxes.whole((3,)), (np.zeros(3, np.int8),))
+        >>> leaf.data(0)
+        array([0, 0, 0], dtype=int8)
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: Boxes
+    shards: Sequence[NDArray[np.generic]]
+    """The elements of each box."""
+    sharded: bool = False
+    sharding: Sharding | None = None
+    annotation: str = ""
+
+    def data(self, index: int) -> NDArray[np.generic]:
+        """The elements of box ``index``."""
+        return self.shards[index]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,10 +135,10 @@ class LazySource:
 
 @runtime_checkable
 class TransferringLeaf(SourceLeaf, Protocol):
-    """A source whose data costs a transfer that it would like to make only once.
+    """A source whose data costs a transfer, to be made only once.
 
-    `DefaultSavePlanner.finish_plan` tells it what will be asked; a planner that tells nothing, or
-    that asks more often, gets the same data at the cost of another transfer.
+    `DefaultSavePlanner.finish_plan` announces how often `data` will be called. A planner that does
+    not, or that calls it more often, gets the same data at the cost of another transfer.
     """
 
     def expect(self, uses: Sequence[int]) -> None:
@@ -127,7 +157,7 @@ class TargetLeaf(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The format's name of the element type wanted; empty if nothing is, and any will do."""
+        """The format's name of the element type wanted; empty if any will do."""
         ...
 
     @property
@@ -148,7 +178,7 @@ class TargetLeaf(Protocol):
         ...
 
     def commit(self, index: int) -> None:
-        """All elements of buffer ``index`` are there: publish it (to a device, say) and let it go.
+        """Publish buffer ``index`` (to a device, say) and release it: all its elements are there.
 
         Called exactly once a box, from any thread.
         """
@@ -161,7 +191,7 @@ class TargetLeaf(Protocol):
 
 @runtime_checkable
 class ObjectState(Protocol):
-    """What an object that keeps its own state has given away, to be saved or to be loaded."""
+    """The state of an object that keeps its own, to be saved or to be loaded."""
 
     @property
     def tree(self) -> Mapping[str | int, object]:
@@ -183,75 +213,27 @@ class ObjectState(Protocol):
         ...
 
 
-class Adapter(Protocol):
-    """A framework's door. A module that has these functions is one."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RemotePart:
+    """Elements that NumPy cannot reach where they are: on an accelerator, say."""
 
-    def describe(self, leaf: object, name: str) -> SourceLeaf | None:
-        """The leaf as a source, or None if it is not of this framework.
+    shape: tuple[int, ...]
+    dtype: np.dtype[np.generic]
+    start: Callable[[NDArray[np.generic]], object]
+    """Begin to copy the elements into host memory of this shape and dtype, in C order."""
+    wait: Callable[[], object]
+    """Return when the copies begun are complete."""
 
-        Raises:
-            UnsupportedLeafError: it is of this framework, but cannot be saved; names the leaf.
-        """
-        ...
 
-    def copyable(self, leaf: object, name: str) -> Copyable | None:
-        """How to get a leaf of the same kind that no longer changes; None if not this framework's.
+Part = NDArray[np.generic] | RemotePart
+"""Memory that may change: the host's, of any strides, or a device's."""
 
-        For a kind that cannot be built over copies, `xckpt.core.frameworks.as_described` does.
 
-        Raises:
-            UnsupportedLeafError: it is of this framework, but cannot be saved; names the leaf.
-        """
-        ...
+@dataclass(frozen=True, slots=True, eq=False)
+class Copyable:
+    """How to make a copy of a leaf that no longer changes."""
 
-    def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
-        """``size`` bytes of host memory that an accelerator can write directly.
-
-        None if this framework has no accelerator here.
-        """
-        ...
-
-    def aim(self, like: object, name: str, *, in_place: bool) -> TargetLeaf | None:
-        """A target of the same shape, dtype, device and sharding, or None if not this framework's.
-
-        ``in_place``: `buffer` gives the leaf's own memory (or copies into it at `commit`), and
-        `result` gives the leaf itself.
-
-        Raises:
-            UnsupportedLeafError: it cannot be loaded (into); names the leaf.
-        """
-        ...
-
-    def to_numpy(self, data: object) -> NDArray[np.generic] | None:
-        """What `SourceLeaf.data` returned as a NumPy array that shares its memory where it can.
-
-        None if it is not of this framework. Any strides; the format's dtypes (ml_dtypes included).
-        """
-        ...
-
-    def to_writable_numpy(self, buffer: object) -> NDArray[np.generic] | None:
-        """A writable NumPy view of what `TargetLeaf.buffer` returned.
-
-        None if it is not of this framework, or if its memory cannot be reached from the host.
-        """
-        ...
-
-    def copy_into(self, buffer: object, data: NDArray[np.generic]) -> bool:
-        """Copy host data into a buffer that `to_writable_numpy` cannot reach; False if not ours."""
-        ...
-
-    def open_object(self, node: object, name: str) -> ObjectState | None:
-        """The state of an object that keeps its own, or None if it is none that this one knows.
-
-        Raises:
-            UnsupportedLeafError: its state is nothing that can be saved or loaded; names it.
-        """
-        ...
-
-    def children(self, node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
-        """(kind, (key, child) pairs) of a container that this framework registered, else None."""
-        ...
-
-    def rebuild(self, node: object, children: list[object]) -> object | None:
-        """A container like ``node`` with other children; None if this framework has none such."""
-        ...
+    parts: Sequence[Part]
+    """The memory to copy; none where nothing can change the leaf."""
+    rebuild: Callable[[Sequence[NDArray[np.generic]]], object]
+    """The same leaf over copies of the parts; on the host a copy may have the part's strides."""

@@ -17,22 +17,15 @@ __all__ = ["StorageReader", "StorageWriter"]
 class StorageWriter(Protocol):
     """Writes a checkpoint. One writer serves one save at a time."""
 
+    @property
     def storage_meta(self) -> object:
-        """Every rank, before planning: what the planner should know, such as `GridOptions`."""
-        ...
-
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Every rank, first. The coordinator looks at the target and reserves a place there."""
-        ...
-
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Every rank: adjust the plan that goes to the coordinator."""
+        """What planners need to know: `GridOptions` for those without their own, or None."""
         ...
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
     ) -> tuple[list[SavePlan], Metadata]:
-        """The coordinator: tell each rank where to write, in its plan's ``storage_data``."""
+        """The coordinator: reserve a place; each plan's ``storage_data`` says where to write."""
         ...
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> object:
@@ -77,5 +70,5 @@ class StorageReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Every rank, last, also after a failure: let go of what a peer might wait for."""
+        """Every rank, last, also after a failure: release what a peer might wait for."""
         ...

@@ -1,7 +1,7 @@
 """A tree of containers <-> its leaves by name.
 
 Containers are dicts, lists, tuples, namedtuples and whatever a framework has registered (JAX
-pytrees). Everything else is a leaf.
+pytrees; the `Adapters` know them). Everything else is a leaf.
 
 1. `flatten` walks the tree in its own order and names each leaf by its key path.
 2. A dict needs no mention: the leaf names imply it. Any other container, and an empty dict, is
@@ -21,11 +21,12 @@ from __future__ import annotations
 
 import copy
 import keyword
-from collections import OrderedDict, namedtuple
+from collections import namedtuple
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
+from xckpt.core.containers import open_container, open_object
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError, UnsupportedLeafError
@@ -35,15 +36,10 @@ __all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
 DEEPEST = 64
 """Most containers around a leaf."""
 
-_BUILTIN = frozenset(
-    (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
-)
-"""Types whose instances are what they seem, so that no framework need be asked."""
-
 
 @dataclass(frozen=True, slots=True)
 class FlatTree:
-    """The leaves of a tree, and its containers as far as the leaf names don't tell."""
+    """The leaves of a tree, and its containers as far as leaf names do not imply them."""
 
     leaves: dict[str, object] = field(default_factory=dict)
     """Leaf name -> leaf, in the tree's order."""
@@ -53,8 +49,12 @@ class FlatTree:
     """Name of each object that keeps its own state -> that state; its leaves are in `leaves`."""
 
 
-def flatten(tree: object) -> FlatTree:
+def flatten(tree: object, adapters: Adapters = NO_ADAPTERS) -> FlatTree:
     """The leaves of a tree by name.
+
+    Args:
+        tree: containers of leaves.
+        adapters: open the frameworks' containers and objects; without them these are leaves.
 
     Raises:
         UnsupportedLeafError: a dict key is neither a str nor an int (of 64 bits), two leaves have
@@ -67,7 +67,7 @@ def flatten(tree: object) -> FlatTree:
         >>> flat.containers
         {'opt': 'list', 'opt/1': 'tuple'}
     """
-    walk = _Walk()
+    walk = _Walk(adapters)
     walk.visit(tree, (), ())
     if walk.problems:
         raise UnsupportedLeafError.listing("the tree cannot be saved as it is", walk.problems)
@@ -78,6 +78,7 @@ def flatten(tree: object) -> FlatTree:
 class _Walk:
     """A walk through a tree, and what it has found."""
 
+    adapters: Adapters
     flat: FlatTree = field(default_factory=FlatTree)
     problems: list[str] = field(default_factory=list)
     inside: bool = False
@@ -92,7 +93,7 @@ class _Walk:
             self.visit(state.tree, keys, above)
             self.inside = False
             return
-        container = _open(node)
+        container = open_container(node, self.adapters)
         if container is None:
             if name in self.flat.leaves:
                 self.problems.append(f"{name or 'the root'}: two leaves have this name")
@@ -116,14 +117,10 @@ class _Walk:
 
     def _open_object(self, node: object, name: str) -> ObjectState | None:
         try:
-            return _open_object(node, name)
+            return open_object(node, name, self.adapters)
         except UnsupportedLeafError as error:
             self.problems.append(str(error))
             return None
-
-
-def _open_object(node: object, name: str) -> ObjectState | None:
-    return None if type(node) in _BUILTIN else frameworks.open_object(node, name)
 
 
 def _key_problem(key: object) -> str:
@@ -139,30 +136,12 @@ def _key_problem(key: object) -> str:
     return ""
 
 
-def _open(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
-    """A container's kind and entries, or None for a leaf."""
-    if isinstance(node, Mapping):
-        # A framework may have registered a mapping of its own (flax's FrozenDict, nnx.State).
-        registered = None if type(node) in (dict, OrderedDict) else frameworks.children(node)
-        return registered or ("dict", list(node.items()))
-    if isinstance(node, list):
-        return "list", list(enumerate(node))
-    if isinstance(node, tuple):
-        fields = getattr(type(node), "_fields", None)
-        if fields is None:
-            return "tuple", list(enumerate(node))
-        kind = f"namedtuple:{type(node).__name__}:{','.join(fields)}"
-        return kind, list(zip(fields, node, strict=True))
-    if node is None or isinstance(node, bool | int | float | complex | str | bytes):
-        return None
-    return frameworks.children(node)
-
-
 def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> object:
     """The tree that the names describe; inverse of `flatten` for builtin containers.
 
     Raises:
-        ManifestError: the names contradict each other or the kinds.
+        ManifestError: the names contradict each other, of which all are in ``problems``; or the
+            kinds.
 
     Example:
         >>> unflatten({"w": 1.0, "opt/0/mu": 2}, {"opt": "list", "opt/1": "tuple"})
@@ -173,14 +152,21 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             raise ManifestError("the root is a leaf, but there are others")
         return leaves[""]
     root = _Container()
+    problems: dict[str, None] = {}
     for name, leaf in leaves.items():
         *above, last = split_name(name)
-        parent = _descend(root, above)
-        if last in parent:
-            raise ManifestError(f"{name}: a leaf and a container have this name")
-        parent[last] = leaf
+        parent, clash = _descend(root, above)
+        if clash or last in parent:
+            problems[clash or name] = None
+        else:
+            parent[last] = leaf
     for name in containers:
-        _descend(root, split_name(name))
+        _, clash = _descend(root, split_name(name))
+        if clash:
+            problems[clash] = None
+    if problems:
+        lines = [f"{name}: a leaf and a container have this name" for name in problems]
+        raise ManifestError("\n".join(lines), tuple(lines))
     return _close(root, (), containers)
 
 
@@ -188,16 +174,15 @@ class _Container(dict[str | int, object]):
     """A container of the tree; a dict that is no `_Container` is a leaf's value."""
 
 
-def _descend(root: _Container, keys: Sequence[str | int]) -> _Container:
+def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, str]:
+    """The container at a key path, made where it is missing; or the name of a leaf on the way."""
     node = root
-    for key in keys:
-        child = node.get(key)
-        if child is None and key not in node:
-            child = node[key] = _Container()
+    for depth, key in enumerate(keys, 1):
+        child = node.setdefault(key, _Container())
         if not isinstance(child, _Container):
-            raise ManifestError(f"{join_keys(keys)}: a leaf and a container have this name")
+            return root, join_keys(keys[:depth])
         node = child
-    return node
+    return node, ""
 
 
 def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object:
@@ -230,6 +215,7 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
 def rebuild(
     tree: object,
     replace: Callable[[str, object], object],
+    adapters: Adapters = NO_ADAPTERS,
     *,
     at: KeyPath = (),
     finished: Mapping[str, object] | None = None,
@@ -242,55 +228,54 @@ def rebuild(
     Args:
         tree: what to copy.
         replace: gives the new leaf.
+        adapters: open and rebuild the frameworks' containers and objects.
         at: where the tree lies in the whole, for the names.
         finished: by name, what to put in place of a whole subtree, which is not looked at.
 
     Raises:
-        UnsupportedLeafError: a container cannot be built anew.
+        UnsupportedLeafError: a container cannot be built with new leaves.
 
     Example:
         >>> rebuild({"a": [1, 2]}, lambda name, leaf: (name, leaf * 10))
         {'a': [('a/0', 10), ('a/1', 20)]}
     """
-    return _rebuild(tree, at, replace, finished or {}, inside=False)
+    return _Rebuilding(replace, adapters, finished or {}).visit(tree, at, inside=False)
 
 
-def _rebuild(
-    node: object,
-    keys: KeyPath,
-    replace: Callable[[str, object], object],
-    finished: Mapping[str, object],
-    *,
-    inside: bool,
-) -> object:
-    name = join_keys(keys)
-    if name in finished:
-        return finished[name]
-    state = None if inside else _open_object(node, name)
-    if state is not None:
-        return _rebuild(state.tree, keys, replace, finished, inside=True)
-    container = _open(node)
-    if container is None:
-        return replace(name, node)
-    kind, entries = container
-    children = [
-        (key, _rebuild(child, (*keys, key), replace, finished, inside=inside))
-        for key, child in entries
-    ]
-    values = [child for _, child in children]
-    if kind == "dict":
-        return _dict_like(node, children)
-    if kind == "list":
-        return values
-    if isinstance(node, tuple):
-        return getattr(type(node), "_make", tuple)(values)
-    for adapter in frameworks.adapters():
-        new = adapter.rebuild(node, values)
-        if new is not None:
-            return new
-    raise UnsupportedLeafError(
-        f"{name or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
-    )
+@dataclass(frozen=True, slots=True)
+class _Rebuilding:
+    """A copy of a tree in the making."""
+
+    replace: Callable[[str, object], object]
+    adapters: Adapters
+    finished: Mapping[str, object]
+
+    def visit(self, node: object, keys: KeyPath, *, inside: bool) -> object:
+        """The copy of ``node``, which lies at ``keys``; ``inside``: in an object's state."""
+        name = join_keys(keys)
+        if name in self.finished:
+            return self.finished[name]
+        state = None if inside else open_object(node, name, self.adapters)
+        if state is not None:
+            return self.visit(state.tree, keys, inside=True)
+        container = open_container(node, self.adapters)
+        if container is None:
+            return self.replace(name, node)
+        kind, entries = container
+        children = [(key, self.visit(child, (*keys, key), inside=inside)) for key, child in entries]
+        if kind == "dict":
+            return _dict_like(node, children)
+        values = [child for _, child in children]
+        if kind == "list":
+            return values
+        if isinstance(node, tuple):
+            return getattr(type(node), "_make", tuple)(values)
+        new = self.adapters.rebuild(node, values)
+        if new is None:
+            raise UnsupportedLeafError(
+                f"{name or 'the root'}: a {type(node).__name__} cannot be built with new leaves"
+            )
+        return new
 
 
 def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> object:
@@ -303,12 +288,19 @@ def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> ob
     return new
 
 
-def assign(tree: object, leaves: Mapping[str, object], *, keep: Collection[str] = ()) -> object:
-    """Put leaves into a tree's own dicts and lists; a tuple is built anew inside its parent.
+def assign(
+    tree: object,
+    leaves: Mapping[str, object],
+    adapters: Adapters = NO_ADAPTERS,
+    *,
+    keep: Collection[str] = (),
+) -> object:
+    """Put leaves into a tree's own dicts and lists; a tuple is replaced inside its parent.
 
     Args:
         tree: what to change.
         leaves: by name, a value for each leaf.
+        adapters: open the frameworks' containers.
         keep: names of subtrees that stay as they are.
 
     Returns:
@@ -322,21 +314,25 @@ def assign(tree: object, leaves: Mapping[str, object], *, keep: Collection[str] 
         >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
         (True, {'step': 2, 'betas': (0.8, 0.99)})
     """
-    return _assign(tree, (), leaves, keep)
+    return _assign(tree, (), leaves, adapters, keep)
 
 
 def _assign(
-    node: object, keys: KeyPath, leaves: Mapping[str, object], keep: Collection[str]
+    node: object,
+    keys: KeyPath,
+    leaves: Mapping[str, object],
+    adapters: Adapters,
+    keep: Collection[str],
 ) -> object:
     name = join_keys(keys)
     if name in keep:
         return node
-    container = _open(node)
+    container = open_container(node, adapters)
     if container is None:
         return leaves[name]
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
-        new = _assign(child, (*keys, key), leaves, keep)
+        new = _assign(child, (*keys, key), leaves, adapters, keep)
         if new is not child:
             changed[key] = new
     if not changed:

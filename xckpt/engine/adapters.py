@@ -1,35 +1,57 @@
-"""The adapters that come with xckpt: framework -> module, registered by name only.
+"""The adapters of the frameworks that this process has imported.
 
-An adapter is loaded when a leaf of its framework can exist (`xckpt.core.frameworks`), so that this
-imports no framework that the program has not imported.
+An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported when its framework has
+been: before that, no leaf of the framework can exist. So this imports no framework that the
+program has not imported.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import Final
+import importlib
+import sys
+from typing import Any, Final
 
-from xckpt.core.frameworks import adapters, register_adapter
+from xckpt.core.adapter import Adapter, Adapters
 
-__all__ = ["ADAPTERS", "register_adapters"]
+__all__ = ["loaded_adapters", "register_adapter"]
 
-ADAPTERS: Final[Mapping[str, str]] = {
+_MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
     "torch_xla": "xckpt.torch.xla.adapter",
-    "xckpt.torch.xla.adapter": "xckpt.torch.xla.adapter",
+    "xckpt.torch.xla.cpu_shards": "xckpt.torch.xla.adapter",
     "torch": "xckpt.torch.adapter",
     "jax": "xckpt.jax.adapter",
     "numpy": "xckpt.numpy",
 }
-"""Who imports the left side may have leaves that the right side knows; asked in this order."""
+"""Framework module -> adapter module, in the order in which adapters are asked."""
 
 
-def register_adapters() -> None:
-    """Have every framework's leaves handled by the adapter that comes with xckpt."""
-    for framework, module in ADAPTERS.items():
-        register_adapter(framework, module)
-    # What is imported already need not be waited for in the first save. An adapter that cannot be
-    # loaded says so to those who need it.
-    with suppress(Exception):
-        adapters()
+def register_adapter(framework: str, module: str) -> None:
+    """Have ``module`` handle the leaves of ``framework`` (a module name), after all other adapters.
+
+    Example:
+        >>> register_adapter("numpy", "xckpt.numpy")
+    """
+    _MODULES[framework] = module
+
+
+def loaded_adapters() -> Adapters:
+    """The adapters of the frameworks imported so far, in one value.
+
+    A framework that is imported later is found too, when something of it turns up.
+
+    Raises:
+        ImportError: an adapter cannot be imported, though its framework is.
+
+    Example:
+        >>> import numpy as np
+        >>> loaded_adapters().describe(np.zeros(3, np.int8), "w").dtype
+        'int8'
+    """
+    return Adapters(_loaded(), _loaded)
+
+
+def _loaded() -> tuple[Adapter[Any], ...]:
+    modules = [module for framework, module in _MODULES.items() if framework in sys.modules]
+    # Two frameworks may have one adapter.
+    return tuple(dict.fromkeys(importlib.import_module(module).ADAPTER for module in modules))

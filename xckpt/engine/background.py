@@ -1,47 +1,85 @@
 """Saves that go on while training does, one after the other.
 
-`begin` is what ``save_async`` does once it has a writer and a planner:
+`begin` is what ``save_async`` does once it knows how to save:
 
-1. Wait for the save in flight (`settle`). If a save has failed since the last one and nobody asked
-   for its result, this one fails with that error, on every rank.
-2. Give the group connections of its own (`Group` with an ``in_background`` method): from now on the
-   caller's thread may use its process group for training.
-3. Stage the state in the caller's thread. A failure there is the save's: it travels with the
-   ranks' plans, so that every rank raises and nothing is committed.
-4. Run the engine in a thread. `SaveFuture` tells what became of it.
+1. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
+2. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
+   use its process group for training.
+3. Start a thread that will save (`_Work`) and stage the state in the caller's. A failure of the
+   stager travels with the ranks' plans: every rank raises, and nothing is committed.
+4. Let the thread go on. `SaveFuture` says how the save ended.
 
-The interpreter's exit waits for the save in flight, and a failure that nobody asked for is logged.
+The interpreter's exit waits for the save in flight, and logs a failure that was never asked for.
 Threads that play the ranks of one group in one process do not wait for each other.
 """
 
 from __future__ import annotations
 
+# Its exit handler must run after ours.
+import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
 import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
-from concurrent.futures import thread as _executors  # noqa: F401  # its exit comes after ours
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 
-__all__ = ["SaveFuture", "begin", "settle"]
+__all__ = ["BackgroundGroup", "SaveFuture", "begin", "settle"]
 
 logger = logging.getLogger("xckpt")
 
 State = Any
 """Any tree that a save takes."""
 
+Save = Callable[[State, BaseException | None, Group], Metadata]
+"""Saves a state on a group; with an exception this rank has failed already and has no state."""
 
-class Save(Protocol):
-    """The save itself, but for the state and the group."""
 
-    def __call__(self, state: Callable[[], State], group: Group) -> Metadata:
-        """Save what ``state`` returns; what it raises is this rank's failure."""
+@runtime_checkable
+class BackgroundGroup(Group, Protocol):
+    """A group that training uses too, so that a save in the background needs other connections."""
+
+    def in_background(self) -> Group:
+        """The same ranks over connections of their own; collective the first time."""
         ...
+
+
+class _Status:
+    """What is known of a save, to its thread and to those who wait."""
+
+    def __init__(self, where: str, group: Group) -> None:
+        self.where = where
+        self.rank, self.size = group.rank, group.size
+        self.staged: Future[None] = Future()
+        """Done when the caller may change the state."""
+        self.saved: Future[Metadata] = Future()
+        self.seen = False
+        """Whether a caller has received the outcome."""
+
+    def concerns(self, group: Group) -> bool:
+        """Whether a save by this rank of ``group`` has to wait for this one."""
+        return self.size != group.size or self.rank == group.rank
+
+    def take_failure(self) -> BaseException | None:
+        """The failure if it was never asked for; waits for the end, and answers once."""
+        error = self.saved.exception()
+        if self.seen:
+            return None
+        self.seen = error is not None
+        return error
+
+    def log(self, error: BaseException) -> None:
+        """Log a failure that was never asked for."""
+        logger.error(
+            "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
+            self.where,
+            type(error).__name__,
+            error,
+        )
 
 
 class SaveFuture:
@@ -61,13 +99,10 @@ class SaveFuture:
         {'w': array([1., 1., 1.])}
     """
 
-    def __init__(self, where: str, rank: int, size: int) -> None:
-        self.where = where
+    def __init__(self, status: _Status) -> None:
+        self.where = status.where
         """The path or URL that is saved to."""
-        self._rank, self._size = rank, size
-        self._staged: Future[None] = Future()
-        self._saved: Future[Metadata] = Future()
-        self._seen = False
+        self._status = status
 
     def staged(self, timeout: float | None = None) -> None:
         """Return when the state that was given may be changed.
@@ -78,9 +113,9 @@ class SaveFuture:
             TimeoutError: that takes more than ``timeout`` seconds.
             Exception: what the stager raised; `result` raises it too.
         """
-        error = self._staged.exception(timeout)
+        error = self._status.staged.exception(timeout)
         if error is not None:
-            self._seen = True
+            self._status.seen = True
             raise error
 
     def result(self, timeout: float | None = None) -> Metadata:
@@ -93,7 +128,7 @@ class SaveFuture:
         error = self.exception(timeout)
         if error is not None:
             raise error
-        return self._saved.result()
+        return self._status.saved.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Why the save failed, or None if it is committed; waits until that is known.
@@ -101,26 +136,67 @@ class SaveFuture:
         Raises:
             TimeoutError: that takes more than ``timeout`` seconds.
         """
-        error = self._saved.exception(timeout)
-        self._seen = True
+        error = self._status.saved.exception(timeout)
+        self._status.seen = True
         return error
 
     def done(self) -> bool:
         """Whether the save is committed or has failed."""
-        return self._saved.done()
+        return self._status.saved.done()
 
     def __repr__(self) -> str:
         state = "in flight"
         if self.done():
-            state = "committed" if self._saved.exception() is None else "failed"
+            state = "committed" if self._status.saved.exception() is None else "failed"
         return f"<SaveFuture {self.where}: {state}>"
 
 
+class _Work:
+    """What the thread of a save does.
+
+    It drops the state before it wakes those who wait for the save: they may need the memory.
+    """
+
+    def __init__(
+        self, status: _Status, group: Group, save: Save, spare: BlockingAsyncStager | None
+    ) -> None:
+        self.go_on = threading.Event()
+        self.copied: Future[State] = Future()
+        """The staged state, or why there is none."""
+        self._status = status
+        self._group = group
+        self._save = save
+        self._spare = spare
+
+    def run(self) -> None:
+        """Save once `go_on` is set; give a spare stager back, then say how it ended."""
+        self.go_on.wait()
+        outcome = self._outcome(self.copied)
+        del self.copied, self._save
+        if self._spare is not None:
+            _give_back(self._spare)
+        if isinstance(outcome, Metadata):
+            self._status.saved.set_result(outcome)
+        else:
+            self._status.saved.set_exception(outcome)
+
+    def _outcome(self, copied: Future[State]) -> Metadata | BaseException:
+        state, failure = None, None
+        try:
+            state = copied.result()
+        except BaseException as error:
+            failure = error
+        try:
+            return self._save(state, failure, self._group)
+        except BaseException as error:
+            return error
+
+
 _lock = threading.Lock()
-_saves: list[SaveFuture] = []
+_saves: list[_Status] = []
 """In flight, or failed and not asked for."""
 _spare: list[BlockingAsyncStager] = []
-"""The stager of saves that name none, while it is free; its memory is the system's to take back."""
+"""The stager of saves that name none, while it is free; the system may take its memory back."""
 
 
 def begin(
@@ -129,145 +205,104 @@ def begin(
     """Stage a state and save it in a thread; collective the first time that a group does so.
 
     Raises:
-        XckptError: an earlier save failed, and nobody has asked for its result.
+        XckptError: an earlier save failed, and its result was never asked for.
     """
     failure = settle(group)
-    own: Callable[[], Group] | None = getattr(group, "in_background", None)
-    background = group if own is None else own()
-    future = SaveFuture(where, group.rank, group.size)
-    chosen = _take_spare() if stager is None else stager
-    copying: Future[State] = Future()
-
-    def ready() -> State:
-        future._staged.result()
-        return copying.result()
-
-    # Begun before the copying and let go at the very end, so that the caller does not wait for the
+    background = group.in_background() if isinstance(group, BackgroundGroup) else group
+    status = _Status(where, group)
+    spare = None
+    if stager is None:
+        stager = spare = _take_spare()
+    work = _Work(status, background, save, spare)
+    copied = work.copied
+    copied.add_done_callback(lambda future: _end(status.staged, None, future.exception()))
+    # Started before the copying, but released after it: else the caller would wait for the
     # interpreter's lock while the save plans.
-    go_on = _start(future, chosen if stager is None else None, background, save, ready)
+    _start(work, status)
     try:
         if failure is not None:
-            # The other ranks may know of no failure: they are to hear of it, and not to wait.
-            future._seen = True
-            future._staged.set_exception(failure)
+            # The other ranks may know of no failure: the save tells them, and this rank raises.
+            status.seen = True
             raise failure
-        copying = _stage(future, chosen, state)
-        _synchronise(future, chosen, copying)
+        _stage(stager, state, copied, until=status.saved)
     except BaseException as error:
-        if not future._staged.done():
-            future._staged.set_exception(error)
+        if not copied.done():
+            copied.set_exception(error)
         raise
     finally:
-        go_on()
-    return future
+        work.go_on.set()
+    return SaveFuture(status)
 
 
 def settle(group: Group) -> BaseException | None:
-    """Wait for the saves in flight; the failure that nobody has asked for, if there is one.
+    """Wait for the saves in flight; the failure of one that was never asked for, if there is one.
 
-    Whoever gets it has to raise it: it is not kept any longer.
+    The caller must raise it; it is not stored.
     """
     with _lock:
-        concerned = [s for s in _saves if s._size != group.size or s._rank == group.rank]
-    failures: list[tuple[SaveFuture, BaseException]] = []
-    for save in concerned:
-        error = save._saved.exception()
-        if error is not None and not save._seen:
-            failures.append((save, error))
-            save._seen = True
+        concerned = [save for save in _saves if save.concerns(group)]
+    failures = [(save, error) for save in concerned if (error := save.take_failure()) is not None]
     with _lock:
         _saves[:] = [save for save in _saves if save not in concerned]
     if not failures:
         return None
     for save, error in failures[1:]:
-        _report(save, error)
+        save.log(error)
     save, error = failures[0]
     error.add_note(
-        f"This is the failure of the asynchronous save to {save.where}, for whose result nobody "
-        f"has asked; the save that was called now was not begun."
+        f"This is the failure of the asynchronous save to {save.where}, whose result was never "
+        f"asked for; the save that was called now was not begun."
     )
     return error
 
 
-def _stage(future: SaveFuture, stager: AsyncStager, state: State) -> Future[State]:
-    """The staged state, the stager's failure, or whatever of both the stager has yet to tell."""
-    copying: Future[State] = Future()
+def _stage(
+    stager: AsyncStager, state: State, copied: Future[State], until: Future[Metadata]
+) -> None:
+    """Have a stager copy a state; ``copied`` ends with the copy or with the stager's failure.
+
+    A stager that lends its memory lends it ``until`` the save has ended.
+    """
     try:
         staged = stager.stage(state)
-    except Exception as error:
-        copying.set_exception(error)
-        return copying
-    lend = getattr(stager, "lend", None)
-    if lend is not None:
-        lend(future._saved)
-    if isinstance(staged, Future):
-        return staged
-    copying.set_result(staged)
-    return copying
-
-
-def _synchronise(future: SaveFuture, stager: AsyncStager, copying: Future[State]) -> None:
-    """Let the save have the state when it is copied; wait for that here if the stager wants it."""
-
-    def end(copied: Future[State]) -> None:
-        error = CancelledError() if copied.cancelled() else copied.exception()
-        _end_staging(future, error)
-
-    failed = copying.done() and (copying.cancelled() or copying.exception() is not None)
-    try:
-        if not failed and stager.should_synchronize_after_execute:
+        if isinstance(stager, BlockingAsyncStager):
+            stager.lend(until)
+        copying = cast("Future[State]", staged) if isinstance(staged, Future) else None
+        has_failed = copying is not None and copying.done() and _failure(copying) is not None
+        if not has_failed and stager.should_synchronize_after_execute:
             stager.synchronize_staging()
-    except BaseException as error:
-        _end_staging(future, error)
-        if not isinstance(error, Exception):
-            raise
-    else:
-        copying.add_done_callback(end)
+    except Exception as error:
+        copied.set_exception(error)
+        return
+    if copying is None:
+        copied.set_result(staged)
+        return
+
+    def pass_on(copying: Future[State]) -> None:
+        error = _failure(copying)
+        _end(copied, None if error else copying.result(), error)
+
+    copying.add_done_callback(pass_on)
 
 
-def _end_staging(future: SaveFuture, error: BaseException | None) -> None:
+def _failure(future: Future[Any]) -> BaseException | None:
+    """Why a future that is done has no result."""
+    return CancelledError() if future.cancelled() else future.exception()
+
+
+def _end(future: Future[Any], result: object, error: BaseException | None) -> None:
     if error is None:
-        future._staged.set_result(None)
+        future.set_result(result)
     else:
-        future._staged.set_exception(error)
+        future.set_exception(error)
 
 
-def _start(
-    future: SaveFuture,
-    spare: AsyncStager | None,
-    group: Group,
-    save: Save,
-    ready: Callable[[], State],
-) -> Callable[[], None]:
-    """Run the save in a thread, once what is returned is called.
-
-    A spare stager goes back when it is over.
-    """
-    go = threading.Event()
-
-    def work() -> None:
-        nonlocal ready, save
-        go.wait()
-        metadata, failure = None, None
-        try:
-            metadata = save(ready, group)
-        except BaseException as error:
-            failure = error
-        # What the state and the planner hold is to be free when the waiting go on.
-        ready = save = None  # type: ignore[assignment]
-        if isinstance(spare, BlockingAsyncStager):
-            _give_back(spare)
-        if failure is not None:
-            future._saved.set_exception(failure)
-        elif metadata is not None:
-            future._saved.set_result(metadata)
-
+def _start(work: _Work, status: _Status) -> None:
     _register_exit()
     with _lock:
-        _saves.append(future)
+        _saves.append(status)
     # A daemon: were it joined like others, its own thread pools would be shut before it has ended.
-    threading.Thread(target=work, name="xckpt-save", daemon=True).start()
-    return go.set
+    threading.Thread(target=work.run, name="xckpt-save", daemon=True).start()
 
 
 def _take_spare() -> BlockingAsyncStager:
@@ -300,20 +335,11 @@ def _register_exit() -> None:
 
 
 def _finish() -> None:
-    """At exit: wait for what is in flight, and log failures that nobody asked for."""
+    """At exit: wait for what is in flight, and log failures that were never asked for."""
     for save in list(_saves):
-        error = save._saved.exception()
-        if error is not None and not save._seen:
-            _report(save, error)
-
-
-def _report(save: SaveFuture, error: BaseException) -> None:
-    logger.error(
-        "the asynchronous save to %s failed, and nobody asked for its result: %s: %s",
-        save.where,
-        type(error).__name__,
-        error,
-    )
+        error = save.take_failure()
+        if error is not None:
+            save.log(error)
 
 
 def _forget_all() -> None:

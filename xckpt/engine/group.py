@@ -44,7 +44,7 @@ class Group(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         ...
 
 
@@ -76,4 +76,4 @@ class LocalGroup:
         return data
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Returns at once."""

@@ -1,66 +1,53 @@
-"""Copying many arrays into one region of host memory, at the speed of the memory.
+"""Copies of many arrays in one region of host memory, made by several threads.
 
-`HostCopies.copy` takes parts of a state, of any strides, overlapping or the same, and makes a copy
-of each:
+`HostCopies.copy` takes parts of a state, of any strides, overlapping or the same, and copies each:
 
 1. Parts that overlap belong to one stretch of memory. It is copied once, as bytes, so that views of
    one storage stay views of one copy; unless it has more bytes than its parts have elements (every
    tenth column, say): then each part is copied on its own.
 2. One region has room for all. Each copy lies in it as its original lies in memory, relative to a
    cache line.
-3. Several threads copy pieces of a few megabytes that end where huge pages end, so that no two
-   threads wait for the same page. Copying leaves the interpreter's lock alone, so meanwhile the
-   first thread builds what it likes over the copies, and then copies too.
-4. Where the region is kept and the same parts come again, steps 1 and 2 are not repeated.
+3. The threads copy slabs of a few megabytes. Copying releases the interpreter's lock, so the caller
+   builds what it needs over the copies meanwhile.
 
-What is copied to new memory for the first time waits for the kernel to clear each page, which takes
-longer than the copying (`xckpt.engine.fresh_memory`). `HostCopies.prepare` pays for that ahead of
-time.
+New memory costs more than the copying (`xckpt.engine.fresh_memory`). `HostCopies.prepare` pays for
+it ahead of time; a region that is kept pays once.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain, repeat
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.staged import Part, Remote
+from xckpt.core.leaf import Part, RemotePart
 from xckpt.engine.fresh_memory import (
     CACHE_LINE,
     HUGE_PAGE,
     PAGE,
-    FirstTouch,
-    ask_huge_pages,
-    join_pages,
     offer,
+    populate,
+    use_huge_pages,
 )
+from xckpt.options import processors
 
 __all__ = ["HostCopies"]
 
 Bytes = NDArray[np.uint8]
-Arrays = list[NDArray[np.generic]]
+Array = NDArray[np.generic]
 Result = TypeVar("Result")
 
-STEP = 4 * HUGE_PAGE
+SLAB = 4 * HUGE_PAGE
 """Bytes that a thread copies at a time."""
-LONG_STEPS = 4
-LONG = 8
-"""The first few steps are this many times as long: they last while the first thread builds, since
-whoever ends a step needs the interpreter's lock to begin another."""
-FIRST_STEP = 2 * HUGE_PAGE
-"""Bytes that a thread copies at a time to new memory: what its processor's caches can hold."""
 MOST_THREADS = 16
 """Beyond this, more threads do not make memory faster."""
 ALONE_BYTES = 1 << 20
-"""Up to so many bytes, starting a thread costs more than it gains."""
+"""Up to this size, starting a thread costs more than it gains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +62,7 @@ class _Memory:
         return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self.low, True)}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
     """Bytes of the region for one stretch of memory, or for one part on its own."""
 
@@ -93,16 +80,16 @@ class _Extent(NamedTuple):
     """Address after its last byte."""
     first: int
     """Address of its first element."""
-    part: NDArray[np.generic]
+    part: Array
     key: object
 
 
 @dataclass(slots=True)
-class _Layout:
+class _RegionPlan:
     """Which bytes of the region hold what; nothing is copied yet."""
 
-    keys: list[object] = field(default_factory=list)
-    """The parts that it is for."""
+    keys: list[object]
+    """The parts' keys, in order."""
     size: int = 0
     blocks: list[_Block] = field(default_factory=list)
     places: dict[object, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
@@ -137,15 +124,14 @@ class HostCopies:
         self._allocate = allocate
         self._keep = keep
         self._region: Bytes | None = None
-        self._layout: _Layout | None = None
+        self._plan: _RegionPlan | None = None
+        """The last plan: with 1 MiB a part, making one takes as long as a tenth of the copying."""
         self._touched = False
         """Whether the region has its pages."""
-        self._joined = False
-        """Whether they are huge ones, as far as there are any."""
-        self._tasks: list[Callable[[], None]] | None = None
-        """What copies by this layout into this region once it has its pages."""
+        self._huge = False
+        """Whether they are huge ones, where the system has any."""
 
-    def copy(self, parts: Sequence[Part], build: Callable[[Arrays], Result]) -> Result:
+    def copy(self, parts: Sequence[Part], build: Callable[[list[Array]], Result]) -> Result:
         """Copy all parts.
 
         Args:
@@ -156,79 +142,63 @@ class HostCopies:
         Returns:
             What ``build`` returned; all is copied.
         """
-        layout = self._lay_out(parts)
-        region = self._memory(layout.size)
+        keyed = [(part, _key(part)) for part in parts]
+        plan = self._plan_for(keyed)
+        region = self._memory(plan.size)
         remote = [
-            (block.source, _array(region, block.offset, block.source))
-            for block in layout.blocks
-            if isinstance(block.source, Remote)
+            (block.source, _in_order(region, block.offset, block.source))
+            for block in plan.blocks
+            if isinstance(block.source, RemotePart)
         ]
         for source, target in remote:
             source.start(target)
-        built: list[Result] = []
-
-        def meanwhile() -> None:
-            keys = zip(parts, layout.keys, strict=True)
-            built.append(build([_view(part, layout.places.get(key), region) for part, key in keys]))
-
-        _run(self._copying(layout, region), layout.size, meanwhile)
+        result = _run(
+            list(_copies(plan, region, new=not self._touched)),
+            lambda: build([_view(part, key, plan, region) for part, key in keyed]),
+            threads=_threads_for(plan.size),
+        )
         self._touched = True
         for source, _ in remote:
             source.wait()
-        return built[0]
+        return result
 
     def prepare(self, parts: Sequence[Part]) -> None:
         """Have the kernel give pages to the memory that these parts will take."""
-        layout = self._lay_out(parts)
-        region = self._memory(layout.size)
-        ask_huge_pages(region)
-
-        def clear(piece: Bytes) -> Callable[[], None]:
-            def work() -> None:
-                piece[::PAGE] = 0
-
-            return work
-
-        _run(
-            [clear(region[a:b]) for a, b in _pieces(region, 0, region.size, repeat(STEP))],
-            region.size,
-        )
+        region = self._memory(_plan_region([(part, _key(part)) for part in parts]).size)
+        self._use_huge_pages(region)
+        slabs = [region[a : a + SLAB] for a in range(0, region.size, SLAB)]
+        clear = [lambda slab=slab: slab[::PAGE].fill(0) for slab in slabs]
+        _run(clear, lambda: None, threads=_threads_for(region.size))
         self._touched = True
-        self._copying(layout, region)
 
     def release(self) -> None:
-        """Let go of the memory; whoever has copies keeps them."""
-        self._region = self._layout = self._tasks = None
+        """Drop the memory; it lives on while copies in it do."""
+        self._region = self._plan = None
 
     def offer(self) -> None:
         """Let the system take the pages of kept memory when it needs them: copies are void.
 
-        What it has not taken by the next `copy` is as good as it was.
+        What it has not taken by the next `copy` needs no new pages then.
         """
-        if self._region is None:
-            return
-        if not self._joined:
-            join_pages(self._region)
-            self._joined = True
-        offer(self._region)
+        if self._region is not None:
+            self._use_huge_pages(self._region)
+            offer(self._region)
 
-    def _lay_out(self, parts: Sequence[Part]) -> _Layout:
-        keys = [_key(part) for part in parts]
-        if self._layout is not None and self._layout.keys == keys:
-            return self._layout
-        layout, self._tasks = _layout(parts, keys), None
-        # What refers to a part would keep it alive.
-        lasting = all(isinstance(block.source, _Memory) for block in layout.blocks)
-        self._layout = layout if self._keep and lasting else None
-        return layout
+    def _use_huge_pages(self, region: Bytes) -> None:
+        if not self._huge:
+            use_huge_pages(region)
+            self._huge = True
 
-    def _copying(self, layout: _Layout, region: Bytes) -> list[Callable[[], None]]:
-        """The work of a copy; kept once it need not care for pages."""
-        if not self._touched:
-            return list(_tasks(layout, region, FirstTouch(region)))
-        tasks = self._tasks or list(_tasks(layout, region))
-        self._tasks = tasks if layout is self._layout else None
-        return tasks
+    def _plan_for(self, keyed: Sequence[tuple[Part, object]]) -> _RegionPlan:
+        """The last plan if these are the same parts."""
+        keys = [key for _, key in keyed]
+        if self._plan is not None and self._plan.keys == keys:
+            return self._plan
+        plan = _plan_region(keyed)
+        # A block that refers to a part would keep it alive.
+        lasting = all(isinstance(block.source, _Memory) for block in plan.blocks)
+        self._plan = plan if self._keep and lasting else None
+        return plan
 
     def _memory(self, size: int) -> Bytes:
         if not size:
@@ -237,37 +207,33 @@ class HostCopies:
             self._touched = False
             return self._allocate(size)
         if self._region is None or not size <= self._region.size <= 2 * size:
-            self._region = self._tasks = None  # Before the new one, so that there are never two.
-            self._touched = self._joined = False
+            self._region = None  # Before the new one, so that there are never two.
+            self._touched = self._huge = False
             self._region = self._allocate(size)
         return self._region
 
 
-def _layout(parts: Sequence[Part], keys: list[object]) -> _Layout:
+def _plan_region(keyed: Sequence[tuple[Part, object]]) -> _RegionPlan:
     """Room for every part, once."""
-    layout = _Layout(keys)
+    plan = _RegionPlan([key for _, key in keyed])
     extents: list[_Extent] = []
-    seen: set[object] = set()
-    for part, key in zip(parts, keys, strict=True):
-        if key in seen or 0 in part.shape:
-            continue
-        seen.add(key)
-        if isinstance(part, Remote):
+    for key, part in {key: part for part, key in keyed if 0 not in part.shape}.items():
+        if isinstance(part, RemotePart):
             size = part.dtype.itemsize * math.prod(part.shape)
-            layout.places[key] = layout.add(part, size), None
+            plan.places[key] = plan.add(part, size), None
         else:
             extents.append(_extent(part, key))
     extents.sort(key=lambda extent: (extent.low, extent.high))
     for stretch in _stretches(extents):
-        low, high = stretch[0].low, max(extent.high for extent in stretch)
-        if high - low <= sum(extent.part.nbytes for extent in stretch):
-            start = layout.add(_Memory(low, high - low), high - low, low % CACHE_LINE)
-            for each in stretch:
-                layout.places[each.key] = start + each.first - low, each.part.strides
+        low, high = stretch[0].low, max([extent.high for extent in stretch])
+        if high - low <= sum([extent.part.nbytes for extent in stretch]):
+            start = plan.add(_Memory(low, high - low), high - low, low % CACHE_LINE)
+            for extent in stretch:
+                plan.places[extent.key] = start + extent.first - low, extent.part.strides
         else:
-            for each in stretch:
-                layout.places[each.key] = layout.add(each.part, each.part.nbytes), None
-    return layout
+            for extent in stretch:
+                plan.places[extent.key] = plan.add(extent.part, extent.part.nbytes), None
+    return plan
 
 
 def _stretches(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
@@ -284,7 +250,7 @@ def _stretches(extents: Iterable[_Extent]) -> Iterator[list[_Extent]]:
         yield together
 
 
-def _extent(part: NDArray[np.generic], key: object) -> _Extent:
+def _extent(part: Array, key: object) -> _Extent:
     first = low = high = part.__array_interface__["data"][0]
     if part.flags.c_contiguous:
         return _Extent(low, low + part.nbytes, first, part, key)
@@ -296,111 +262,78 @@ def _extent(part: NDArray[np.generic], key: object) -> _Extent:
 
 def _key(part: Part) -> object:
     """Equal for parts that are the same elements of the same memory."""
-    if isinstance(part, Remote):
+    if isinstance(part, RemotePart):
         return id(part)
     return part.__array_interface__["data"][0], part.shape, part.strides, part.dtype
 
 
-def _view(
-    part: Part, place: tuple[int, tuple[int, ...] | None] | None, region: Bytes
-) -> NDArray[np.generic]:
+def _view(part: Part, key: object, plan: _RegionPlan, region: Bytes) -> Array:
+    """A part's copy, with the part's strides where its stretch is copied as bytes."""
+    place = plan.places.get(key)
     if place is None:
         return np.empty(part.shape, part.dtype)
     return np.ndarray(part.shape, part.dtype, region, place[0], place[1])
 
 
-def _array(region: Bytes, offset: int, part: Part) -> NDArray[np.generic]:
+def _in_order(region: Bytes, offset: int, part: Part) -> Array:
     """The part's copy in C order."""
     return np.ndarray(part.shape, part.dtype, region, offset)
 
 
-def _tasks(
-    layout: _Layout, region: Bytes, touch: FirstTouch | None = None
-) -> Iterator[Callable[[], None]]:
-    """The copying in pieces, the largest first, so that all threads end together."""
-    small: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = []
-    waiting = 0
-    long = chain(repeat(STEP * LONG, LONG_STEPS), repeat(STEP))
-    steps, most = (long, STEP) if touch is None else (repeat(FIRST_STEP), FIRST_STEP)
-    for block in sorted(layout.blocks, key=lambda block: block.size, reverse=True):
-        if isinstance(block.source, Remote):
+def _copies(plan: _RegionPlan, region: Bytes, *, new: bool) -> Iterator[Callable[[], None]]:
+    """The copying in slabs, the largest blocks first, so that all threads end together."""
+    slab: list[tuple[Array, Array]] = []
+    size = 0
+    for block in sorted(plan.blocks, key=lambda block: block.size, reverse=True):
+        if isinstance(block.source, RemotePart):
             continue
         if isinstance(block.source, np.ndarray):
-            yield _copying([(_array(region, block.offset, block.source), block.source)], touch)
+            pairs = [(_in_order(region, block.offset, block.source), block.source)]
+            yield lambda pairs=pairs: _copy_all(pairs, new)
             continue
         source = np.asarray(block.source)
-        for a, b in _pieces(region, block.offset, block.offset + block.size, steps):
-            small.append((region[a:b], source[a - block.offset : b - block.offset]))
-            waiting += b - a
-            if waiting >= most // 2:
-                yield _copying(small, touch)
-                small, waiting = [], 0
-    if small:
-        yield _copying(small, touch)
+        target = region[block.offset : block.offset + block.size]
+        for start in range(0, block.size, SLAB):
+            slab.append((target[start : start + SLAB], source[start : start + SLAB]))
+            size += slab[-1][0].nbytes
+            if size >= SLAB // 2:
+                yield lambda pairs=slab: _copy_all(pairs, new)
+                slab, size = [], 0
+    if slab:
+        yield lambda pairs=slab: _copy_all(pairs, new)
 
 
-def _copying(
-    pairs: list[tuple[NDArray[np.generic], NDArray[np.generic]]], touch: FirstTouch | None
-) -> Callable[[], None]:
-    def copy() -> None:
-        for target, source in pairs:
-            write = partial(np.copyto, target, source, casting="no")
-            if touch is None:
-                write()
-            else:
-                touch.fill(target, write)
-
-    return copy
+def _copy_all(pairs: Iterable[tuple[Array, Array]], new: bool) -> None:
+    for target, source in pairs:
+        if new:
+            populate(target)
+        np.copyto(target, source, casting="no")
 
 
-def _pieces(region: Bytes, low: int, high: int, steps: Iterator[int]) -> Iterator[tuple[int, int]]:
-    """``[low, high)`` of a region in steps that end at huge pages of its addresses."""
-    skew = region.__array_interface__["data"][0] % HUGE_PAGE
-    while low < high:
-        end = (low + skew + next(steps)) // HUGE_PAGE * HUGE_PAGE - skew
-        yield low, min(high, end)
-        low = end
+def _threads_for(size: int) -> int:
+    return min(MOST_THREADS, processors()) if size > ALONE_BYTES else 0
 
 
 def _run(
-    tasks: Sequence[Callable[[], None]],
-    size: int,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> None:
-    """Carry the tasks out, in several threads if that pays; this one joins after ``meanwhile``.
+    tasks: Sequence[Callable[[], None]], meanwhile: Callable[[], Result], *, threads: int
+) -> Result:
+    """Carry the tasks out in threads, and ``meanwhile`` in this one, which has no thread to wait
+    for if ``threads`` is 0.
 
     Raises:
         BaseException: the first failure.
     """
-    failures: list[BaseException] = []
-    left = iter(tasks)
-    lock = threading.Lock()
-
-    def work() -> None:
+    if not threads:
+        for task in tasks:
+            task()
+        return meanwhile()
+    with ThreadPoolExecutor(threads, "xckpt-copy") as pool:
+        under_way = [pool.submit(task) for task in tasks]
         try:
-            while not failures:
-                with lock:
-                    task = next(left, None)
-                if task is None:
-                    return
-                task()
-        except BaseException as error:
-            failures.append(error)
-
-    count = min(MOST_THREADS, _processors(), len(tasks)) if size > ALONE_BYTES else 0
-    threads = [threading.Thread(target=work, name="xckpt-copy") for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        meanwhile()
-        work()
-    finally:
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-
-
-def _processors() -> int:
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+            result = meanwhile()
+            for future in under_way:
+                future.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return result

@@ -1,32 +1,72 @@
 """The steps of a load, over a `Group`, a planner and a storage.
 
-1. The coordinator reads the manifest. Broadcast: all ranks see the same checkpoint.
+1. The coordinator reads the manifest, or finds another library's checkpoint. Broadcast: all ranks
+   see the same one, through the same reader.
 2. Every rank makes a local plan. Gather.
 3. The coordinator looks for leaves that are missing or that no rank asks for. Scatter.
 4. Every rank checks that its plan fills every target (`xckpt.core.plan.load_checks`), reads and
-   verifies. Gather, so that all succeed or all fail.
+   verifies. Gather, so that all succeed or all fail. Then the planner hands out the result.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
 
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import LoadPlan, decode_load_plan, encode_load_plan
 from xckpt.core.plan.load import LoadPlanner
-from xckpt.core.plan.load_checks import source_problems
+from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.storage import StorageReader
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
-from xckpt.errors import PlanError
+from xckpt.engine.wire import decode_load_plan, encode_load_plan
+from xckpt.errors import NotACheckpointError
 
-__all__ = ["load_state"]
+__all__ = ["Loaded", "OtherFormats", "load_state"]
 
 FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"
+
+OURS = ""
+"""The format of a manifest that the load's own reader has read."""
+
+
+class Loaded(NamedTuple):
+    """What a load returns."""
+
+    metadata: Metadata
+    """What the checkpoint says about itself, the same on every rank."""
+    tree: object
+    """What the planner made of it: see `LoadPlanner.result`."""
+
+
+class OtherFormats(Protocol):
+    """Other libraries' checkpoints at the path of a load."""
+
+    def find(self) -> str | None:
+        """The coordinator, where there is no manifest: the format that is there, if it is known."""
+        ...
+
+    def reader(self, format: str) -> StorageReader:
+        """Every rank: the reader of the format that the coordinator has found."""
+        ...
+
+
+class _Found(msgspec.Struct, array_like=True):
+    """What the coordinator tells every rank of what it has found."""
+
+    format: str
+    manifest: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Found).decode
 
 
 def load_state(
@@ -35,61 +75,114 @@ def load_state(
     *,
     group: Group,
     planner: LoadPlanner,
-) -> Metadata:
+    in_place: bool = False,
+    others: Callable[[], OtherFormats] | None = None,
+) -> Loaded:
     """Load a checkpoint on all ranks of a group through the planner; collective.
 
     Args:
         state_dict: the target tree, as this rank sees it; None for everything, as NumPy arrays.
         storage_reader: where from.
         group: the ranks that load together.
-        planner: what goes where; it holds the result.
-
-    Returns:
-        The checkpoint's metadata.
+        planner: what goes where.
+        in_place: fill the targets themselves.
+        others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
         XckptError: the failure itself, in a group of one.
+        TypeError: ``in_place``, but there is no state.
     """
-    is_coordinator = group.rank == group.coordinator
-    manifest = broadcast(group, FIND, storage_reader.read_metadata)
-    found: list[Metadata] = []
-
-    def plan_locally() -> bytes:
-        metadata = storage_reader.set_up_storage_reader(manifest, group.size)
-        found.append(metadata)
-        planner.set_up_planner(state_dict, metadata, is_coordinator)
-        plan = planner.create_local_plan()
-        _check_sources(plan, metadata)
-        return encode_load_plan(storage_reader.prepare_local_plan(plan))
-
-    def plan_globally(plans: list[bytes]) -> Sequence[bytes]:
-        local_plans: list[LoadPlan] = [decode_load_plan(plan) for plan in plans]
-        global_plans = storage_reader.prepare_global_plan(planner.create_global_plan(local_plans))
-        return [encode_load_plan(plan) for plan in global_plans]
-
+    if in_place and state_dict is None:
+        raise TypeError("there is nothing to load into: give the state that is to be filled")
+    planner.use_adapters(loaded_adapters())
+    planner.begin_load(in_place=in_place)
+    load = _Load(state_dict, storage_reader, planner, others)
     try:
-        share = decode_load_plan(reduce_scatter(group, PLAN, plan_locally, plan_globally))
-    except BaseException:
-        storage_reader.close()
-        raise
+        metadata = load.alone() if group.size == 1 else load.together(group)
+    finally:
+        load.reader.close()
+    return Loaded(metadata, planner.result())
 
-    def read() -> bytes:
+
+class _Load:
+    """One rank's part in a load."""
+
+    def __init__(
+        self,
+        state_dict: Mapping[str, object] | None,
+        reader: StorageReader,
+        planner: LoadPlanner,
+        others: Callable[[], OtherFormats] | None,
+    ) -> None:
+        self.reader = reader
+        self._state_dict = state_dict
+        self._planner = planner
+        self._others = others
+        self._metadata = Metadata({})
+
+    def alone(self) -> Metadata:
+        """All steps in a row: there is no other rank to tell."""
+        planner = self._planner
+        _, manifest = self._find()
+        metadata = self.reader.set_up_storage_reader(manifest, 1)
+        planner.set_up_planner(self._state_dict, metadata, True)
+        plan = planner.create_local_plan()
+        check_sources(plan, metadata)
+        plan = self.reader.prepare_local_plan(plan)
+        (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
+        plan = planner.finish_plan(plan)
+        check_sources(plan, metadata)
+        planner.check_plan(plan)
+        self.reader.read_data(plan, planner)
+        return metadata
+
+    def together(self, group: Group) -> Metadata:
+        """Each step on all ranks, so that a failure of one is a failure of all."""
+        is_coordinator = group.rank == group.coordinator
+        found = _decode(broadcast(group, FIND, lambda: _encode(_Found(*self._find()))))
+        share = reduce_scatter(
+            group,
+            PLAN,
+            lambda: self._plan(found, group.size, is_coordinator),
+            self._share,
+        )
+        all_reduce(group, READ, lambda: self._read(share), lambda _: b"")
+        return self._metadata
+
+    def _find(self) -> tuple[str, bytes]:
+        """The coordinator: the format and the manifest of what is there."""
         try:
-            plan = planner.finish_plan(share)
-            _check_sources(plan, found[0])
-            planner.check_plan(plan)
-            storage_reader.read_data(plan, planner)
+            return OURS, self.reader.read_metadata()
+        except NotACheckpointError:
+            others = None if self._others is None else self._others()
+            format = None if others is None else others.find()
+            if others is None or format is None:
+                raise
+            self.reader = others.reader(format)
+        return format, self.reader.read_metadata()
+
+    def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> bytes:
+        if found.format != OURS and self._others is not None and not is_coordinator:
+            self.reader = self._others().reader(found.format)
+        self._metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
+        self._planner.set_up_planner(self._state_dict, self._metadata, is_coordinator)
+        plan = self._planner.create_local_plan()
+        check_sources(plan, self._metadata)
+        return encode_load_plan(self.reader.prepare_local_plan(plan))
+
+    def _share(self, plans: list[bytes]) -> Sequence[bytes]:
+        local_plans = [decode_load_plan(plan) for plan in plans]
+        global_plans = self._planner.create_global_plan(local_plans)
+        return [encode_load_plan(plan) for plan in self.reader.prepare_global_plan(global_plans)]
+
+    def _read(self, share: bytes) -> bytes:
+        try:
+            plan = self._planner.finish_plan(decode_load_plan(share))
+            check_sources(plan, self._metadata)
+            self._planner.check_plan(plan)
+            self.reader.read_data(plan, self._planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
-            storage_reader.close()
+            self.reader.close()
         return b""
-
-    all_reduce(group, READ, read, lambda _: b"")
-    return found[0]
-
-
-def _check_sources(plan: LoadPlan, metadata: Metadata) -> None:
-    problems = source_problems(plan.items, metadata)
-    if problems:
-        raise PlanError.listing("the plan reads what the checkpoint does not have", problems)

@@ -1,6 +1,6 @@
 """The steps of a save, over a `Group`, a planner and a storage.
 
-1. Every rank: set up planner and storage, make a local plan. Gather.
+1. Every rank: describe the state and make a local plan. Gather.
 2. The coordinator: make the global plan and check it against its metadata
    (`xckpt.core.plan.save_checks`); the storage says where each rank writes. Scatter.
 3. Every rank: finish the plan and write. Gather.
@@ -12,45 +12,47 @@ committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import cast
 
-import msgspec
-
-from xckpt.core.json_values import check_json
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.plan.items import PlanCodec
-from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
+from xckpt.engine.wire import REPORTS, SavePlanCodec
+from xckpt.options import SaveOptions
 
-__all__ = ["save_state", "save_when_ready"]
+__all__ = ["default_planner", "save_state"]
 
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder().decode
-
 
 def save_state(
-    state_dict: Mapping[str, object],
-    storage_writer: StorageWriter,
+    state: object,
+    writer: StorageWriter,
     *,
     group: Group,
     planner: SavePlanner,
     metadata: JSONValue = None,
+    failure: BaseException | None = None,
 ) -> Metadata:
     """Save a state on all ranks of a group; collective.
 
     Args:
-        state_dict: the tree to save, as this rank sees it.
-        storage_writer: where to.
+        state: the tree to save, as this rank sees it.
+        writer: where to.
         group: the ranks that save together.
         planner: how to divide the work.
         metadata: the caller's own, JSON values; the coordinator's is stored.
+        failure: why this rank cannot save, if it cannot: it fails the first step, so that every
+            rank raises.
 
     Returns:
         The metadata of the committed checkpoint, the same on every rank.
@@ -59,65 +61,69 @@ def save_state(
         RanksFailedError: some rank failed (groups of several); nothing is committed.
         XckptError: the failure itself, in a group of one.
     """
-    return save_when_ready(
-        lambda: state_dict, storage_writer, group=group, planner=planner, metadata=metadata
-    )
-
-
-def save_when_ready(
-    state: Callable[[], Mapping[str, object]],
-    storage_writer: StorageWriter,
-    *,
-    group: Group,
-    planner: SavePlanner,
-    metadata: JSONValue = None,
-) -> Metadata:
-    """Save a state that this rank may still have to wait for; see `save_state`.
-
-    What ``state`` raises is this rank's failure to plan, so that it reaches every rank.
-    """
+    is_coordinator = group.rank == group.coordinator
+    save = _Save(state, writer, planner, metadata, is_coordinator, failure)
     try:
-        return _save(state, storage_writer, group, planner, metadata)
+        share = reduce_scatter(group, PLAN, save.plan_locally, save.plan_globally, SavePlanCodec())
+        commit = partial(writer.finish, save.metadata)
+        manifest = all_reduce(group, WRITE, partial(save.write, share), commit, REPORTS)
+        return writer.committed_metadata(manifest)
     except BaseException:
-        storage_writer.abort()
+        writer.abort()
         raise
 
 
-def _save(
-    state: Callable[[], Mapping[str, object]],
-    writer: StorageWriter,
-    group: Group,
-    planner: SavePlanner,
-    user: JSONValue,
-) -> Metadata:
-    is_coordinator = group.rank == group.coordinator
-    codec = PlanCodec()
-    decided: list[Metadata] = []
+class _Save:
+    """What a rank does in the steps of one save."""
 
-    def plan_locally() -> bytes:
-        if is_coordinator:
-            check_json(user, "metadata")
-        planner.set_up_planner(state(), writer.storage_meta(), is_coordinator)
-        writer.set_up_storage_writer(is_coordinator)
-        return codec.encode(writer.prepare_local_plan(planner.create_local_plan()))
+    def __init__(
+        self,
+        state: object,
+        writer: StorageWriter,
+        planner: SavePlanner,
+        user: JSONValue,
+        is_coordinator: bool,
+        failure: BaseException | None,
+    ) -> None:
+        self.state = cast(Mapping[str, object], state)  # our planners take any tree
+        self.writer = writer
+        self.planner = planner
+        self.user = user
+        self.is_coordinator = is_coordinator
+        self.failure = failure
+        self.metadata = Metadata({})
+        """What will be committed; only the coordinator learns it."""
 
-    def plan_globally(plans: list[bytes]) -> Sequence[bytes]:
-        local_plans = [codec.decode(plan) for plan in plans]
-        global_plans, metadata = planner.create_global_plan(local_plans)
-        check_shares(global_plans, metadata)
-        metadata = replace(metadata, user=user)
-        global_plans, metadata = writer.prepare_global_plan(global_plans, metadata)
-        decided.append(metadata)
-        return [codec.encode(plan) for plan in global_plans]
+    def plan_locally(self) -> SavePlan:
+        """What this rank can write."""
+        if self.failure is not None:
+            raise self.failure
+        self.planner.use_adapters(loaded_adapters())
+        self.planner.set_up_planner(self.state, self.writer.storage_meta, self.is_coordinator)
+        return self.planner.create_local_plan()
 
-    share = codec.decode(reduce_scatter(group, PLAN, plan_locally, plan_globally))
+    def plan_globally(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
+        """What each rank has to write, and where."""
+        shares, metadata = self.planner.create_global_plan(list(plans))
+        check_shares(shares, metadata)
+        metadata = replace(metadata, user=self.user)
+        shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
+        return shares
 
-    def write() -> bytes:
-        plan = planner.finish_plan(share)
+    def write(self, share: SavePlan) -> object:
+        """Write this rank's share; the report."""
+        plan = self.planner.finish_plan(share)
         check_finished(share, plan)
-        return _encode(writer.write_data(plan, planner))
+        return self.writer.write_data(plan, self.planner)
 
-    def commit(results: list[bytes]) -> bytes:
-        return writer.finish(decided[0], [_decode(result) for result in results])
 
-    return writer.committed_metadata(all_reduce(group, WRITE, write, commit))
+def default_planner(options: SaveOptions) -> SavePlanner:
+    """The planner of a save that was given none.
+
+    Example:
+        >>> type(default_planner(SaveOptions())).__name__
+        'DefaultSavePlanner'
+    """
+    return DefaultSavePlanner(
+        compare_replicas=options.compare_replicas, serialise=options.serialise
+    )

@@ -3,7 +3,7 @@
 `AsyncStager` is the protocol that ``save_async`` works with. `BlockingAsyncStager` copies:
 
 1. Flatten the state. Each leaf's adapter says which memory may change and how to build the same
-   kind of leaf over copies (`xckpt.core.staged.Copyable`); a leaf that stands at several places is
+   kind of leaf over copies (`Copyable`); a leaf that stands at several places is
    asked once.
 2. Copy all that memory at once (`xckpt.engine.host_copy`): into new memory, or, cached, into the
    memory of the stage before.
@@ -24,11 +24,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import Adapters
+from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
-from xckpt.core.staged import Copyable, Part
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.fresh_memory import fresh
 from xckpt.engine.host_copy import HostCopies
 from xckpt.errors import UnsupportedLeafError
@@ -121,7 +122,7 @@ class BlockingAsyncStager(AsyncStager):
         self.cache_staged_state_dict = cache_staged_state_dict
         self.type_check = type_check
         self.pin_memory = pin_memory
-        if pin_memory and frameworks.pinned_memory(0) is None:
+        if pin_memory and loaded_adapters().pinned_memory(0) is None:
             raise RuntimeError(
                 "pinned memory was asked for, but no framework that is imported has an accelerator "
                 "here; leave pin_memory out"
@@ -138,7 +139,8 @@ class BlockingAsyncStager(AsyncStager):
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
         self._wait_until_free()
-        flat, found = self._look(state_dict)
+        adapters = loaded_adapters()
+        flat, found = self._look(state_dict, adapters)
 
         def build(copies: list[NDArray[np.generic]]) -> object:
             left = iter(copies)
@@ -152,10 +154,10 @@ class BlockingAsyncStager(AsyncStager):
 
             # Objects that keep their own state were asked for it once, and that is enough.
             states = {
-                name: rebuild(state.tree, replace, at=split_name(name))
+                name: rebuild(state.tree, replace, adapters, at=split_name(name))
                 for name, state in flat.objects.items()
             }
-            return rebuild(state_dict, replace, finished=states)
+            return rebuild(state_dict, replace, adapters, finished=states)
 
         return self._copies.copy(_parts(found), build)
 
@@ -170,7 +172,7 @@ class BlockingAsyncStager(AsyncStager):
         if not self.cache_staged_state_dict:
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")
         self._wait_until_free()
-        _, found = self._look(state_dict)
+        _, found = self._look(state_dict, loaded_adapters())
         self._copies.prepare(_parts(found))
 
     def lend(self, until: Future[Any]) -> None:
@@ -190,24 +192,24 @@ class BlockingAsyncStager(AsyncStager):
             self._in_use.exception()
         self._in_use = None
 
-    def _look(self, state: object) -> tuple[FlatTree, dict[int, Copyable]]:
+    def _look(self, state: object, adapters: Adapters) -> tuple[FlatTree, dict[int, Copyable]]:
         """The state's leaves by name, and what must be done for those that can change, by id."""
-        flat = flatten(state)
+        flat = flatten(state, adapters)
         found: dict[int, Copyable] = {}
         problems: list[str] = []
         for name, leaf in flat.leaves.items():
             if id(leaf) in found or value_kind(leaf) is not None:
                 continue
             try:
-                found[id(leaf)] = self._copyable(leaf, name)
+                found[id(leaf)] = self._copyable(leaf, name, adapters)
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
         return flat, found
 
-    def _copyable(self, leaf: object, name: str) -> Copyable:
-        found = frameworks.copyable(leaf, name)
+    def _copyable(self, leaf: object, name: str, adapters: Adapters) -> Copyable:
+        found = adapters.copyable(leaf, name)
         if found is not None:
             return found
         if self.type_check:
@@ -221,7 +223,7 @@ class BlockingAsyncStager(AsyncStager):
 
     def _new(self, size: int) -> NDArray[np.uint8]:
         pinned = self.pin_memory or (self.pin_memory is None and self.cache_staged_state_dict)
-        memory = frameworks.pinned_memory(size) if pinned else None
+        memory = loaded_adapters().pinned_memory(size) if pinned else None
         return fresh(size) if memory is None else memory
 
 

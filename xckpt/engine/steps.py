@@ -13,13 +13,14 @@ rank waits for one that has failed:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from xckpt.engine.group import Group
 from xckpt.errors import RankFailure, RanksFailedError
 
-__all__ = ["all_reduce", "broadcast", "reduce_scatter"]
+__all__ = ["Codec", "all_reduce", "broadcast", "reduce_scatter"]
 
 
 class _Outcome(msgspec.Struct, array_like=True):
@@ -30,7 +31,7 @@ class _Outcome(msgspec.Struct, array_like=True):
 
 
 class _Verdict(msgspec.Struct, array_like=True):
-    """What the coordinator answers: bytes for the rank, or everyone's failures."""
+    """What the coordinator answers: bytes for the rank, or all ranks' failures."""
 
     data: bytes = b""
     failures: list[tuple[int, str, str]] = []
@@ -40,28 +41,63 @@ _encode = msgspec.msgpack.Encoder().encode
 _outcome = msgspec.msgpack.Decoder(_Outcome).decode
 _verdict = msgspec.msgpack.Decoder(_Verdict).decode
 
+T = TypeVar("T")
+
+
+class Codec(Protocol[T]):
+    """How values travel between ranks."""
+
+    def encode(self, obj: T, /) -> bytes:
+        """A value as bytes."""
+        ...
+
+    def decode(self, buf: bytes, /) -> T:
+        """A value from bytes; inverse of `encode`."""
+        ...
+
+
+class _AsTheyAre:
+    """Carries values that are bytes."""
+
+    def encode(self, obj: Any, /) -> bytes:  # noqa: ANN401
+        return obj
+
+    def decode(self, buf: bytes, /) -> Any:  # noqa: ANN401
+        return buf
+
+
+_AS_THEY_ARE = _AsTheyAre()
+
 
 def reduce_scatter(
     group: Group,
     step: str,
-    local: Callable[[], bytes],
-    decide: Callable[[list[bytes]], Sequence[bytes]],
-) -> bytes:
+    local: Callable[[], T],
+    decide: Callable[[list[T]], Sequence[T]],
+    codec: Codec[T] = _AS_THEY_ARE,
+) -> T:
     """Run ``local`` everywhere, ``decide`` on the coordinator, and hand each rank its share.
 
+    Values travel by ``codec``, by default as the bytes that they are. They are encoded in a group
+    of one too, so that what cannot travel fails there as well.
+
     Raises:
-        RanksFailedError: some rank failed (groups of several); nobody is left waiting.
+        RanksFailedError: some rank failed (groups of several); no rank is left waiting.
     """
     if group.size == 1:
-        return decide([local()])[0]
-    outcome, caught = _attempt(local)
+        value = codec.decode(codec.encode(local()))
+        return codec.decode(codec.encode(decide([value])[0]))
+    outcome, caught = _attempt(lambda: codec.encode(local()))
     gathered = group.gather(_encode(outcome))
     answers: list[bytes] | None = None
     if gathered is not None:
         data, failures = _collect(gathered)
         shares: Sequence[bytes] = ()
         if not failures:
-            shares, decide_error = _attempt_many(lambda: decide(data), group.size)
+            shares, decide_error = _attempt_many(
+                lambda: [codec.encode(share) for share in decide(list(map(codec.decode, data)))],
+                group.size,
+            )
             if decide_error is not None:
                 caught = decide_error
                 failures = [_failure(group.coordinator, decide_error)]
@@ -69,30 +105,31 @@ def reduce_scatter(
             _encode(_Verdict(failures=failures) if failures else _Verdict(shares[rank]))
             for rank in range(group.size)
         ]
-    return _answer(step, _verdict(group.scatter(answers)), caught)
+    return codec.decode(_answer(step, _verdict(group.scatter(answers)), caught))
 
 
 def all_reduce(
     group: Group,
     step: str,
-    local: Callable[[], bytes],
-    decide: Callable[[list[bytes]], bytes],
+    local: Callable[[], T],
+    decide: Callable[[list[T]], bytes],
+    codec: Codec[T] = _AS_THEY_ARE,
 ) -> bytes:
     """Run ``local`` everywhere, ``decide`` on the coordinator, and give its answer to all.
 
     Raises:
-        RanksFailedError: some rank failed (groups of several); nobody is left waiting.
+        RanksFailedError: some rank failed (groups of several); no rank is left waiting.
     """
     if group.size == 1:
-        return decide([local()])
-    outcome, caught = _attempt(local)
+        return decide([codec.decode(codec.encode(local()))])
+    outcome, caught = _attempt(lambda: codec.encode(local()))
     gathered = group.gather(_encode(outcome))
     answer: bytes | None = None
     if gathered is not None:
         data, failures = _collect(gathered)
         verdict = _Verdict(failures=failures)
         if not failures:
-            decided, decide_error = _attempt(lambda: decide(data))
+            decided, decide_error = _attempt(lambda: decide(list(map(codec.decode, data))))
             verdict = _Verdict(decided.data)
             if decide_error is not None:
                 caught = decide_error

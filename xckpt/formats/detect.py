@@ -19,20 +19,23 @@ from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.location import MANIFEST
 
 __all__ = ["detect", "open_sink", "open_source"]
 
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
-    "xckpt": ("xckpt.formats.source", "XckptSource"),
+    "xckpt": ("xckpt.formats.xckpt", "XckptSource"),
     "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),
     "orbax": ("xckpt.formats.orbax.source", "OrbaxSource"),
     "dcp": ("xckpt.formats.dcp.source", "DCPSource"),
     "torch": ("xckpt.formats.torch_save.source", "TorchSaveSource"),
 }
 """Format -> module and class of its source."""
+
+WITH_OBJECTS: Final = ("xckpt", "dcp")
+"""The formats that keep objects as bytes."""
 
 SINKS: Final[Mapping[str, tuple[str, str]]] = {
     "safetensors": ("xckpt.formats.safetensors.sink", "SafetensorsSink"),
@@ -52,14 +55,21 @@ LOOKED_FOR: Final[Mapping[str, str]] = {
 """Format -> what tells it, for people."""
 
 SHOWN = 8
+"""How many names in a folder are shown."""
+SMALL_BYTES = 1024
+"""Files of a bucket up to this long (bytes) are read to tell their length."""
 
 
-def open_source(path: str | os.PathLike[str], format: str | None = None) -> TensorSource:
+def open_source(
+    path: str | os.PathLike[str], format: str | None = None, *, opaque: bool = False
+) -> TensorSource:
     """Open whatever checkpoint lies at a path.
 
     Args:
         path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
         format: one of `SOURCES`; found out by default.
+        opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
+            has any; by default they are refused, and bytes in a checkpoint of ours.
 
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
@@ -73,9 +83,10 @@ def open_source(path: str | os.PathLike[str], format: str | None = None) -> Tens
         >>> open_source("some.safetensors").specs
         {'w': TensorSpec(shape=(2, 3), dtype='float16')}
     """
-    module, name = SOURCES[_known(format or detect(path), SOURCES, "read")]
-    opened: Callable[[object], TensorSource] = getattr(import_module(module), name)
-    return opened(path)
+    known = _known(format or detect(path), SOURCES, "read")
+    module, name = SOURCES[known]
+    opened: Callable[..., TensorSource] = getattr(import_module(module), name)
+    return opened(path, opaque=True) if opaque and known in WITH_OBJECTS else opened(path)
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -131,8 +142,10 @@ def _of_file(path: FilePath) -> str | None:
 def _shown(path: FilePath) -> str:
     if path.is_file():
         with closing(open_file(path)) as file:
-            first, size = file.head(8), file.size(lambda: 1)
-        return f"a file of {size:,} bytes that begins with {first!r}"
+            first, content = file.head(8), file.whole(SMALL_BYTES)
+            size = file.most_bytes if content is None else len(content)
+        length = f" of {size:,} bytes" if size < LONGEST_FILE else ""
+        return f"a file{length} that begins with {first!r}"
     if not path.is_dir():
         return "neither a file nor a folder"
     names = sorted(entry.name for entry in path.iterdir())

@@ -1,4 +1,4 @@
-"""Checkpoints that are one file, or several that an index or their numbers hold together.
+"""Checkpoints of one file, or of several that an index or their numbers hold together.
 
 An index, ``NAME.SUFFIX.index.json``, maps each tensor's name to its file: Hugging Face's way, for
 safetensors and for torch's files alike. Without one, a folder's only file counts, or a whole series
@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
-from xckpt.formats.foreign_paths import file_problem, naming, read_text
-from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.errors import naming
+from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
 
 __all__ = ["INDEX", "Files", "find_files", "owners_of"]
 
@@ -48,9 +49,9 @@ def find_files(path: FilePath, suffix: str) -> Files:
     if len(indexes) == 1:
         return _indexed(indexes[0], suffix)
     if len(indexes) > 1 or not files:
-        found = ", ".join(each.name for each in indexes[:5]) or "none"
+        names = ", ".join(each.name for each in indexes[:5]) or "none"
         raise NotACheckpointError(
-            f"{path}: one index or some {suffix} files are needed; indexes found: {found}"
+            f"{path}: one index or some {suffix} files are needed; indexes found: {names}"
         )
     if len(files) > 1:
         _check_series(path, files, suffix)
@@ -59,26 +60,26 @@ def find_files(path: FilePath, suffix: str) -> Files:
 
 def _check_series(folder: FilePath, files: list[FilePath], suffix: str) -> None:
     """Refuse files that are not all of one numbered series."""
-    found = [_numbered(file.name, suffix) for file in files]
-    series = {(match[1], match[3]) for match in found if match}
-    if len(series) != 1 or None in found:
+    numbered = [_numbered(file.name, suffix) for file in files]
+    series = {(match[1], match[3]) for match in numbered if match}
+    if len(series) != 1 or None in numbered:
         some = ", ".join(file.name for file in files[:5])
         raise NotACheckpointError(
             f"{folder} holds {len(files)} {suffix} files and no index that says which belong "
             f"together ({some}{', ...' if len(files) > 5 else ''}); give the path of one"
         )
     [(stem, count)] = series
-    there = {int(match[2]) for match in found if match}
-    missing = sorted(set(range(1, int(count) + 1)) - there)
+    present = {int(match[2]) for match in numbered if match}
+    missing = sorted(set(range(1, int(count) + 1)) - present)
     if missing:
         some = ", ".join(f"{stem}-{n:05d}-of-{count}{suffix}" for n in missing[:5])
-        raise CorruptCheckpointError(f"{folder}: of {int(count)} files are missing: {some}")
+        raise CorruptCheckpointError(f"{folder}: files of {int(count)} are missing: {some}")
 
 
 def _indexed(path: FilePath, suffix: str) -> Files:
     with naming(path):
         try:
-            index = json.loads(read_text(path, MAX_INDEX_BYTES))
+            index = json.loads(read_whole(path, MAX_INDEX_BYTES))
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"the index is damaged: {str(error)[:200]}") from error
         names = index.get("weight_map") if isinstance(index, dict) else None
@@ -88,7 +89,7 @@ def _indexed(path: FilePath, suffix: str) -> Files:
             {
                 f"{name}: its file {str(file)[:100]!r} {problem}"
                 for name, file in names.items()
-                if (problem := file_problem(file))
+                if (problem := file_name_problem(file))
             }
         )
         if problems:
@@ -128,7 +129,7 @@ def _numbered(name: str, suffix: str) -> re.Match[str] | None:
     return _SERIES.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
 
 
-def owners_of(files: Files, held: Mapping[FilePath, Collection[str]]) -> dict[str, FilePath]:
+def owners_of(files: Files, contents: Mapping[FilePath, Collection[str]]) -> dict[str, FilePath]:
     """Name of each tensor -> the file that holds it.
 
     Raises:
@@ -140,9 +141,9 @@ def owners_of(files: Files, held: Mapping[FilePath, Collection[str]]) -> dict[st
     problems = [
         f"{name}: the index says that it is in {file.name}, which does not hold it"
         for name, file in index.items()
-        if name not in held[file]
+        if name not in contents[file]
     ]
-    for file, names in held.items():
+    for file, names in contents.items():
         for name in names:
             other = owners.setdefault(name, file)
             if other != file and name not in index:

@@ -10,15 +10,12 @@
 from __future__ import annotations
 
 import io
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xckpt.core import frameworks
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
@@ -29,37 +26,20 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.names import join_keys
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
+from xckpt.errors import StorageError, UnsupportedLeafError
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.names import keys_of
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunk import allocate
-from xckpt.storage.foreign.waiting import waiting_threads
+from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.read_chunks import PlannedDestinations
 
 __all__ = ["SourceReader", "parts"]
 
 PART_BYTES = 1 << 24
 """What one thread reads at a time, bytes, where the source can be cut so finely."""
-
-Shape = tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Item:
-    """A read item, and what has come of it."""
-
-    item: ReadItem
-    resolved: object
-    host: NDArray[np.generic] | None
-    """The destination's own memory; None if the host cannot reach it."""
-    scratch: NDArray[np.generic] | None
-    """Memory for all of the item, where `host` is None."""
-    missing: int
 
 
 class SourceReader:
@@ -72,7 +52,7 @@ class SourceReader:
 
     Example:
         >>> import xckpt
-        >>> from xckpt.formats.source import XckptSource
+        >>> from xckpt.formats.xckpt import XckptSource
         >>> _ = xckpt.save("memory://any-source", {"w": np.arange(3)})
         >>> reader = SourceReader(lambda: XckptSource("memory://any-source"))
         >>> state = {"w": np.zeros(3, int)}
@@ -93,7 +73,6 @@ class SourceReader:
         self._open = open_source
         self._source: TensorSource | None = None
         self._names: dict[str, str] = {}
-        self._lock = threading.Lock()
 
     @property
     def source(self) -> TensorSource:
@@ -114,14 +93,10 @@ class SourceReader:
         """
         if self.source.identity() != manifest:
             raise StorageError(f"{self.name}: this rank sees other contents than the coordinator")
-        told: Mapping[str, str] | None = getattr(self.source, "leaf_names", None)
-        described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-        for name in (*self.source.specs, *self.source.values):
-            leaf = join_keys(keys_of(name)) if told is None else told[name]
-            self._names[leaf] = name
-            described[leaf] = self._described(name)
-        containers: Mapping[str, str] = getattr(self.source, "containers", {})
-        return Metadata(described, containers, user=dict(self.source.metadata) or None)
+        source = self.source
+        self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
+        described = {leaf: self._described(name) for leaf, name in self._names.items()}
+        return Metadata(described, source.containers, user=dict(source.metadata) or None)
 
     def _described(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         spec = self.source.specs.get(name)
@@ -133,13 +108,12 @@ class SourceReader:
         whole = Boxes.whole(spec.shape)
         chunk = np.array([self.source.chunks(name)], np.int64).reshape(1, len(spec.shape))
         grid = Grid(whole, chunk) if (chunk > 1).any() else None
-        annotations: Mapping[str, str] = getattr(self.source, "annotations", {})
         return TensorStorageMetadata(
             TensorProperties(spec.dtype),
             spec.shape,
             whole,
             grid,
-            annotation=annotations.get(name, ""),
+            annotation=self.source.annotations.get(name, ""),
         )
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -159,78 +133,58 @@ class SourceReader:
                 continue
             text = encode_value(self.source.values[self._names[item.storage_index.fqn]])
             planner.load_bytes(item, io.BytesIO(text.encode("utf-8", "surrogatepass")))
-        sizes = [prod(item.lengths) * item_size(self._dtype(item)) for item in tensors]
+        cuts = [self._cut(item) for item in tensors]
+        dtypes = [self._dtype(item) for item in tensors]
+        destinations = PlannedDestinations(planner, tensors, dtypes, [len(cut) for cut in cuts])
+        sizes = (prod(item.lengths) * item_size(self._dtype(item)) for item in tensors)
         progress = ProgressCounter(sum(sizes), self.options.progress)
-        threads = self.options.threads or waiting_threads(getattr(self.source, "path", None))
+        threads = self.options.threads or self.source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
-            for item, size in zip(tensors, sizes, strict=True):
+            for number, (item, cut) in enumerate(zip(tensors, cuts, strict=True)):
                 if not pool.failed:
-                    self._submit(item, size, planner, pool, progress)
+                    self._submit(number, item, cut, destinations, pool, progress)
 
     def _submit(
         self,
+        number: int,
         item: ReadItem,
-        size: int,
-        planner: LoadPlanner,
+        cut: Sequence[Box],
+        destinations: PlannedDestinations,
         pool: Pool,
         progress: ProgressCounter,
     ) -> None:
-        """Have an item's parts read, within the budget."""
-        work = self._resolve(item, planner, pool, size)
-        name = self._names[item.storage_index.fqn]
-        most = max(1, PART_BYTES // item_size(self._dtype(item)))
-        cuts = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
-        bytes_each = item_size(self._dtype(item))
+        """Have an item's parts read; scratch memory for all of it counts against the budget."""
+        name, memory = self._name(item), destinations.memory(number)
+        dtype = numpy_dtype(self.source.specs[name].dtype)
+        scratch = memory.nbytes if destinations.is_scratch(number) else 0
+        pool.reserve(scratch)
 
         def read(box: Box) -> None:
-            self._read_part(work, name, box)
-            progress.add(prod(box.sizes) * bytes_each)
-            if self._landed(work, prod(box.sizes)):
-                if work.scratch is not None:
-                    frameworks.copy_into(work.resolved, work.scratch)
-                    work.scratch = None
-                    pool.release(size)
-                planner.commit_tensor(work.item, work.resolved)
+            into = memory[(*box.slices(item.storage_offsets), ...)]
+            if into.dtype == dtype:
+                self.source.read(name, box, into)
+            else:
+                data = allocate(box.sizes, dtype, item.dest_index.fqn)
+                self.source.read(name, box, data)
+                np.copyto(into, data, casting="unsafe")
+            progress.add(box.elements * dtype.itemsize)
+            if destinations.landed(number):
+                pool.release(scratch)
 
-        for box in cuts:
-            pool.submit(lambda box=box: read(box))
+        for box in cut:
+            pool.submit(partial(read, box))
+
+    def _name(self, item: ReadItem) -> str:
+        return self._names[item.storage_index.fqn]
 
     def _dtype(self, item: ReadItem) -> str:
-        return self.source.specs[self._names[item.storage_index.fqn]].dtype
+        return self.source.specs[self._name(item)].dtype
 
-    def _resolve(self, item: ReadItem, planner: LoadPlanner, pool: Pool, size: int) -> _Item:
-        """An item's destination, with scratch memory of the budget where that is needed."""
-        resolved = planner.resolve_tensor(item)
-        host = frameworks.to_writable_numpy(resolved)
-        if host is not None and host.shape != tuple(item.lengths):
-            raise PlanError(
-                f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
-                f"an array of shape {host.shape}"
-            )
-        scratch = None
-        if host is None:
-            pool.reserve(size)
-            scratch = allocate(item.lengths, numpy_dtype(self._dtype(item)), item.dest_index.fqn)
-        return _Item(item, resolved, host, scratch, prod(item.lengths))
-
-    def _read_part(self, work: _Item, name: str, box: Box) -> None:
-        destination = work.scratch if work.host is None else work.host
-        assert destination is not None
-        starts = zip(box.offsets, work.item.storage_offsets, box.sizes, strict=True)
-        region = tuple(slice(a - o, a - o + n) for a, o, n in starts)
-        into = destination[region] if region else destination
-        dtype = numpy_dtype(self._dtype(work.item))
-        if into.dtype == dtype:
-            self.source.read(name, box, into)
-            return
-        data = allocate(box.sizes, dtype, work.item.dest_index.fqn)
-        self.source.read(name, box, data)
-        np.copyto(into, data, casting="unsafe")
-
-    def _landed(self, work: _Item, elements: int) -> bool:
-        with self._lock:
-            work.missing -= elements
-            return work.missing == 0
+    def _cut(self, item: ReadItem) -> list[Box]:
+        """The parts of an item that are read at a time."""
+        most = max(1, PART_BYTES // item_size(self._dtype(item)))
+        chunk = self.source.chunks(self._name(item))
+        return list(parts(item.storage_offsets, item.lengths, chunk, most))
 
     def close(self) -> None:
         """Close the source."""

@@ -1,41 +1,130 @@
-"""Where a conversion writes to, when that is no checkpoint of ours: the protocol of a sink."""
+"""An output in another library's format: it is staged, and has its name once it is whole.
+
+1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
+2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
+   or it attaches to one that another process has begun for the very same output.
+3. Boxes are written into the staging folder, by every process that has opened it.
+4. `TensorSink.commit` syncs and renames.
+
+The abstract methods are what a format has of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, runtime_checkable
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.grid import GridOptions, choose_grid
+from xckpt.core.names import join_keys
+from xckpt.core.values import encode_value, value_kind
+from xckpt.formats.opaque import Opaque
+from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.commit.output import OutputPath, StagedOutput
+from xckpt.storage.foreign.paths import local_path
 
-__all__ = ["TensorSink"]
+__all__ = ["Contents", "TensorSink", "other_files", "value_problems"]
+
+MOST_CHUNK_BYTES: Final = 1 << 29
 
 
-@runtime_checkable
-class TensorSink(Protocol):
-    """An output that takes named tensors box by box, in any order, and is there at once.
+@dataclass(frozen=True, slots=True, eq=False)
+class Contents:
+    """What a sink is to carry; names are mapping names (`xckpt.mapping.names`)."""
 
-    Names are mapping names (`xckpt.mapping.names`).
+    specs: Mapping[str, TensorSpec]
+    """Name -> shape and dtype of every tensor."""
+    values: Mapping[str, object] = field(default_factory=dict)
+    """Name -> every other leaf: a Python value, or an `Opaque` object."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """Texts that the output is to carry."""
+    leaf_names: Mapping[str, str] = field(default_factory=dict)
+    """Name -> leaf name in the tree; one that is not here is that of nested dicts."""
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """The containers of the tree; see `xckpt.core.tree`."""
+    source_chunks: Mapping[str, Shape] = field(default_factory=dict)
+    """Name -> elements of each dimension that are read together, where that is known."""
+    chunk_bytes: int = MOST_CHUNK_BYTES
+    """Bytes that a chunk may have, where the format is free to choose; its own target may be less.
     """
 
-    def prepare(
-        self,
-        specs: Mapping[str, TensorSpec],
-        values: Mapping[str, object],
-        metadata: Mapping[str, str],
-        *,
-        attach: str = "",
-    ) -> str:
+    def leaf_name(self, name: str) -> str:
+        """The name of a leaf in the tree.
+
+        Example:
+            >>> Contents({}).leaf_name("layers/0/a%2Fb")
+            'layers/%30/a%2Fb'
+        """
+        known = self.leaf_names.get(name)
+        return join_keys(keys_of(name)) if known is None else known
+
+    def chunk(self, name: str, target_bytes: int) -> Shape:
+        """The shape of chunks of about ``target_bytes``, whole in the fastest dimensions.
+
+        A chunk holds whole chunks of the source, so that none of those is read twice.
+
+        Example:
+            >>> Contents({"w": TensorSpec((1000, 8, 4), "int8")}).chunk("w", 100)
+            (2, 8, 4)
+            >>> Contents({"w": TensorSpec((3, 1000), "float32")}).chunk("w", 400)
+            (1, 100)
+            >>> rows = Contents({"w": TensorSpec((100, 8), "int8")}, source_chunks={"w": (3, 8)})
+            >>> rows.chunk("w", 100)
+            (12, 8)
+        """
+        spec = self.specs[name]
+        unit = self.source_chunks.get(name) or (1,) * len(spec.shape)
+        counts = tuple(-(-size // step) for size, step in zip(spec.shape, unit, strict=True))
+        whole = Box.whole(unit).elements * item_size(spec.dtype)
+        options = GridOptions(max(1, min(target_bytes, self.chunk_bytes)))
+        [steps] = choose_grid(counts, whole, Boxes.whole(counts), options).chunks.tolist()
+        shapes = zip(steps, unit, spec.shape, strict=True)
+        return tuple(max(1, min(count * step, size)) for count, step, size in shapes)
+
+
+class TensorSink(ABC):
+    """An output of named tensors, written box by box in any order, that is there at once.
+
+    It lies on a local file system.
+
+    Args:
+        path: the file or folder to be.
+        overwrite: replace what is there, if it is an output of the same format.
+    """
+
+    single = False
+    """Whether the output is one file and no folder."""
+
+    def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.path = local_path(path)
+        self.overwrite = overwrite
+        self._staging: StagedOutput | None = None
+        self._contents = Contents({})
+
+    @property
+    def folder(self) -> Path:
+        """The folder that takes the files, until the output has its name."""
+        assert self._staging is not None
+        return self._staging.folder
+
+    def prepare(self, contents: Contents, *, attach: str = "") -> str:
         """Check that the format can carry all this, then lay it out under a temporary name.
 
         Args:
-            specs: name -> shape and dtype of every tensor.
-            values: name -> every leaf that is a Python value.
-            metadata: texts that the output is to carry.
-            attach: what `prepare` returned elsewhere for the same arguments: take part in that
+            contents: what the output is to carry.
+            attach: what `prepare` returned elsewhere for the same contents: take part in that
                 output, or go on with it, instead of laying out another.
 
         Returns:
@@ -47,15 +136,58 @@ class TensorSink(Protocol):
             NotACheckpointError: what ``attach`` stands for is gone, or is another output.
             StorageError: the storage refused.
         """
-        ...
+        self._contents = contents
+        layout = self._digest(self._plan())
+        path = Path(os.path.realpath(self.path))
+        output = OutputPath(path, self._foreign, self.overwrite, self.single)
+        if attach:
+            self._staging = output.attach(attach, layout)
+            self._open()
+            return attach
+        self._staging = output.begin()
+        try:
+            self._lay_out()
+            self._staging.note(layout)
+            self._open()
+        except BaseException:
+            self.abort()
+            raise
+        return self._staging.token
 
-    def chunks(self, name: str) -> tuple[int, ...]:
+    @abstractmethod
+    def _plan(self) -> object:
+        """Decide on everything that will be written of the contents; touch nothing.
+
+        Returns:
+            What was decided, as JSON: processes write to one output only if they agree on it.
+
+        Raises:
+            UnsupportedLeafError: leaves that the format lacks; all are listed.
+        """
+
+    def _digest(self, decided: object) -> bytes:
+        """A digest of what the output is made of, and how."""
+        contents = self._contents
+        specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
+        values = [[name, *_text(value)] for name, value in contents.values.items()]
+        parts = [type(self).__name__, specs, values, dict(contents.metadata), decided]
+        return blake2b(json.dumps(parts).encode(), digest_size=16).digest()
+
+    @abstractmethod
+    def _lay_out(self) -> None:
+        """Write what is known before any box."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Get ready to write boxes into what is laid out, by this process or by another."""
+
+    @abstractmethod
+    def chunks(self, name: str) -> Shape:
         """Elements of each dimension that must be written together.
 
         Each box given to `write` begins at multiples of these, and ends there or with the tensor.
         1 in each dimension where any box can be written.
         """
-        ...
 
     def write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box; from several threads and processes, in any order, again with the same data.
@@ -63,21 +195,68 @@ class TensorSink(Protocol):
         Raises:
             StorageError: the storage refused.
         """
-        ...
+        if data.dtype == np.bool_:
+            data = np.asarray(data.view(np.uint8) != 0)  # Memory may hold other bytes than 0 and 1.
+        self._write(name, box, data)
+
+    @abstractmethod
+    def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
+        """Write a box, whose bools are 0 or 1."""
 
     def commit(self) -> None:
-        """Give the output its name; called in one process, when every element is written.
+        """Sync, and give the output its name; called in one process, when all is written.
 
         Raises:
-            CheckpointExistsError: somebody else has taken the path meanwhile.
+            CheckpointExistsError: another writer has taken the path meanwhile.
             StorageError: the storage refused.
         """
-        ...
+        assert self._staging is not None
+        self._close()
+        self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written; called in one process."""
-        ...
+        self._close()
+        if self._staging is not None:
+            self._staging.abort()
 
     def close(self) -> None:
-        """Let go of files and memory."""
-        ...
+        """Release files, memory and the claim to the path; what was written stays."""
+        self._close()
+        if self._staging is not None:
+            self._staging.release()
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Release files and memory."""
+
+    @staticmethod
+    @abstractmethod
+    def _foreign(path: Path) -> str:
+        """Why what is there is no output of this format; empty if it is one."""
+
+
+def _text(value: object) -> tuple[str, str]:
+    if isinstance(value, Opaque):
+        return "opaque", ""
+    return str(value_kind(value)), encode_value(value)
+
+
+def other_files(folder: Path, is_ours: Callable[[str], bool]) -> str:
+    """Why a folder is foreign, if files of other kinds lie in it; empty if none do."""
+    others = sorted(each.name for each in folder.iterdir() if not is_ours(each.name))
+    return f"it holds other files too: {', '.join(others[:5])}" if others else ""
+
+
+def value_problems(values: Mapping[str, object]) -> list[str]:
+    """What is wrong with leaves that the format of checkpoints cannot carry as values.
+
+    Example:
+        >>> value_problems({"step": 7, "seen": {1}})
+        ['seen: a set is no value that can be written']
+    """
+    return [
+        f"{name}: a {type(value).__qualname__} is no value that can be written"
+        for name, value in values.items()
+        if value_kind(value) is None
+    ]

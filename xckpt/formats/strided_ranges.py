@@ -7,8 +7,8 @@
 3. Where runs are short but near each other (a column range of a matrix), a read takes a stretch of
    the file that holds many of them, at most `SCRATCH_BYTES` long and at least a quarter wanted.
 
-Where each read is a request to a bucket, such stretches are read whatever is wanted of them, if
-they are short (`RangeFile.free_bytes`).
+Where each read is a request to a bucket, short stretches (`RangeFile.free_bytes`) are read however
+little of them is wanted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.geometry.box import Shape
 from xckpt.storage.foreign.files import OpenFile, RangeFile
 
 __all__ = ["FileTensor", "cheap_together", "row_major", "write_box"]
@@ -28,9 +29,7 @@ __all__ = ["FileTensor", "cheap_together", "row_major", "write_box"]
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
 LEAST_WANTED: Final = 4
-"""One byte in so many of such a stretch must be wanted."""
-
-Shape = tuple[int, ...]
+"""A stretch is at most this many times as long as what is wanted of it."""
 
 
 def row_major(shape: Sequence[int]) -> Shape:

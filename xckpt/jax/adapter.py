@@ -4,8 +4,8 @@
    reads a shard when it is asked for: on the CPU backend a NumPy view of the shard's own memory,
    elsewhere the single-device array, whose bytes `to_numpy` fetches without leaving a host copy
    cached on the caller's array.
-2. `aim` sets up an `ArrayTarget` of the same shape, dtype and sharding. JAX arrays are immutable,
-   so there is no loading in place.
+2. `target_for` gives a `JaxTarget` of the same shape, dtype and sharding. JAX arrays are
+   immutable, so there is no loading in place.
 3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.prng`).
 
 A NumPy view pins the memory that it shows: once a save holds it, donating or deleting the array
@@ -16,16 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from numpy.typing import NDArray
 
+from xckpt.core.adapter import Adapter, Children
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.leaf import Copyable, HostSource
 from xckpt.core.metadata import Sharding
-from xckpt.core.staged import Copyable, StagedLeaf
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.prng import is_key, key_spec
 from xckpt.jax.pytrees import children, rebuild
@@ -37,22 +39,9 @@ from xckpt.jax.shardings import (
     local_layout,
     stored_sharding,
 )
-from xckpt.jax.target import ArrayTarget
+from xckpt.jax.target import JaxTarget
 
-__all__ = [
-    "ArraySource",
-    "ArrayTarget",
-    "aim",
-    "children",
-    "copy_into",
-    "copyable",
-    "describe",
-    "open_object",
-    "pinned_memory",
-    "rebuild",
-    "to_numpy",
-    "to_writable_numpy",
-]
+__all__ = ["ADAPTER", "ArraySource", "JaxTarget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,143 +79,140 @@ class ArraySource:
         return _fetch(shard) if device.platform == "cpu" else shard
 
 
-def describe(leaf: object, name: str) -> ArraySource | None:
-    """A JAX array as a source.
+Leaf = jax.Array | jax.ShapeDtypeStruct
 
-    Raises:
-        UnsupportedLeafError: it was deleted or donated, is a tracer, has no data, or has a dtype
-            or sharding that cannot be stored; names the leaf.
+
+class JaxAdapter(Adapter[Leaf]):
+    """`jax.Array` to save and to load, `jax.ShapeDtypeStruct` to load, registered containers.
 
     Example:
-        >>> source = describe(jax.numpy.zeros((2, 3)), "w")
+        >>> source = ADAPTER.describe(jax.numpy.zeros((2, 3)), "w")
         >>> source.dtype, source.boxes, source.sharded
         ('float32', Boxes([0, 2) x [0, 3)), False)
-    """
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        raise UnsupportedLeafError(
-            f"{name}: a jax.ShapeDtypeStruct has a shape but no data; save the array itself"
-        )
-    if not isinstance(leaf, jax.Array):
-        return None
-    _refuse_tracer(leaf, name)
-    _refuse_deleted(leaf, name)
-    key = key_spec(leaf.shape, leaf.dtype) if is_key(leaf.dtype) else None
-    array = leaf if key is None else jax.random.key_data(leaf)
-    return ArraySource(
-        name,
-        array,
-        _format_dtype(array.dtype, name),
-        local_layout(array.sharding, array.shape, name),
-        sharded=not everywhere_whole(array.sharding),
-        sharding=stored_sharding(array.sharding, array.ndim),
-        annotation=key.annotation if key else "",
-    )
-
-
-def copyable(leaf: object, name: str) -> Copyable | None:
-    """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
-
-    An array cannot change, but it can be donated or deleted. Its memory is pinned here by NumPy
-    views, so that a computation it is donated to takes other memory.
-
-    Raises:
-        UnsupportedLeafError: as for `describe`.
-    """
-    source = describe(leaf, name)
-    if source is None:
-        return None
-    shards = {shard.device: shard.data for shard in source.array.addressable_shards}
-    owned = [_own(shards[devices[0]]) for devices in source.layout.devices]
-    for part, devices in zip(owned, source.layout.devices, strict=True):
-        if devices[0].platform != "cpu":
-            part.copy_to_host_async()
-
-    def rebuild(copies: Sequence[NDArray[np.generic]]) -> StagedLeaf:
-        return StagedLeaf(
-            source.shape,
-            source.dtype,
-            source.boxes,
-            [np.asarray(part) for part in owned],
-            source.sharded,
-            source.sharding,
-            source.annotation,
-        )
-
-    return Copyable((), rebuild)
-
-
-def pinned_memory(size: int) -> None:
-    """JAX fetches into memory of its own."""
-    return
-
-
-def aim(like: object, name: str, *, in_place: bool) -> ArrayTarget | None:
-    """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
-
-    Without a sharding the array goes to the default device. There it stays uncommitted, free to
-    follow others to their devices, unless ``like`` is a committed array. A deleted array will do.
-
-    Raises:
-        UnsupportedLeafError: loading in place, a tracer, a 64-bit dtype while 64-bit types are
-            off, or a dtype or sharding that cannot be loaded; names the leaf.
-
-    Example:
-        >>> target = aim(jax.ShapeDtypeStruct((4,), jax.numpy.int32), "step", in_place=False)
+        >>> like = jax.ShapeDtypeStruct((4,), jax.numpy.int32)
+        >>> target = ADAPTER.target_for(like, "step", in_place=False)
         >>> target.buffer(0)[:] = [1, 2, 3, 4]
         >>> target.commit(0)
         >>> target.result()
         Array([1, 2, 3, 4], dtype=int32)
     """
-    if not isinstance(like, jax.Array | jax.ShapeDtypeStruct):
-        return None
-    _refuse_tracer(like, name)
-    if in_place:
-        raise UnsupportedLeafError(
-            f"{name}: JAX arrays are immutable and cannot be loaded into; use load, which returns "
-            f"new arrays"
+
+    leaves = (jax.Array, jax.ShapeDtypeStruct)
+
+    def describe(self, leaf: Leaf, name: str) -> ArraySource:
+        """An array as a source.
+
+        Raises:
+            UnsupportedLeafError: it was deleted or donated, is a tracer, has no data, or has a
+                dtype or sharding that cannot be stored; names the leaf.
+        """
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise UnsupportedLeafError(
+                f"{name}: a jax.ShapeDtypeStruct has a shape but no data; save the array itself"
+            )
+        _refuse_tracer(leaf, name)
+        _refuse_deleted(leaf, name)
+        key = key_spec(leaf.shape, leaf.dtype) if is_key(leaf.dtype) else None
+        array = leaf if key is None else jax.random.key_data(leaf)
+        return ArraySource(
+            name,
+            array,
+            _format_dtype(array.dtype, name),
+            local_layout(array.sharding, array.shape, name),
+            sharded=not everywhere_whole(array.sharding),
+            sharding=stored_sharding(array.sharding, array.ndim),
+            annotation=key.annotation if key else "",
         )
-    key = key_spec(like.shape, like.dtype) if is_key(like.dtype) else None
-    shape = key.shape if key else tuple(like.shape)
-    dtype = "uint32" if key else _format_dtype(like.dtype, name)
-    _refuse_narrowing(dtype, name)
-    sharding = concrete(like.sharding, name)
-    return ArrayTarget(
-        shape,
-        dtype,
-        sharding,
-        local_layout(sharding, shape, name),
-        committed=_committed(like, sharding),
-        weak_type=bool(getattr(like, "weak_type", False)),
-        key=key,
-    )
+
+    def copyable(self, leaf: Leaf, name: str) -> Copyable:
+        """Nothing to copy: the shards' own memory on the CPU backend, else what the host fetches.
+
+        An array cannot change, but it can be donated or deleted. Its memory is pinned here by
+        NumPy views, so that a computation it is donated to takes other memory.
+
+        Raises:
+            UnsupportedLeafError: as for `describe`.
+        """
+        source = self.describe(leaf, name)
+        shards = {shard.device: shard.data for shard in source.array.addressable_shards}
+        own = [_another(shards[devices[0]]) for devices in source.layout.devices]
+        for part, devices in zip(own, source.layout.devices, strict=True):
+            if devices[0].platform != "cpu":
+                part.copy_to_host_async()
+
+        def rebuild(copies: Sequence[NDArray[np.generic]]) -> HostSource:
+            return HostSource(
+                source.shape,
+                source.dtype,
+                source.boxes,
+                [np.asarray(part) for part in own],
+                source.sharded,
+                source.sharding,
+                source.annotation,
+            )
+
+        return Copyable((), rebuild)
+
+    def target_for(self, like: Leaf, name: str, *, in_place: bool) -> JaxTarget:
+        """A target like an array or a `jax.ShapeDtypeStruct`; only metadata are read.
+
+        Without a sharding the array goes to the default device. There it stays uncommitted, free
+        to follow others to their devices, unless ``like`` is a committed array. A deleted array
+        will do.
+
+        Raises:
+            UnsupportedLeafError: loading in place, a tracer, a 64-bit dtype while 64-bit types are
+                off, or a dtype or sharding that cannot be loaded; names the leaf.
+        """
+        _refuse_tracer(like, name)
+        if in_place:
+            raise UnsupportedLeafError(
+                f"{name}: JAX arrays are immutable and cannot be loaded into; use load, which "
+                f"returns new arrays"
+            )
+        key = key_spec(like.shape, like.dtype) if is_key(like.dtype) else None
+        shape = key.shape if key else tuple(like.shape)
+        dtype = "uint32" if key else _format_dtype(like.dtype, name)
+        _refuse_narrowing(dtype, name)
+        sharding = concrete(like.sharding, name)
+        layout = local_layout(sharding, shape, name)
+        return JaxTarget(
+            shape,
+            dtype,
+            layout.boxes,
+            sharding,
+            layout,
+            committed=_committed(like, sharding),
+            weak_type=bool(getattr(like, "weak_type", False)),
+            key=key,
+        )
+
+    def to_numpy(self, data: Leaf) -> NDArray[np.generic]:
+        """A single-device array on the host; shares memory on the CPU backend.
+
+        Raises:
+            TypeError: a `jax.ShapeDtypeStruct`, which has no data.
+        """
+        return _fetch(data) if isinstance(data, jax.Array) else super().to_numpy(data)
+
+    def children(self, node: object) -> Children | None:
+        """What a container registered with JAX holds."""
+        return children(node)
+
+    def rebuild(self, node: object, children: list[object]) -> object | None:
+        """A container registered with JAX, with other children."""
+        return rebuild(node, children)
 
 
-def to_numpy(data: object) -> NDArray[np.generic] | None:
-    """A single-device array on the host; shares memory on the CPU backend."""
-    return _fetch(data) if isinstance(data, jax.Array) else None
-
-
-def to_writable_numpy(buffer: object) -> None:
-    """Buffers are NumPy arrays here."""
-    return
-
-
-def copy_into(buffer: object, data: NDArray[np.generic]) -> bool:
-    """Buffers are NumPy arrays here."""
-    return False
-
-
-def open_object(node: object, name: str) -> None:
-    """JAX's states are pytrees; none of its objects keeps one of its own."""
-    return
+ADAPTER: Final = JaxAdapter()
 
 
 def _fetch(data: jax.Array) -> NDArray[np.generic]:
     array = jax.random.key_data(data) if is_key(data.dtype) else data
-    return np.asarray(_own(array) if len(array.sharding.device_set) == 1 else array)
+    return np.asarray(_another(array) if len(array.sharding.device_set) == 1 else array)
 
 
-def _own(array: jax.Array) -> jax.Array:
+def _another(array: jax.Array) -> jax.Array:
     """Another object for a single-device array.
 
     A copy that the host had to make stays cached in the object that was asked for it.

@@ -4,7 +4,7 @@
    everything but the node itself.
 2. Each key entry becomes a str or an int: a dict key, an attribute name or an index. If two
    children would share a key, all are numbered instead.
-3. The node is built anew from its treedef and other children.
+3. The node is rebuilt from its treedef and other children.
 
 Dicts, lists, tuples, namedtuples and None are left to the core.
 """
@@ -51,7 +51,8 @@ def children(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
 
 
 def rebuild(node: object, children: list[object]) -> object | None:
-    """A node like ``node`` with other children, in the order of `children`; None if not ours.
+    """A node like ``node`` with other children, in the order of `children`; None if JAX
+    knows no such container.
 
     Example:
         >>> from collections import defaultdict
@@ -65,7 +66,9 @@ def rebuild(node: object, children: list[object]) -> object | None:
 def _open(
     node: object,
 ) -> tuple[list[tuple[object, object]], object] | None:
-    """(key entry, child) pairs and the treedef of one level; None unless ``node`` is ours."""
+    """(key entry, child) pairs and the treedef of one level; None if JAX
+    knows no such container.
+    """
     if type(node) in _OF_THE_CORE or isinstance(node, jax.Array | np.ndarray):
         return None
     if isinstance(node, tuple) and hasattr(node, "_fields"):

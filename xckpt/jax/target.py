@@ -1,6 +1,6 @@
 """A JAX array to be loaded, built from host buffers box by box.
 
-1. `buffer` allocates 64-byte aligned host memory for a box, at the first call.
+1. `buffer` allocates 64-byte aligned host memory for a box, at the first call (`HostBuffers`).
 2. `commit` puts it on each local device that holds the box and lets it go. The CPU backend adopts
    memory so aligned instead of copying it, for all replicas on CPU devices alike: such an array
    never donates its memory, so no replica is overwritten through another. Sub-byte types are
@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import threading
 from dataclasses import dataclass, field
 
 import jax
@@ -25,22 +23,17 @@ from jax.sharding import SingleDeviceSharding
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.host_buffers import HostBuffers
 from xckpt.jax.prng import KeySpec
 from xckpt.jax.shardings import Device, LocalLayout
 
-__all__ = ["ArrayTarget", "aligned_empty"]
-
-ALIGNMENT = 64
-"""Bytes; XLA's CPU backend adopts host memory at multiples of this."""
+__all__ = ["JaxTarget"]
 
 
 @dataclass(slots=True)
-class ArrayTarget:
-    """A JAX array to be loaded."""
+class JaxTarget(HostBuffers):
+    """A JAX array to be loaded; its boxes are the distinct ones of the local devices."""
 
-    shape: tuple[int, ...]
-    dtype: str
     sharding: jax.sharding.Sharding
     layout: LocalLayout
     committed: bool = True
@@ -48,26 +41,12 @@ class ArrayTarget:
     weak_type: bool = False
     key: KeySpec | None = None
     """What to make of the data if they are those of PRNG keys."""
-    _buffers: dict[int, NDArray[np.generic]] = field(default_factory=dict, repr=False)
     _parts: dict[Device, jax.Array] = field(default_factory=dict, repr=False)
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    @property
-    def boxes(self) -> Boxes:
-        """The distinct boxes of the local devices."""
-        return self.layout.boxes
 
     @property
     def annotation(self) -> str:
         """What the target is beyond an array."""
         return self.key.annotation if self.key else ""
-
-    def buffer(self, index: int) -> NDArray[np.generic]:
-        """Host memory of the box's sizes."""
-        with self._lock:
-            if index not in self._buffers:
-                self._buffers[index] = aligned_empty(self.boxes[index].sizes, self.dtype)
-            return self._buffers[index]
 
     def commit(self, index: int) -> None:
         """Put the buffer on the devices that hold its box; returns when it is there."""
@@ -77,7 +56,7 @@ class ArrayTarget:
         jax.block_until_ready(parts)
         with self._lock:
             self._parts.update(zip(self.layout.devices[index], parts, strict=True))
-            del self._buffers[index]
+        self.release(index)
 
     def _put(self, data: NDArray[np.generic], device: Device) -> jax.Array:
         with _x64_for(data.dtype):
@@ -94,20 +73,6 @@ class ArrayTarget:
         if self.weak_type:
             array = _weaken(array)
         return array if self.key is None else self.key.wrap(array)
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """An uninitialised array whose memory the CPU backend can adopt.
-
-    Example:
-        >>> aligned_empty((3, 5), "bfloat16").ctypes.data % 64
-        0
-    """
-    kind = numpy_dtype(dtype)
-    size = math.prod(shape) * kind.itemsize
-    raw = np.empty(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size].view(kind).reshape(shape)
 
 
 def _join(

@@ -17,9 +17,9 @@ from xckpt.core.dtypes import numpy_dtype
 
 __all__ = ["Arithmetic"]
 
-Step = Literal["cast", "scale", "divide", "add"]
+StepKind = Literal["cast", "scale", "divide", "add"]
 
-_INVERSES: dict[Step, Step] = {
+_INVERSES: dict[StepKind, StepKind] = {
     "cast": "cast",
     "scale": "divide",
     "divide": "scale",
@@ -39,7 +39,7 @@ class Arithmetic:
         'divide'
     """
 
-    operation: Step
+    operation: StepKind
     source: str
     """Element type that comes in."""
     target: str

@@ -4,7 +4,7 @@ A rule with one source has a bundle of one slot; a rule that takes query, key an
 Where a rule's index is not in its target (layers that are to be stacked), a slot holds a tensor for
 each value of the index: operations act on each of them, until `Stack` makes them one.
 
-`Trace` collects what cannot be said by copies: what must hold in the data, and what is lossy.
+`Trace` collects what copies cannot express: assertions on the data, and lossy steps.
 """
 
 from __future__ import annotations
@@ -57,33 +57,33 @@ class Assertion:
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """A step that does not bring every value back."""
+    """A step that does not restore every value."""
 
     rule: str
     """The rule, as it prints."""
     operation: str
     """The operation, as it prints."""
     bound: str
-    """How far off a value may be that went there and back."""
+    """The error of a value that was converted and converted back."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """What operations say besides the tensors that they give."""
+    """What operations record besides the tensors that they make."""
 
     rule: str = ""
     """The rule whose operations run, as it prints."""
     wanted: TensorSpec | None = None
     """What the target wants of the leaf that the rule makes, where only a constant makes it."""
-    ranges: Mapping[str, range] = field(default_factory=dict)
+    ranges: Mapping[str, range] = field(default_factory=dict[str, range])
     """The stated ranges of that rule's indices."""
-    assertions: list[Assertion] = field(default_factory=list)
-    dropped: list[Traced] = field(default_factory=list)
-    """Tensors left out without a look at them."""
-    lossy: dict[Lossy, None] = field(default_factory=dict)
+    assertions: list[Assertion] = field(default_factory=list[Assertion])
+    dropped: list[Traced] = field(default_factory=list[Traced])
+    """Tensors that are left out unchecked."""
+    lossy: dict[Lossy, None] = field(default_factory=dict[Lossy, None])
 
     def must_equal(self, tensor: Traced, expected: Traced, reason: str) -> None:
-        """Note that `tensor` has to be what `expected` is."""
+        """Assert that `tensor` equals `expected`."""
         if tensor.copies:
             self.assertions.append(Assertion(tensor, expected, f"{reason} ({self.rule})"))
 

@@ -3,7 +3,7 @@
 1. `xckpt.mapping.match` shares the source's leaves out among the rules; every instance of a rule
    gets its own.
 2. `xckpt.mapping.resolve` runs the instance's operations on traced tensors, so each target leaf
-   ends as strided copies out of source leaves. A mapping that follows goes on with those tensors.
+   ends as strided copies out of source leaves. A following mapping continues with those tensors.
 3. `ResolvedMapping.copies_into` cuts those to a box of a target leaf: that is all that reading and
    writing need. The inverse mapping is derived rule by rule, and resolves in the same way.
 """
@@ -20,9 +20,9 @@ import tomli_w
 
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.operations import is_list, is_table
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolve import Resolution, resolve_rules
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import Resolution, ResolvedMapping, resolve_rules
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import leaf
@@ -147,21 +147,21 @@ class LeafMapping:
         if document.get("version", VERSION) != VERSION:
             raise MappingError(f"mapping version {document['version']!r} is not {VERSION}")
         rules = document.get("rule", [])
-        if not isinstance(rules, list) or not all(isinstance(rule, Mapping) for rule in rules):
+        if not is_list(rules) or not all(map(is_table, rules)):
             raise MappingError("rules are tables, each under [[rule]]")
         problems: list[str] = []
-        found: list[Rule] = []
+        parsed: list[Rule] = []
         for number, rule in enumerate(rules, 1):
             try:
-                found.append(Rule.from_document(rule))
+                parsed.append(Rule.from_document(rule))
             except MappingError as error:
                 problems.append(f"rule {number}: {error}")
         if problems:
             raise MappingError.listing("the mapping's rules are wrong", problems)
         following = document.get("then")
-        if following is not None and not isinstance(following, Mapping):
+        if following is not None and not is_table(following):
             raise MappingError("what follows is a table with rules of its own: [[then.rule]]")
-        return cls(found, None if following is None else cls.from_document(following))
+        return cls(parsed, None if following is None else cls.from_document(following))
 
     def to_document(self) -> dict[str, Any]:
         """The mapping as plain dicts, lists, strings and numbers."""

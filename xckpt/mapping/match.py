@@ -1,4 +1,4 @@
-"""Which leaves each rule takes: every leaf is matched once, or the fault is named.
+"""Sharing the source's leaves out among the rules: each leaf is taken once, or it is a problem.
 
 Names are looked up by skeleton (runs of digits made equal) and by literal digits, so ten thousand
 leaves and a thousand rules are ten thousand look-ups; only patterns with a text are tried against
@@ -15,14 +15,13 @@ from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern, Value, skeleton
 from xckpt.mapping.rule import Rule
 
-__all__ = ["Instance", "Matches", "match_rules"]
+__all__ = ["Matches", "RuleInstance", "match_rules"]
 
 Key = tuple[Value, ...]
-Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Instance:
+class RuleInstance:
     """A rule at one value of the indices that stand on both sides."""
 
     rule: Rule
@@ -30,21 +29,21 @@ class Instance:
     """Those indices and texts."""
     stacked: tuple[str, ...]
     """Indices of the source alone."""
-    sources: tuple[Mapping[Ints, str], ...]
+    sources: tuple[Mapping[tuple[int, ...], str], ...]
     """For each source pattern: values of the stacked indices -> leaf name."""
 
 
 @dataclass(slots=True)
 class Matches:
-    """What matching found."""
+    """The instances of all rules, and what is left over."""
 
-    instances: list[Instance] = field(default_factory=list)
-    unused: list[str] = field(default_factory=list)
+    instances: list[RuleInstance] = field(default_factory=list[RuleInstance])
+    unused: list[str] = field(default_factory=list[str])
     """Leaves that no rule takes."""
-    idle: list[Rule] = field(default_factory=list)
+    idle: list[Rule] = field(default_factory=list[Rule])
     """Rules that take no leaf."""
-    problems: list[str] = field(default_factory=list)
-    failed: list[Rule] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
+    failed: list[Rule] = field(default_factory=list[Rule])
     """The rules that the problems are about."""
 
     def fail(self, rule: Rule, problem: object) -> None:
@@ -101,7 +100,7 @@ class _Lookup:
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self._with_texts: list[Entry] = []
-        self._others: dict[str, dict[Ints, dict[tuple[str, ...], list[Entry]]]] = {}
+        self._others: dict[str, dict[tuple[int, ...], dict[tuple[str, ...], list[Entry]]]] = {}
         for number, rule in enumerate(rules):
             for place, pattern in enumerate(rule.source_patterns):
                 self._add((number, place, pattern))
@@ -152,7 +151,7 @@ def _instantiate(rule: Rule, leaves: list[dict[Key, str]], matches: Matches) -> 
     matches.instances += _grouped(rule, leaves, wanted)
 
 
-def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[Instance]:
+def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Iterator[RuleInstance]:
     """An instance for each value of the indices that are not stacked."""
     names = rule.source_indices
     kept = set(rule.target_indices) if rule.target else set(names)
@@ -169,7 +168,7 @@ def _grouped(rule: Rule, leaves: list[dict[Key, str]], keys: list[Key]) -> Itera
             for by_key in leaves
         )
         values = dict(zip(shared_names, shared, strict=True))
-        yield Instance(rule, values, stacked, sources)
+        yield RuleInstance(rule, values, stacked, sources)
 
 
 def _more(items: Sequence[object]) -> str:
@@ -177,7 +176,7 @@ def _more(items: Sequence[object]) -> str:
 
 
 def _wanted(rule: Rule, keys: list[Key]) -> tuple[list[Key], list[str]]:
-    """The values of a rule's source indices that have to be there, given those that are.
+    """The values that a rule's source indices must have, given those that they have.
 
     Stated ranges must be full. An index that is stacked counts from 0 without a gap, in step with
     every value of the others.
@@ -215,4 +214,4 @@ def _constants(rule: Rule, matches: Matches) -> None:
         matches.fail(rule, f"state the range of {', '.join(open_names)}")
         return
     for values in product(*(rule.indices[name] for name in names)):
-        matches.instances.append(Instance(rule, dict(zip(names, values, strict=True)), (), ()))
+        matches.instances.append(RuleInstance(rule, dict(zip(names, values, strict=True)), (), ()))

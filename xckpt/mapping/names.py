@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
-from xckpt.core.names import split_name
-from xckpt.errors import MappingError
+from xckpt.core.names import join_keys, split_name
+from xckpt.core.tree import unflatten
+from xckpt.errors import ManifestError, MappingError
 
 __all__ = ["by_mapping_name", "keys_of", "mapping_name", "tree_of"]
 
@@ -72,23 +73,9 @@ def tree_of(leaves: Mapping[str, object]) -> object:
         >>> tree_of({"params/w": 1, "params/b": 2, "step": 3})
         {'params': {'w': 1, 'b': 2}, 'step': 3}
     """
-    if set(leaves) == {""}:
-        return leaves[""]
-    root: dict[str, object] = {}
-    nodes: dict[tuple[str, ...], dict[str, object]] = {(): root}
-    places = {keys_of(name): name for name in leaves}
-    problems: list[str] = []
-    for keys, name in places.items():
-        above = [keys[:depth] for depth in range(len(keys))]
-        outer = next((places[each] for each in above if each in places), None)
-        if outer is not None:
-            problems.append(f"{name}: lies inside {outer or 'the root'}, which is a leaf")
-            continue
-        for each in above[1:]:
-            if each not in nodes:
-                nodes[each] = {}
-                nodes[each[:-1]][each[-1]] = nodes[each]
-        nodes[keys[:-1]][keys[-1]] = leaves[name]
-    if problems:
-        raise MappingError.listing("the leaves make up no tree", problems)
-    return root
+    try:
+        return unflatten({join_keys(keys_of(name)): leaf for name, leaf in leaves.items()}, {})
+    except ManifestError as error:
+        raise MappingError.listing(
+            "the leaves make up no tree", error.problems or (str(error),)
+        ) from error

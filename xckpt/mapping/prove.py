@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.core.geometry.box import Box
 from xckpt.errors import SHOWN_PROBLEMS
-from xckpt.mapping.resolved import ResolvedMapping
+from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
-from xckpt.mapping.strided_cover import Piece, piece_fault
+from xckpt.mapping.strided_cover import StridedPiece, piece_fault
 
 __all__ = ["problems_with"]
 
@@ -83,7 +83,7 @@ def _unmade(
 
 def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
     for name, copies in resolved.copies.items():
-        pieces = [Piece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
+        pieces = [StridedPiece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
         fault = piece_fault(resolved.targets[name].shape, pieces)
         if fault is not None:
             holders = " and ".join(repr(copies[i].source) for i in fault.holders)
@@ -124,7 +124,7 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
             yield f"source {name!r}: no rule uses {_whole(spec)}"
             continue
         users = uses.get(name, [])
-        pieces = [Piece(c.sizes, c.source_offsets, c.source_strides) for c, _ in users]
+        pieces = [StridedPiece(c.sizes, c.source_offsets, c.source_strides) for c, _ in users]
         fault = piece_fault(spec.shape, pieces)
         if fault is None or any(_could_take(rule, name) for rule in failed):
             continue

@@ -1,9 +1,10 @@
 """Running a mapping's rules on shapes: which target leaves they make, and out of what.
 
-1. The leaves are shared out among the rules.
+1. `match_rules` shares the source leaves out among the rules.
 2. Each instance of a rule runs its operations on traced tensors.
-3. What goes wrong is collected, with the rules that it happened to, so that whoever checks does not
-   blame their leaves a second time.
+3. Problems are collected with the rules that caused them, so that the proof does not report the
+   leaves of a failed rule a second time.
+4. `ResolvedMapping` is the result: target leaves as strided copies out of source leaves.
 """
 
 from __future__ import annotations
@@ -11,44 +12,117 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes
 from xckpt.errors import MappingError
-from xckpt.mapping.bundle import Bundle, Slot, Trace
-from xckpt.mapping.match import Instance, match_rules
+from xckpt.mapping.bundle import Assertion, Bundle, Lossy, Slot, Trace
+from xckpt.mapping.match import RuleInstance, match_rules
 from xckpt.mapping.operations import Constant, run
-from xckpt.mapping.resolved import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.mapping.traced import Traced
 
-__all__ = ["Resolution", "resolve_rules"]
+__all__ = ["Resolution", "ResolvedMapping", "copies_into", "resolve_rules"]
 
 SHOWN_LEAVES = 4
-"""So many leaves of one instance are named in a message."""
+"""Leaves of one instance that a message names."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedMapping:
+    """A mapping on known shapes: every target leaf as copies out of source leaves.
+
+    Reading, writing and the proof work from it.
+    """
+
+    sources: Mapping[str, TensorSpec]
+    """All leaves of the source."""
+    targets: Mapping[str, TensorSpec]
+    """All leaves that the mapping makes, in the order of the rules."""
+    copies: Mapping[str, tuple[StridedCopy, ...]]
+    """Target leaf -> copies that cover it."""
+    assertions: tuple[Assertion, ...] = ()
+    """What must hold in the data; check it before anything is written."""
+    dropped: tuple[Traced, ...] = ()
+    """Tensors made of the source that are left out unchecked."""
+    lossy: tuple[Lossy, ...] = ()
+    """The lossy steps, with their bounds."""
+    unused: tuple[str, ...] = ()
+    """Source leaves that no rule takes."""
+    idle: tuple[Rule, ...] = ()
+    """Rules that take no leaf of this source."""
+    makers: Mapping[str, Rule] = field(default_factory=dict[str, Rule])
+    """Target leaf -> the rule that makes it."""
+    _boxes: dict[str, Boxes] = field(default_factory=dict[str, Boxes], compare=False, repr=False)
+
+    def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
+        """The copies of just the elements of a box of a target leaf.
+
+        Offsets stay relative to the whole leaf.
+
+        Raises:
+            KeyError: the mapping makes no such leaf.
+        """
+        return copies_into(self.copies[name], box, self._boxes, name)
+
+
+MANY_COPIES = 8
+"""From this many copies on, their boxes are compared at once, as columns."""
+
+
+def copies_into(
+    copies: tuple[StridedCopy, ...],
+    box: Box,
+    known: dict[str, Boxes] | None = None,
+    name: str = "",
+) -> tuple[StridedCopy, ...]:
+    """`restrict`, applied only to the copies whose bounding box meets ``box``.
+
+    Args:
+        copies: those of a whole leaf.
+        box: which elements of the leaf.
+        known: columns of the copies' boxes by leaf name, filled as they are needed.
+        name: the leaf's key in ``known``.
+    """
+    if 0 in box.sizes:
+        return ()
+    if len(copies) < MANY_COPIES:
+        return restrict(copies, box)
+    boxes = known.get(name) if known is not None else None
+    if boxes is None:
+        pairs = [(copy.target_box.offsets, copy.target_box.sizes) for copy in copies]
+        boxes = Boxes.of(pairs, rank=len(box.sizes))
+        if known is not None:
+            known[name] = boxes
+    low, size = np.array(box.offsets, np.int64), np.array(box.sizes, np.int64)
+    meets = ((boxes.offsets < low + size) & (boxes.ends > low)).all(axis=1)
+    return restrict([copies[i] for i in np.flatnonzero(meets)], box)
 
 
 @dataclass(slots=True)
 class Resolution:
-    """What rules made of leaves, and what kept them from making more."""
+    """The target leaves that rules made, and the problems that kept them from making more."""
 
     source: Mapping[str, TensorSpec]
-    made: dict[str, Traced] = field(default_factory=dict)
+    made: dict[str, Traced] = field(default_factory=dict[str, Traced])
     """Target leaf -> what it is made of."""
-    makers: dict[str, Rule] = field(default_factory=dict)
+    makers: dict[str, Rule] = field(default_factory=dict[str, Rule])
     """Target leaf -> the rule that makes it."""
     trace: Trace = field(default_factory=Trace)
-    unused: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list[str])
     """Source leaves that no rule takes."""
-    idle: list[Rule] = field(default_factory=list)
+    idle: list[Rule] = field(default_factory=list[Rule])
     """Rules that take no leaf."""
-    problems: list[str] = field(default_factory=list)
-    failed: list[Rule] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
+    failed: list[Rule] = field(default_factory=list[Rule])
     """The rules that the problems are about."""
 
     @property
     def resolved(self) -> ResolvedMapping:
-        """All of it as reading and writing take it."""
+        """The result, as reading and writing take it."""
         return ResolvedMapping(
             sources=dict(self.source),
             targets={name: tensor.spec for name, tensor in self.made.items()},
@@ -64,7 +138,7 @@ class Resolution:
     def followed_by(
         self, rules: Sequence[Rule], wanted: Mapping[str, TensorSpec] | None
     ) -> Resolution:
-        """What other rules make of what these made."""
+        """The resolution of further rules on the leaves that these made."""
         step = resolve_rules(rules, self.source, self.made, wanted)
         step.problems += [f"step between: {name!r} is used by no rule" for name in step.unused]
         step.unused = self.unused
@@ -83,42 +157,49 @@ def resolve_rules(
     leaves: Mapping[str, Traced],
     wanted: Mapping[str, TensorSpec] | None,
 ) -> Resolution:
-    """Run the rules on leaves; ``source`` is what those are made of."""
+    """Run the rules on leaves that are made of ``source``.
+
+    Args:
+        rules: in any order.
+        source: every leaf of the source.
+        leaves: what the rules take, by name; the source's own leaves in a first step.
+        wanted: the target's leaves, if they are known.
+    """
     matches = match_rules(rules, leaves)
-    found = Resolution(source, unused=matches.unused, idle=matches.idle)
-    found.problems += matches.problems
-    found.failed += matches.failed
+    resolution = Resolution(source, unused=matches.unused, idle=matches.idle)
+    resolution.problems += matches.problems
+    resolution.failed += matches.failed
     for instance in matches.instances:
         try:
-            made = _targets(instance, leaves, found.trace, wanted)
+            made = _targets(instance, leaves, resolution.trace, wanted)
         except MappingError as error:
             where = f"{_at(instance)}{_of(instance, leaves)}"
-            found.problems.append(f"rule {instance.rule}{where}: {error}")
-            found.failed.append(instance.rule)
+            resolution.problems.append(f"rule {instance.rule}{where}: {error}")
+            resolution.failed.append(instance.rule)
             continue
         for name, tensor in made:
-            _add(found, name, tensor, instance.rule)
-    return found
+            _add(resolution, name, tensor, instance.rule)
+    return resolution
 
 
-def _add(found: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
-    """One more target leaf; one that is made already is a fault of both rules."""
-    if name in found.made:
+def _add(resolution: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
+    """Add a target leaf; if another rule has made it already, both rules are at fault."""
+    if name in resolution.made:
         whole = Box.whole(tensor.shape)
-        both = f"rule {found.makers[name]} and rule {rule}"
-        if rule == found.makers[name]:
+        both = f"rule {resolution.makers[name]} and rule {rule}"
+        if rule == resolution.makers[name]:
             both = f"rule {rule} twice"
-        found.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
-        found.failed += [rule, found.makers[name]]
-    found.made[name], found.makers[name] = tensor, rule
+        resolution.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
+        resolution.failed += [rule, resolution.makers[name]]
+    resolution.made[name], resolution.makers[name] = tensor, rule
 
 
-def _at(instance: Instance) -> str:
+def _at(instance: RuleInstance) -> str:
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
     return f" at {values}" if values else ""
 
 
-def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
+def _of(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
     """The leaves that an instance takes, each with its box."""
     names = [name for by_key in instance.sources for name in by_key.values()]
     shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
@@ -127,7 +208,7 @@ def _of(instance: Instance, leaves: Mapping[str, Traced]) -> str:
 
 
 def _targets(
-    instance: Instance,
+    instance: RuleInstance,
     leaves: Mapping[str, Traced],
     trace: Trace,
     wanted: Mapping[str, TensorSpec] | None,
@@ -157,10 +238,13 @@ def _targets(
 def _without_unwanted(
     made: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
 ) -> list[tuple[str, Traced]]:
-    """Of pattern, name and tensor of each leaf made the names and tensors that stay.
+    """The leaves that stay, as (name, tensor).
 
-    Optional ones stay where they are wanted; where nobody says what is, and all are optional, those
-    of the first pattern carry the data.
+    Optional ones stay where they are wanted. Where the target is not known and all are optional,
+    those of the first pattern carry the data.
+
+    Args:
+        made: (pattern, name, tensor) of each leaf that the rule can make.
     """
     kept = [
         (name, tensor)
@@ -173,7 +257,7 @@ def _without_unwanted(
 
 
 def _is_made(rule: Rule, name: str, wanted: Mapping[str, TensorSpec] | None) -> bool:
-    """Whether a rule without source makes a leaf: where it is wanted, or nobody knows."""
+    """Whether a rule without source makes a leaf: it is wanted, or the target is not known."""
     if wanted is not None:
         return name in wanted
     first = rule.operations[0]

@@ -1,4 +1,4 @@
-"""A rule: which leaves it takes, what is done to them, which leaves it gives.
+"""A rule: the leaves that it takes, the operations on them, the leaves that it makes.
 
 Indices that stand on both sides make the rule speak of many leaves at once: one *instance* for each
 of their values. An index of the source alone is stacked, one of the target alone unstacked.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from xckpt.errors import MappingError
 from xckpt.mapping.operations import (
@@ -17,6 +17,8 @@ from xckpt.mapping.operations import (
     Operation,
     Stack,
     Unstack,
+    is_list,
+    is_table,
     operation_from_document,
 )
 from xckpt.mapping.pattern import Pattern
@@ -113,7 +115,7 @@ class Rule:
             problems.append("it has neither source nor target")
         for side, patterns in (("source", self.source_patterns), ("target", self.target_patterns)):
             if any(set(p.indices) != set(patterns[0].indices) for p in patterns):
-                problems.append(f"the patterns of its {side} have not all the same indices")
+                problems.append(f"the patterns of its {side} do not all have the same indices")
         before, after = set(self.source_indices), set(self.target_indices)
         if strange := set(self.indices) - before - after:
             problems.append(f"no name has the index {', '.join(sorted(strange))}")
@@ -168,12 +170,11 @@ class Rule:
         for side in ("source", "target", "optional"):
             names = document.get(side, ())
             if not isinstance(names, str) and not (
-                isinstance(names, list | tuple) and all(isinstance(n, str) for n in names)
+                is_list(names) and all(isinstance(name, str) for name in names)
             ):
                 raise MappingError(f"{side} is a name or a list of names, not {names!r}")
-        operations = document.get("operations", ())
-        indices = document.get("indices", {})
-        if not isinstance(operations, list | tuple) or not isinstance(indices, Mapping):
+        operations, indices = document.get("operations", ()), document.get("indices", {})
+        if not is_list(operations) or not is_table(indices):
             raise MappingError(f"operations are a list and indices a table: {dict(document)!r}")
         return cls(
             document.get("source", ()),
@@ -225,20 +226,20 @@ def _short(names: tuple[str, ...]) -> str | list[str]:
     return names[0] if len(names) == 1 else list(names)
 
 
-def _range(name: str, values: range | Sequence[int] | int) -> range:
+def _range(name: str, values: object) -> range:
     """The range that ``(start, stop)``, ``(start, stop, step)`` or a count stands for."""
     if isinstance(values, range):
-        found = values
-    elif isinstance(values, int) and not isinstance(values, bool):
-        found = range(values)
-    elif (
-        isinstance(values, list | tuple)
-        and len(values) in (2, 3)
-        and all(isinstance(v, int) and not isinstance(v, bool) for v in values)
-    ):
-        found = range(*values)
+        stated = values
+    elif _is_int(values):
+        stated = range(values)
+    elif is_list(values) and len(values) in (2, 3) and all(map(_is_int, values)):
+        stated = range(*values)
     else:
         raise MappingError(f"index {name}: a range is [start, stop] or [start, stop, step]")
-    if found.start < 0 or found.step < 1 or not found:
-        raise MappingError(f"index {name}: {found} is no range of whole numbers from 0 up")
-    return found
+    if stated.start < 0 or stated.step < 1 or not stated:
+        raise MappingError(f"index {name}: {stated} is no range of whole numbers from 0 up")
+    return stated
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

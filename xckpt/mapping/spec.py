@@ -1,4 +1,4 @@
-"""What a mapping knows of a tensor before any of it is read: its shape and its element type."""
+"""Shape and element type of a tensor: all that a mapping needs before data are read."""
 
 from __future__ import annotations
 

@@ -22,15 +22,15 @@ from typing import Literal
 import numpy as np
 
 from xckpt.core.geometry.box import Box
+from xckpt.mapping.strided_copy import Ints
 
-__all__ = ["Piece", "PieceFault", "piece_fault"]
+__all__ = ["PieceFault", "StridedPiece", "piece_fault"]
 
-Ints = tuple[int, ...]
 Axes = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StridedPiece:
     """Index ``offsets + a @ strides`` for every ``a`` in ``[0, sizes)``."""
 
     sizes: Ints
@@ -49,16 +49,16 @@ class PieceFault:
     that reaches outside."""
 
 
-def piece_fault(shape: Ints, pieces: Sequence[Piece]) -> PieceFault | None:
+def piece_fault(shape: Ints, pieces: Sequence[StridedPiece]) -> PieceFault | None:
     """A witness that the pieces do not hold every element exactly once; None if they do.
 
     Example:
-        >>> even, odd = Piece((3,), (0,), ((2,),)), Piece((3,), (1,), ((2,),))
+        >>> even, odd = StridedPiece((3,), (0,), ((2,),)), StridedPiece((3,), (1,), ((2,),))
         >>> piece_fault((6,), [even, odd]) is None
         True
         >>> piece_fault((6,), [even])
         PieceFault(kind='gap', box=Box(offsets=(1,), sizes=(1,)), holders=())
-        >>> piece_fault((6,), [even, odd, Piece((2,), (3,), ((1,),))])
+        >>> piece_fault((6,), [even, odd, StridedPiece((2,), (3,), ((1,),))])
         PieceFault(kind='overlap', box=Box(offsets=(3,), sizes=(1,)), holders=(1, 2))
     """
     if 0 in shape:
@@ -76,7 +76,7 @@ def piece_fault(shape: Ints, pieces: Sequence[Piece]) -> PieceFault | None:
     return _fault_from(shape, 0, products, ())
 
 
-def _is_whole(shape: Ints, piece: Piece) -> bool:
+def _is_whole(shape: Ints, piece: StridedPiece) -> bool:
     """Whether one piece is all of the shape, each of its axes a dimension; the usual case."""
     rank = len(shape)
     if any(piece.offsets) or len(piece.sizes) > rank:
@@ -101,7 +101,7 @@ class _Product:
     """Whether an axis moves nowhere, so that every element comes again."""
 
 
-def _products(holder: int, piece: Piece) -> Iterator[_Product]:
+def _products(holder: int, piece: StridedPiece) -> Iterator[_Product]:
     """A piece as a product; several where an axis moves along two dimensions at once."""
     axes: list[list[tuple[int, int]]] = [[] for _ in piece.offsets]
     repeats = False
@@ -110,14 +110,14 @@ def _products(holder: int, piece: Piece) -> Iterator[_Product]:
             continue
         moving = [d for d, step in enumerate(row) if step]
         if len(moving) > 1:
-            rest = Piece(
+            rest = StridedPiece(
                 (*piece.sizes[:k], *piece.sizes[k + 1 :]),
                 piece.offsets,
                 (*piece.strides[:k], *piece.strides[k + 1 :]),
             )
             for a in range(size):
                 moved = tuple(o + a * s for o, s in zip(piece.offsets, row, strict=True))
-                yield from _products(holder, Piece(rest.sizes, moved, rest.strides))
+                yield from _products(holder, StridedPiece(rest.sizes, moved, rest.strides))
             return
         if moving:
             axes[moving[0]].append((row[moving[0]], size))

@@ -1,8 +1,8 @@
 """Storage: the only package of xckpt that imports tensorstore.
 
-Read in this order: `location` (where), `arrays` (one zarr array), `commit` (how a save becomes
-visible), `writer`, `reader`, `checkpoint` (an open checkpoint). `StorageWriter` and `StorageReader`
-are what a storage of another kind has to be.
+Read in this order: `location` (where), `array` (one zarr array), `commit` (how a save becomes
+visible), `write_checkpoint`, `chunks` (reading chunks), `read_checkpoint`, `checkpoint` (an open
+checkpoint). A storage of another kind implements `StorageWriter` and `StorageReader`.
 """
 
 from xckpt.core.storage import StorageReader, StorageWriter

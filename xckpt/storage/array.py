@@ -1,4 +1,4 @@
-"""Opening one zarr array of a checkpoint with TensorStore, on metadata that we made ourselves.
+"""Opening one zarr array of a checkpoint with TensorStore, on metadata made here.
 
 No zarr.json is read (``assume_metadata``): what a checkpoint holds there is compared elsewhere,
 never trusted. Missing chunks are errors and chunks of zeros are stored: absence never means data.
@@ -11,7 +11,7 @@ from math import prod
 
 import tensorstore as ts
 
-from xckpt.core.manifest.codec import ZarrArray
+from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.manifest.zarr_json import array_metadata
 
 __all__ = ["open_array", "open_chunk"]
@@ -23,7 +23,7 @@ def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> t
     """The array ``array`` of the checkpoint whose root group is at ``root``.
 
     Raises:
-        ValueError: TensorStore refuses the metadata (a defect of ours).
+        ValueError: TensorStore refuses the metadata (a defect of xckpt).
     """
     spec = _spec(array.dtype, array.shape, array.chunk, array.shard, codecs)
     return ts.open(spec, kvstore=root / f"{array.path}/").result()

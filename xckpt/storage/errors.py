@@ -7,7 +7,8 @@ The system raises `OSError`. TensorStore raises `ValueError`, whose message begi
    nothing else, so that what a planner or a callback raises reaches the caller as it is.
 2. `foreign_errors` is for arrays that another library wrote: unless TensorStore says that it could
    not read them at all, they are damaged.
-3. `chunk_damage` and `is_beyond_end` read the status of a single answer.
+3. `naming` says where for errors of our own.
+4. `chunk_damage` and `is_beyond_end` read the status of a single answer.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
 
-__all__ = ["chunk_damage", "foreign_errors", "is_beyond_end", "storage_errors"]
+__all__ = ["chunk_damage", "foreign_errors", "is_beyond_end", "naming", "storage_errors"]
 
 _UNREAD: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
 """Statuses that say nothing of what is stored."""
@@ -64,6 +65,23 @@ def foreign_errors(where: object) -> Iterator[None]:
             if str(error).startswith(_UNREAD):
                 raise
             raise CorruptCheckpointError(f"{where}: {error}") from error
+
+
+@contextlib.contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Put the place before the message of an error of this library.
+
+    Example:
+        >>> from xckpt.errors import ManifestError
+        >>> with naming("model.json"):
+        ...     raise ManifestError("the index is damaged")
+        Traceback (most recent call last):
+        xckpt.errors.ManifestError: model.json: the index is damaged
+    """
+    try:
+        yield
+    except XckptError as error:
+        raise type(error)(f"{where}: {error}", error.problems) from error
 
 
 def chunk_damage(error: ValueError) -> str:

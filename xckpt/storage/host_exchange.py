@@ -8,7 +8,7 @@ slots, whose file descriptor it passes to each taker.
 3. A taker copies what it wants out of the slot and answers with the slot's number; after the last
    answer the slot is free again.
 
-Sockets carry no data, only these few bytes; a rank that dies closes them, so nobody waits for it.
+Sockets carry no data, only these few bytes; a rank that dies closes them, so no rank waits for it.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def _call(address: str, rank: int) -> None:
     """Connect to a rank and hang up.
 
     Raises:
-        StorageError: nobody listens there any more.
+        StorageError: the rank no longer listens.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:

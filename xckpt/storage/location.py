@@ -36,7 +36,7 @@ DIGESTS = "xckpt.digests"
 
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
-"""TensorStore's own (32 tries, up to 32 s apart) would wait 15 minutes for a dead endpoint."""
+"""TensorStore's defaults (32 tries, up to 32 s apart) wait 15 minutes for a dead endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Location:
         return replace(self, path="/".join(part for part in (self.path, root) if part))
 
     def child(self, key: str) -> str:
-        """How people write the place of a key."""
+        """The place of a key, as people write it."""
         return f"{self}/{key}" if key else str(self)
 
     def store_spec(self) -> dict[str, object]:
@@ -120,7 +120,7 @@ class Location:
         if self.driver == "s3":
             spec["use_conditional_write"] = True
             if "AWS_ACCESS_KEY_ID" in os.environ:
-                # Or else AWS's library complains of each configuration file that is not there.
+                # Otherwise AWS's library warns of each missing configuration file.
                 spec["aws_credentials"] = {"type": "environment"}
             endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
             if endpoint:
@@ -172,21 +172,21 @@ def _context(mapped: bool) -> ts.Context:
 
 
 def file_problem(location: Location, key: str, most: int) -> str:
-    """Why a local file is not to be read: it is no plain file, or longer than ``most`` bytes.
+    """Why a local file must not be read: it is no plain file, or longer than ``most`` bytes.
 
-    TensorStore reads a file as a whole: an absurd one would end the process, a pipe would hang it.
+    TensorStore reads a file as a whole: a huge one would end the process, a pipe would hang it.
     Empty if nothing is wrong, if the file is missing, and for other stores.
     """
     if location.driver != "file":
         return ""
     try:
-        found = os.stat(f"{location.path}/{key}")
+        status = os.stat(f"{location.path}/{key}")
     except OSError:
         return ""
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return "no plain file"
-    if found.st_size > most:
-        return f"{found.st_size:,} bytes long, where at most {most:,} are expected"
+    if status.st_size > most:
+        return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
     return ""
 
 

@@ -16,27 +16,23 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.codec import (
-    MAX_BYTES,
-    BytesEntry,
-    Manifest,
-    ValueEntry,
-    parse,
-    to_metadata,
-)
+from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import read_box
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import MANIFEST, Location, file_problem, open_store
-from xckpt.storage.read_chunks import ChunkReads, ChunkWishes
+from xckpt.storage.read_chunks import read_items, requests_of
 
 __all__ = ["ZarrStorageReader", "read_manifest"]
 
@@ -56,15 +52,15 @@ def read_manifest(location: Location) -> bytes:
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        found = open_store(location).read(MANIFEST).result()
-    if found.state != "value":
+        stored = open_store(location).read(MANIFEST).result()
+    if stored.state != "value":
         raise NotACheckpointError(
             f"{location} holds no committed checkpoint: there is no {MANIFEST} in it; "
             f"check the path, or whether the save finished"
         )
-    if len(found.value) > MAX_BYTES:
+    if len(stored.value) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
-    return found.value
+    return stored.value
 
 
 class ZarrStorageReader:
@@ -79,9 +75,11 @@ class ZarrStorageReader:
         self.location = Location.parse(path)
         self.options = options or LoadOptions()
         self.source: ChunkSource | None = None
+        self._may_share = False
+        """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
         self._parsed: tuple[bytes, Manifest] | None = None
-        self._wished: ChunkWishes | None = None
+        self._requested: tuple[list[ReadItem], ChunkRequests] | None = None
 
     def read_metadata(self) -> bytes:
         """The manifest's bytes, checked.
@@ -107,22 +105,24 @@ class ZarrStorageReader:
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
         """Take the manifest that the coordinator read; ``ranks`` load together."""
         parsed = self._parse(manifest)
-        self._wished = None
+        self._requested = None
         root = self.location.within(parsed.root)
         mapped = self.options.memory_map and self.location.driver == "file"
         self.source = ChunkSource(self.location, root, parsed, mapped)
-        if ranks > 1 and self.options.share_reads:
-            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
-            with contextlib.suppress(OSError):
-                self._exchange = Exchange()
+        self._may_share = ranks > 1 and self.options.share_reads
         return to_metadata(parsed)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
+        wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+        if wanted:
+            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+            with contextlib.suppress(OSError):
+                self._exchange = Exchange()
         if self._exchange is None:
             return plan
-        wanted = np.array(sorted(self._wishes(plan).chunks), np.int64).tobytes()
-        announcement = Announcement(host_identity(), self._exchange.address, wanted)
+        numbers = np.array(wanted, np.int64).tobytes()
+        announcement = Announcement(host_identity(), self._exchange.address, numbers)
         return replace(plan, storage_data=announcement)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
@@ -146,32 +146,39 @@ class ZarrStorageReader:
             StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
         """
         assert self.source is not None
-        with self.source.noticing_replacement():
+        integrity = self.source.integrity
+        with integrity.noticing_replacement():
             self._read_values(plan, planner)
-            wishes = self._wishes(plan)
-            if not wishes.arrays:
-                self.source.check_belonging()
-            self.source.prepare(wishes.arrays, check_documents=False)
+            items, requests = self._requests(plan)
+            if not requests:
+                integrity.check_digest_file()
+            integrity.prepare(requests.arrays)
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
-            ChunkReads(self.source, wishes, planner, self.options).run(share, self._exchange)
+                if not share.publish and not share.sources:
+                    self._close_exchange()
+            read_items(self.source, items, requests, planner, self.options, share, self._exchange)
 
     def close(self) -> None:
-        """Let go of what was opened for a load."""
-        self._wished = None
+        """Release what was opened for a load."""
+        self._requested = None
+        self._close_exchange()
+
+    def _close_exchange(self) -> None:
         if self._exchange is not None:
             self._exchange.close()
             self._exchange = None
 
-    def _wishes(self, plan: LoadPlan) -> ChunkWishes:
+    def _requests(self, plan: LoadPlan) -> tuple[list[ReadItem], ChunkRequests]:
+        """The tensors' read items and the chunks that they need."""
         assert self.source is not None
-        tensors: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
+        items: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         # The final plan of most planners reads what the local one did.
-        if self._wished is None or self._wished.items != tensors:
-            self.source.require_digests()
-            self._wished = ChunkWishes(self.source, tensors)
-        return self._wished
+        if self._requested is None or self._requested[0] != items:
+            self.source.integrity.require_digests()
+            self._requested = items, requests_of(self.source, items)
+        return self._requested
 
     def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         assert self.source is not None
@@ -194,11 +201,6 @@ class ZarrStorageReader:
             LeafTooLargeError: there is no memory for it.
         """
         assert self.source is not None
-        key = (entry.name, 0)
-        self.source.prepare([key])
         data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
-        numbers, boxes = cells((0,), (entry.size,), (entry.size,), (entry.chunk,))
-        for number, cell in zip(numbers.tolist(), boxes, strict=True):
-            part = data[cell.offsets[0] : cell.offsets[0] + cell.sizes[0]]
-            self.source.read(key, number, (cell.offsets, cell.sizes), part)
+        read_box(self.source, [self.source.array(entry.name)], Box.whole(data.shape), data)
         return data.tobytes()

@@ -1,330 +1,216 @@
 """Carrying out one rank's reads: every chunk once, straight to where it is wanted if possible.
 
-1. `ChunkWishes` splits all read items into chunks: which parts of which chunks does whom want.
-2. A chunk that fills a contiguous part of one destination is read straight into it. Any other is
-   read into scratch memory and copied to everyone who wants a part.
-3. With an `Exchange`, chunks that other ranks of the host want too are read into shared memory by
-   one rank and delivered by each.
-4. All reads are begun in one thread. It waits for them too, verifies, delivers and commits, or has
-   others do so where there are processors for it (`Pool.alone`). An item is committed when its last
-   element has landed.
+1. `requests_of` splits all read items into chunks: which parts of which chunks go where.
+2. `PlannedDestinations` asks the planner for an item's destination when its first chunk comes, and
+   commits the item when its last part has landed.
+3. `read_items` reads all chunks through one `ChunkWindow`. With an `Exchange`, chunks that other
+   ranks of the host want too are read into shared memory by one rank and delivered by each.
 """
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.grid import cells
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.host_reads import Publication, SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
-from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunk import SMALL_BYTES, ArrayKey, ChunkSource, PendingRead, allocate
+from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 
-__all__ = ["ChunkReads", "ChunkWishes", "WantedChunk"]
-
-Shape = tuple[int, ...]
+__all__ = ["PlannedDestinations", "read_items", "requests_of"]
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """A part of a chunk that an item wants."""
-
-    item: int
-    """Number of the item."""
-    source: tuple[slice, ...]
-    """Where the part is in the chunk; empty for all of it."""
-    destination: tuple[slice, ...]
-    """Where it goes in the item's destination; empty for all of it."""
-    elements: int
-
-
-@dataclass(frozen=True, slots=True)
-class WantedChunk:
-    """A chunk and everything that is wanted of it."""
-
-    array: ArrayKey
-    number: int
-    """Its number in the array, C order."""
-    offsets: Shape
-    """Its first element in the array."""
-    sizes: Shape
-    """Its elements inside the array."""
-    dtype: np.dtype[np.generic]
-    wishes: list[Wish]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return prod(self.sizes) * self.dtype.itemsize
-
-
-class ChunkWishes:
-    """What a rank's items want, by chunk; chunks are numbered as their digests are."""
-
-    def __init__(self, source: ChunkSource, items: Sequence[ReadItem]) -> None:
-        self.items = items
-        self.chunks: dict[int, WantedChunk] = {}
-        for number, item in enumerate(items):
-            self._add(source, number, item)
-
-    def _add(self, source: ChunkSource, item_number: int, item: ReadItem) -> None:
-        key = (item.storage_index.fqn, item.storage_index.index or 0)
-        array = source.array(key)
-        low = item.storage_offsets
-        high = tuple(a + n for a, n in zip(low, item.lengths, strict=True))
-        numbers, boxes = cells(low, high, array.shape, array.chunk)
-        dtype = numpy_dtype(array.dtype)
-        for number, cell in zip(numbers.tolist(), boxes, strict=True):
-            wish = _wish(item_number, low, high, cell)
-            chunk = self.chunks.get(array.first + number)
-            if chunk is None:
-                chunk = WantedChunk(key, number, cell.offsets, cell.sizes, dtype, [])
-                self.chunks[array.first + number] = chunk
-            chunk.wishes.append(wish)
-
-    @property
-    def arrays(self) -> list[ArrayKey]:
-        """The arrays that are read."""
-        return list(dict.fromkeys(chunk.array for chunk in self.chunks.values()))
-
-
-def _wish(item: int, low: Shape, high: Shape, cell: Box) -> Wish:
-    """What an item that wants ``[low, high)`` of an array wants of one of its chunks."""
-    if low == cell.offsets and all(
-        h - o == n for h, o, n in zip(high, low, cell.sizes, strict=True)
-    ):
-        return Wish(item, (), (), prod(cell.sizes))
-    parts = [
-        (max(a, o), min(b, o + n), o, a)
-        for a, b, o, n in zip(low, high, cell.offsets, cell.sizes, strict=True)
-    ]
-    return Wish(
-        item,
-        tuple(slice(start - o, stop - o) for start, stop, o, _ in parts),
-        tuple(slice(start - a, stop - a) for start, stop, _, a in parts),
-        prod(stop - start for start, stop, _, _ in parts),
-    )
+def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:
+    """The chunks that items read; destination ``n`` is that of item ``n``."""
+    requests = ChunkRequests()
+    for item in items:
+        array = source.array(item.storage_index.fqn, item.storage_index.index or 0)
+        requests.add(array, Box(item.storage_offsets, item.lengths))
+    return requests
 
 
 @dataclass(slots=True)
 class _Destination:
-    """Where an item's elements go, resolved when its first chunk comes."""
+    """Where an item's elements go."""
 
     item: ReadItem
-    missing: int
+    dtype: str
+    """The stored element type."""
+    missing: Countdown
+    """How many parts are still to land."""
     resolved: object = None
-    host: NDArray[np.generic] | None = None
+    """What the planner gave for it."""
+    memory: NDArray[np.generic] | None = None
     copied: bool = False
-    """Whether `host` is not the destination's own memory, and to be copied there in the end."""
+    """Whether `memory` is scratch memory that is copied to `resolved` in the end."""
+
+
+class PlannedDestinations:
+    """Destinations that a planner resolves, and that are committed with their last part.
+
+    Args:
+        planner: resolves and commits.
+        items: the read items; destination ``n`` is that of item ``n``.
+        dtypes: the stored element type of each.
+        parts: how many parts each gets.
+    """
+
+    def __init__(
+        self,
+        planner: LoadPlanner,
+        items: Sequence[ReadItem],
+        dtypes: Sequence[str],
+        parts: Sequence[int],
+    ) -> None:
+        self._planner = planner
+        self._all = [
+            _Destination(item, dtype, Countdown(count))
+            for item, dtype, count in zip(items, dtypes, parts, strict=True)
+        ]
+        self._lock = threading.Lock()
+
+    def memory(self, number: int) -> NDArray[np.generic]:
+        """An item's destination as host memory, resolved once.
+
+        Raises:
+            PlanError: the planner gave something of other sizes.
+            LeafTooLargeError: there is no memory.
+        """
+        destination = self._all[number]
+        with self._lock:
+            if destination.memory is None:
+                destination.resolved = self._planner.resolve_tensor(destination.item)
+                destination.memory = _host_memory(destination, self._planner.adapters)
+            return destination.memory
+
+    def is_scratch(self, number: int) -> bool:
+        """Whether a resolved destination is memory that is copied to where it goes in the end."""
+        return self._all[number].copied
+
+    def landed(self, number: int) -> bool:
+        """Count a part; with the last one the item is committed."""
+        destination = self._all[number]
+        if destination.missing.land(1):
+            return False
+        memory, resolved = destination.memory, destination.resolved
+        assert memory is not None
+        if destination.copied:
+            self._planner.adapters.copy_into(resolved, memory)
+        self._planner.commit_tensor(destination.item, resolved)
+        destination.memory = destination.resolved = None
+        return True
+
+
+def _host_memory(destination: _Destination, adapters: Adapters) -> NDArray[np.generic]:
+    item = destination.item
+    memory = adapters.writable_numpy(destination.resolved)
+    destination.copied = memory is None
+    if memory is None:
+        memory = allocate(item.lengths, numpy_dtype(destination.dtype), item.dest_index.fqn)
+    if memory.shape != tuple(item.lengths) or dtype_name(memory.dtype) is None:
+        raise PlanError(
+            f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
+            f"{memory.dtype} of shape {memory.shape}"
+        )
+    return memory
 
 
 @dataclass(frozen=True, slots=True)
-class _Begun:
-    """A chunk that is being read."""
+class _SharedChunks:
+    """The chunks that go between the ranks of this host."""
 
-    chunk: WantedChunk
-    pending: PendingRead
-    direct: bool
-    """Whether it goes straight to its destination."""
+    source: ChunkSource
+    requests: ChunkRequests
+    window: ChunkWindow
+    exchange: Exchange
 
-
-class ChunkReads:
-    """The reads of one rank."""
-
-    def __init__(
-        self, source: ChunkSource, wishes: ChunkWishes, planner: LoadPlanner, options: LoadOptions
-    ) -> None:
-        self.source = source
-        self.chunks = wishes.chunks
-        self.arrays = wishes.arrays
-        self.planner = planner
-        self.options = options
-        self.destinations = [_Destination(item, prod(item.lengths)) for item in wishes.items]
-        self.lock = threading.Lock()
-        self._begun: deque[_Begun] = deque()
-        self._under_way: dict[int, PendingRead] = {}
-        total = sum(chunk.nbytes for chunk in self.chunks.values())
-        self.progress = ProgressCounter(total, options.progress)
-
-    def run(self, share: SharedReads, exchange: Exchange | None) -> None:
-        """Read everything, in threads; chunks of other ranks come through the exchange.
-
-        After a failure nothing is written any more: what is under way ends before it is raised, so
-        that the targets can be loaded from elsewhere.
-        """
-        try:
-            self._run(share, exchange)
-        except BaseException:
-            self._drain()
-            raise
-
-    def _run(self, share: SharedReads, exchange: Exchange | None) -> None:
-        published = {publication.chunk for publication in share.publish}
-        taken = set(share.taken) & set(self.chunks)
-        with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
-            if exchange is not None:
-                with storage_errors(self.source.home):
-                    exchange.start(
-                        share,
-                        slot_bytes=max((self.chunks[n].nbytes for n in published), default=0),
-                        budget=self.options.memory_bytes,
-                        take=self._take,
-                        on_failure=pool.fail,
-                    )
-                for publication in share.publish:
-                    pool.submit(partial(self._publish, publication, exchange))
-            own = [c for n, c in self.chunks.items() if n not in published and n not in taken]
-            large = deque(chunk for chunk in own if chunk.nbytes > SMALL_BYTES)
-            while large and pool.has_room(large[0].nbytes) and not pool.failed:
-                self._submit(large.popleft(), pool)
-            # Now that TensorStore is busy with large chunks.
-            documents = self.source.request_documents(self.arrays)
-            for chunk in own:
-                if chunk.nbytes <= SMALL_BYTES and not pool.failed:
-                    self._submit(chunk, pool)
-            while large and not pool.failed:
-                self._submit(large.popleft(), pool)
-            while self._begun and not pool.failed:
-                self._finish(self._begun.popleft(), pool)
-            self.source.check(documents)
-        if exchange is not None:
-            exchange.finish()
-
-    def _submit(self, chunk: WantedChunk, pool: Pool) -> None:
-        """Start reading a chunk, within the budget; this thread or another will finish it."""
-        while self._begun and not pool.has_room(chunk.nbytes):
-            self._finish(self._begun.popleft(), pool)
-        pool.reserve(chunk.nbytes)
-        begun = self._begin(chunk)
-        if chunk.nbytes <= SMALL_BYTES or pool.alone:
-            self._begun.append(begun)
-        else:
-            pool.submit(partial(self._finish, begun, pool))
-
-    def _begin(self, chunk: WantedChunk) -> _Begun:
-        """Start reading a chunk, straight to its destination if possible."""
-        direct = self._direct(chunk)
-        into = allocate(chunk.sizes, chunk.dtype, chunk.array[0]) if direct is None else direct
-        cell = (chunk.offsets, chunk.sizes)
-        pending = self.source.begin(chunk.array, chunk.number, cell, into)
-        with self.lock:
-            self._under_way[id(pending)] = pending
-        return _Begun(chunk, pending, direct is not None)
-
-    def _drain(self) -> None:
-        """Wait for reads that nobody will finish."""
-        with self.lock:
-            under_way = list(self._under_way.values())
-        for pending in under_way:
-            with contextlib.suppress(ValueError):
-                pending.future.result()
-
-    def _finish(self, begun: _Begun, pool: Pool) -> None:
-        """Wait for a chunk, verify it, and take it to those who want it."""
-        chunk = begun.chunk
-        try:
-            self.source.finish(begun.pending)
-            if begun.direct:
-                self._landed(chunk.wishes[0])
-            else:
-                self._deliver(chunk, begun.pending.into)
-        finally:
-            with self.lock:
-                del self._under_way[id(begun.pending)]
-            pool.release(chunk.nbytes)
-        self.progress.add(chunk.nbytes)
-
-    def _publish(self, publication: Publication, exchange: Exchange) -> None:
-        """Read a chunk into shared memory, for this rank and for others."""
-        chunk = self.chunks[publication.chunk]
-        slot, memory = exchange.slot(chunk.nbytes)
-        data = memory.view(chunk.dtype).reshape(chunk.sizes)
-        try:
-            self.source.read(chunk.array, chunk.number, (chunk.offsets, chunk.sizes), data)
-            exchange.publish(publication.chunk, slot, publication.takers)
-            self._deliver(chunk, data)
-        except BaseException as error:
-            exchange.fail(error)
-            raise
-        exchange.let_go(slot)
-        self.progress.add(chunk.nbytes)
-
-    def _take(self, number: int, memory: NDArray[np.uint8]) -> None:
-        """Copy what is wanted out of a chunk that another rank has read and verified."""
-        chunk = self.chunks.get(number)
-        if chunk is not None:
-            data = memory[: chunk.nbytes].view(chunk.dtype).reshape(chunk.sizes)
-            self._deliver(chunk, data)
-            self.progress.add(chunk.nbytes)
-
-    def _deliver(self, chunk: WantedChunk, data: NDArray[np.generic]) -> None:
-        for wish in chunk.wishes:
-            host = self._host(wish.item)
-            part = host[wish.destination] if wish.destination else host
-            np.copyto(part, data[wish.source], casting="unsafe")
-            self._landed(wish)
-
-    def _direct(self, chunk: WantedChunk) -> NDArray[np.generic] | None:
-        """The destination itself, if the chunk can be read straight into it."""
-        wish = chunk.wishes[0]
-        if len(chunk.wishes) != 1 or wish.elements != prod(chunk.sizes):
-            return None
-        host = self._host(wish.item)
-        part = host[wish.destination] if wish.destination else host
-        suits = part.flags.c_contiguous and part.flags.aligned and part.flags.writeable
-        return part if suits and part.dtype == chunk.dtype else None
-
-    def _host(self, number: int) -> NDArray[np.generic]:
-        """An item's destination as host memory, resolved once."""
-        destination = self.destinations[number]
-        with self.lock:
-            if destination.host is None:
-                destination.resolved = self.planner.resolve_tensor(destination.item)
-                destination.host = self._host_memory(destination)
-            return destination.host
-
-    def _host_memory(self, destination: _Destination) -> NDArray[np.generic]:
-        item = destination.item
-        host = frameworks.to_writable_numpy(destination.resolved)
-        destination.copied = host is None
-        if host is None:
-            key = (item.storage_index.fqn, item.storage_index.index or 0)
-            dtype = numpy_dtype(self.source.array(key).dtype)
-            host = allocate(item.lengths, dtype, item.dest_index.fqn)
-        if host.shape != tuple(item.lengths) or dtype_name(host.dtype) is None:
-            raise PlanError(
-                f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
-                f"{host.dtype} of shape {host.shape}"
+    def start(self, share: SharedReads, budget: int) -> None:
+        """Begin to publish and to take, in threads."""
+        sizes = [self.requests[publication.chunk].nbytes for publication in share.publish]
+        with storage_errors(self.source.home):
+            self.exchange.start(
+                share,
+                slot_bytes=max(sizes, default=0),
+                budget=budget,
+                take=self.take,
+                on_failure=self.window.pool.fail,
             )
-        return host
+        for publication in share.publish:
+            self.window.pool.submit(partial(self.publish, publication))
 
-    def _landed(self, wish: Wish) -> None:
-        """Count what has arrived; commit the item with its last element."""
-        destination = self.destinations[wish.item]
-        with self.lock:
-            destination.missing -= wish.elements
-            done = destination.missing == 0
-        if done:
-            host, resolved = destination.host, destination.resolved
-            assert host is not None
-            if destination.copied:
-                frameworks.copy_into(resolved, host)
-            self.planner.commit_tensor(destination.item, resolved)
-            destination.host = destination.resolved = None
+    def publish(self, publication: Publication) -> None:
+        """Read a chunk into shared memory, for this rank and for others."""
+        request = self.requests[publication.chunk]
+        slot, memory = self.exchange.slot(request.nbytes)
+        data = memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
+        try:
+            self.source.read(request.chunk, data)
+            self.exchange.publish(publication.chunk, slot, publication.takers)
+            self.window.deliver(request, data)
+            self.window.landed(request)
+        except BaseException as error:
+            self.exchange.fail(error)
+            raise
+        self.exchange.let_go(slot)
+
+    def take(self, number: int, memory: NDArray[np.uint8]) -> None:
+        """Copy what is wanted out of a chunk that another rank has read and verified."""
+        request = self.requests.get(number)
+        if request is not None:
+            content = memory[: request.nbytes].view(request.chunk.dtype)
+            self.window.deliver(request, content.reshape(request.chunk.box.sizes))
+            self.window.landed(request)
+
+
+def read_items(
+    source: ChunkSource,
+    items: Sequence[ReadItem],
+    requests: ChunkRequests,
+    planner: LoadPlanner,
+    options: LoadOptions,
+    share: SharedReads,
+    exchange: Exchange | None,
+) -> None:
+    """Read the chunks of items; those that other ranks publish come through the exchange.
+
+    After a failure nothing is written any more, so that the targets can be loaded from elsewhere.
+
+    Raises:
+        CorruptCheckpointError: a chunk or zarr.json is not what was saved.
+        StorageError: the storage refused, or another rank of this host was lost.
+    """
+    dtypes = [
+        source.array(item.storage_index.fqn, item.storage_index.index or 0).dtype for item in items
+    ]
+    destinations = PlannedDestinations(planner, items, dtypes, requests.parts)
+    total = sum(request.nbytes for request in requests.values())
+    elsewhere = {publication.chunk for publication in share.publish}.union(share.taken)
+    with ChunkWindow(
+        source,
+        destinations,
+        threads=options.threads,
+        budget=options.memory_bytes,
+        progress=ProgressCounter(total, options.progress),
+    ) as window:
+        if exchange is not None:
+            _SharedChunks(source, requests, window, exchange).start(share, options.memory_bytes)
+        own = [request for number, request in requests.items() if number not in elsewhere]
+        window.read(own, requests.arrays)
+    if exchange is not None:
+        exchange.finish()

@@ -9,7 +9,7 @@ staged and which zarr arrays its items belong to. On every rank, `write_data`:
 3. Report the digests; short values travel in the report itself.
 
 On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk was
-written by nobody or twice, then writes digests and zarr.json files and publishes the manifest.
+not written exactly once, then writes digests and zarr.json files and publishes the manifest.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -26,30 +26,30 @@ import tensorstore as ts
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.boxes import Boxes, intersect
-from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
-from xckpt.core.manifest.codec import (
+from xckpt.core.geometry.grid import GridOptions, choose_grid
+from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
+from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     ValueEntry,
+    ZarrArray,
     arrays,
-    build,
-    encode,
-    parse,
-    to_metadata,
+    leaf_arrays,
 )
-from xckpt.core.manifest.zarr_json import documents
+from xckpt.core.manifest.zarr_json import DocumentTree
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
+from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import DIGESTS, Location, open_store
-from xckpt.storage.reports import merge_values, miswritten
-from xckpt.storage.write_chunks import ArrayOrder, ChunkWrites, WriteOrders, Written
+from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
+from xckpt.storage.write_chunks import ChunkWrites
 
 __all__ = ["ZarrStorageWriter"]
 
@@ -57,14 +57,6 @@ Shape = tuple[int, ...]
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Document:
-    """A zarr.json, or the digest file, that is being written."""
-
-    content: bytes
-    written: ts.Future[ts.KvStore.TimestampedStorageGeneration]
 
 
 class ZarrStorageWriter:
@@ -86,40 +78,37 @@ class ZarrStorageWriter:
         self.target = Location.parse(path)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
+        self.storage_meta = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+        """The sizes of chunks, for planners that have none of their own."""
         self._staging: Staging | None = None
-        self._committed: Manifest | None = None
+        self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
-        self._documents: dict[str, _Document] = {}
+        """The manifest of the save under way, without the values."""
+        self._arrays: tuple[ZarrArray, ...] = ()
+        """The draft's."""
+        self._documents = DocumentTree(())
+        self._written: list[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = []
+        """Writes of documents and of the digest file."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
         """Names of the codecs behind ``bytes``."""
         return ("crc32c",) if self.options.crc32c else ()
 
-    def storage_meta(self) -> GridOptions:
-        """How large chunks shall be, for a planner that was not told."""
-        return GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
-
-    @property
-    def staged(self) -> Location | None:
-        """Where the save under way is staged; None but on the coordinator."""
-        return self._staging.location if self._staging is not None else None
-
-    def set_up_storage_writer(self, is_coordinator: bool) -> None:
-        """Reserve a place to write to, on the coordinator.
+    def stage(self) -> Location:
+        """Reserve a place to write to, on the coordinator; where that is.
 
         Raises:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
-        # What an earlier save has left would be taken for written already.
-        self._committed = self._draft = None
-        self._documents = {}
-        self._staging = begin(self.target, overwrite=self.overwrite) if is_coordinator else None
+        self._draft, self._arrays = None, ()
+        self._documents, self._written = DocumentTree(self.codecs), []
+        self._staging = self._begin()
+        return self._staging.location
 
-    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is."""
-        return plan
+    def _begin(self) -> Staging:
+        return begin(self.target, overwrite=self.overwrite)
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
@@ -129,36 +118,36 @@ class ZarrStorageWriter:
         Raises:
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
-        assert self._staging is not None
         metadata = self._with_grids(metadata)
-        self._draft = _draft(metadata, self.codecs)
-        where = self._staging.location
-        shared = {
-            name: _orders(described)
-            for name, described in metadata.state_dict_metadata.items()
-            if isinstance(described, TensorStorageMetadata)
-        }
-        regular = {name: orders for name, orders in shared.items() if len(orders) == 1}
-        if len(regular) == len(shared):
-            everything = WriteOrders(where.driver, where.path, where.bucket, self.codecs, shared)
-            return [replace(plan, storage_data=everything) for plan in plans], metadata
-        ordered = []
-        for plan in plans:
-            mine = regular | _orders_of_pieces(plan, metadata, shared)
-            orders = WriteOrders(where.driver, where.path, where.bucket, self.codecs, mine)
-            ordered.append(replace(plan, storage_data=orders))
-        return ordered, metadata
+        planned = draft(metadata, codecs=self.codecs)
+        check(planned)
+        where = self.stage() if self._staging is None else self._staging.location
+        self._draft = planned
+        place = (where.driver, where.path, where.bucket, self.codecs)
+        self._arrays = tuple(arrays(planned))
+        regular = tuple(array for array in self._arrays if array.piece_of is None)
+        if len(regular) == len(self._arrays):
+            orders = WriteOrders(*place, regular)
+            return [replace(plan, storage_data=orders) for plan in plans], metadata
+        pieces = _Pieces(metadata, self._arrays)
+        return [
+            replace(plan, storage_data=WriteOrders(*place, regular + pieces.of(plan)))
+            for plan in plans
+        ], metadata
 
     def _write_documents(self) -> None:
-        """Start writing the zarr.json files, as far as they are known before the values are."""
-        if self._staging is not None and self._draft is not None:
-            store = open_store(self._staging.location)
-            with storage_errors(self.target):
-                for key, content in documents(self._draft):
-                    self._documents[key] = _Document(content, store.write(key, content))
+        """Start writing the zarr.json files of tensors, on the coordinator."""
+        if self._staging is not None:
+            self._write_all(self._documents.add(self._arrays))
+
+    def _write_all(self, contents: Iterable[tuple[str, bytes]]) -> None:
+        assert self._staging is not None
+        store = open_store(self._staging.location)
+        with storage_errors(self.target):
+            self._written += [store.write(key, content) for key, content in contents]
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
-        options = self.storage_meta()
+        options = self.storage_meta
         described = dict(metadata.state_dict_metadata)
         for name, tensor in described.items():
             if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:
@@ -192,8 +181,9 @@ class ZarrStorageWriter:
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
-                tensors = [item for item in items if item.tensor_data is not None]
-                writes.write_tensors(tensors, pool, meanwhile=self._write_documents)
+                writes.start_tensors([i for i in items if i.tensor_data is not None], pool)
+                self._write_documents()
+                writes.write_tensors(pool)
             return writes.finish()
         except BaseException:
             writes.drain()
@@ -222,123 +212,70 @@ class ZarrStorageWriter:
             The manifest's bytes.
 
         Raises:
-            PlanError: a chunk or a value was written by nobody, or twice.
+            PlanError: a chunk or a value was written by no rank, or twice.
             StorageError: the storage refused.
         """
-        assert self._staging is not None
+        assert self._staging is not None and self._draft is not None
         written = [msgspec.convert(result, Written) for result in results]
         values = merge_values(metadata, written)
-        manifest = build(metadata, values, root=self._staging.root, codecs=self.codecs)
-        digests = _assemble(manifest, written)
+        manifest = complete(self._draft, metadata, values, root=self._staging.root)
+        digests = merge_digests(manifest, written)
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
         data = encode(manifest, digest_bytes)
+        long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
+        self._write_all(self._documents.add(long_values))
+        self._write_all([("zarr.json", self._documents.root()), (DIGESTS, digests)])
         with storage_errors(self.target):
-            store = open_store(self._staging.location)
-            self._documents[DIGESTS] = _Document(digests, store.write(DIGESTS, digests))
-            self._await_documents()
-            if any(isinstance(entry, BytesEntry) for entry in values.values()):
-                self._amend_documents(store, manifest)
-                self._await_documents()
+            for write in self._written:
+                write.result()
         self._staging.publish(data)
         self._staging = None
-        self._committed = manifest
+        self._committed = data, manifest
         return data
-
-    def _amend_documents(self, store: ts.KvStore, manifest: Manifest) -> None:
-        """Write what the draft did not know: arrays of long values, and so the root."""
-        known = self._documents
-        for key, content in documents(manifest):
-            if key not in known or known[key].content != content:
-                known[key] = _Document(content, store.write(key, content))
-
-    def _await_documents(self) -> None:
-        for document in self._documents.values():
-            document.written.result()
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
         """What the committed manifest says."""
-        return to_metadata(self._committed or parse(manifest, digest_bytes))
+        if self._committed is not None and self._committed[0] == manifest:
+            return to_metadata(self._committed[1])
+        return to_metadata(parse(manifest, digest_bytes))
 
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""
         if self._staging is not None:
-            for document in self._documents.values():
-                with contextlib.suppress(ValueError):
-                    document.written.result()
+            self._drain()
             self._staging.abort()
             self._staging = None
 
-
-def _draft(metadata: Metadata, codecs: tuple[str, ...]) -> Manifest:
-    """The manifest without the values, which nobody has encoded yet.
-
-    Raises:
-        ManifestError: it breaks a rule of the format already.
-    """
-    tensors = {
-        name: described
-        for name, described in metadata.state_dict_metadata.items()
-        if isinstance(described, TensorStorageMetadata)
-    }
-    # Containers may hold nothing but values, so they are left to the final manifest.
-    draft = build(replace(metadata, state_dict_metadata=tensors, containers={}), {}, codecs=codecs)
-    encode(draft, digest_bytes)
-    return draft
+    def _drain(self) -> None:
+        """After a failure: wait for the writes under way; their folder will be removed."""
+        for write in self._written:
+            with contextlib.suppress(ValueError):
+                write.result()
 
 
-def _orders(tensor: TensorStorageMetadata) -> list[ArrayOrder]:
-    """All arrays of a leaf."""
-    grid = tensor.grid
-    assert grid is not None
-    in_pieces = not grid.is_regular(tensor.size)
-    return [_order(grid, number, in_pieces) for number in range(len(grid.arrays))]
+class _Pieces:
+    """Which pieces of leaves a rank writes parts of; it need not know the others."""
 
+    def __init__(self, metadata: Metadata, everything: Iterable[ZarrArray]) -> None:
+        self._by_leaf: dict[str, list[ZarrArray]] = {}
+        for array in everything:
+            if array.piece_of is not None:
+                self._by_leaf.setdefault(array.leaf, []).append(array)
+        self._boxes = {
+            name: tensor.grid.arrays
+            for name, tensor in metadata.state_dict_metadata.items()
+            if name in self._by_leaf and isinstance(tensor, TensorStorageMetadata) and tensor.grid
+        }
 
-def _order(grid: Grid, number: int, in_pieces: bool) -> ArrayOrder:
-    box = grid.arrays[number]
-    chunk = tuple(grid.chunks[number].tolist())
-    shard = None if grid.shards is None else tuple(grid.shards[number].tolist())
-    return ArrayOrder(number, box.offsets, box.sizes, chunk, shard, in_pieces)
-
-
-def _orders_of_pieces(
-    plan: SavePlan, metadata: Metadata, orders: dict[str, list[ArrayOrder]]
-) -> dict[str, list[ArrayOrder]]:
-    """The pieces that a rank's items lie in; a rank need not know the others."""
-    items = WriteItems.of(plan.items)
-    mine: dict[str, list[ArrayOrder]] = {}
-    for block in items.blocks:
-        for leaf in np.unique(block.leaf).tolist():
-            name = items.table.names[leaf]
-            if len(orders.get(name, ())) > 1:
-                tensor = metadata.state_dict_metadata[name]
-                assert isinstance(tensor, TensorStorageMetadata) and tensor.grid is not None
-                _, pieces, _ = intersect(block.boxes.take(block.leaf == leaf), tensor.grid.arrays)
-                mine[name] = [orders[name][piece] for piece in np.unique(pieces).tolist()]
-    return mine
-
-
-def _assemble(manifest: Manifest, written: Sequence[Written]) -> bytes:
-    """All digests in the manifest's order.
-
-    Raises:
-        PlanError: a chunk was written by nobody, or twice; all such arrays are listed.
-    """
-    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
-    count = sum(array.count for array in placed.values())
-    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
-    times = np.zeros(count, np.int32)
-    for report in written:
-        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
-        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
-        cells = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
-        numbers = np.repeat(np.array(firsts, np.int64), chunks) + cells
-        found = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
-        digests[numbers] = found.reshape(-1, DIGEST_BYTES)
-        np.add.at(times, numbers, 1)
-    if not (times == 1).all():
-        raise PlanError.listing(
-            "the planner's items do not write every chunk exactly once",
-            miswritten(manifest, written),
-        )
-    return digests.tobytes()
+    def of(self, plan: SavePlan) -> tuple[ZarrArray, ...]:
+        """The pieces that the plan's items lie in."""
+        items = WriteItems.of(plan.items)
+        pieces: list[ZarrArray] = []
+        for block in items.blocks:
+            for leaf in np.unique(block.leaf).tolist():
+                name = items.table.names[leaf]
+                if name in self._boxes:
+                    boxes = block.boxes.take(block.leaf == leaf)
+                    _, numbers, _ = intersect(boxes, self._boxes[name])
+                    pieces += [self._by_leaf[name][n] for n in np.unique(numbers).tolist()]
+        return tuple(pieces)

@@ -1,13 +1,13 @@
 """Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
 
 1. An item is resolved to a NumPy view, within the memory budget.
-2. Its zarr chunks (or zarr shards: whatever needs a single writer) are its units. A unit's view
+2. Its zarr chunks (or zarr shards: what needs a single writer) are its units. A unit's view
    goes to TensorStore, uncopied if it is in C order, and while TensorStore writes it the digest of
    each chunk in it is taken from the same memory.
 3. A small unit that is all of its chunk is written as a value under the chunk's key: a state has
    many of them, and opening an array for each would cost more than the rest.
-4. Whoever begins a unit waits, later, until it is durable: the caller's thread or, where there are
-   processors for it, others (`Pool.alone`).
+4. The thread that begins a unit waits, later, until it is durable: the caller's or, where there
+   are processors for it, another (`Pool.alone`).
 5. The digests are the rank's report (`Written`).
 """
 
@@ -16,33 +16,31 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
 from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes, BoxLookup
 from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.codec import BytesEntry, ValueEntry, ZarrArray
-from xckpt.core.names import zarr_path
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, leaf_arrays
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.struct_types import look_at_types
 from xckpt.errors import PlanError
 from xckpt.storage.array import open_array, open_chunk
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store
+from xckpt.storage.orders import WriteOrders, Written, WrittenArray
 
-__all__ = ["ArrayOrder", "ChunkWrites", "WriteOrders", "Written", "WrittenArray"]
+__all__ = ["ChunkWrites"]
 
 Shape = tuple[int, ...]
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
@@ -54,54 +52,6 @@ MOST_STARTED = 256
 """Small writes in flight at a time."""
 
 
-class ArrayOrder(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A zarr array that a rank is to write parts of."""
-
-    number: int
-    offset: Shape
-    shape: Shape
-    chunk: Shape
-    shard: Shape | None
-    in_pieces: bool
-
-
-class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
-    """What the coordinator tells a rank: where to write, and the grids of its leaves."""
-
-    driver: str
-    path: str
-    bucket: str
-    codecs: tuple[str, ...]
-    """Those behind ``bytes``; the coordinator's for all ranks."""
-    arrays: dict[str, list[ArrayOrder]]
-
-    @property
-    def location(self) -> Location:
-        """Where the root group is staged."""
-        return Location(self.driver, self.path, self.bucket)
-
-
-class WrittenArray(msgspec.Struct, array_like=True, gc=False):
-    """The chunks of one array that a rank has written."""
-
-    leaf: str
-    number: int
-    cells: bytes
-    """Numbers of the chunks, int64."""
-    digests: bytes
-    """A digest for each, in the same order."""
-
-
-class Written(msgspec.Struct, array_like=True):
-    """What a rank reports."""
-
-    arrays: list[WrittenArray]
-    values: dict[str, ValueEntry | BytesEntry]
-
-
-look_at_types(WriteOrders, Written)
-
-
 @dataclass(slots=True)
 class _Unit:
     """A part of an item that is written as one: a chunk, or a zarr shard of several."""
@@ -109,20 +59,8 @@ class _Unit:
     array: ZarrArray
     number: int
     """Its number among the array's units, in C order."""
-    offsets: Shape
-    """Its first element in the array."""
-    data: NDArray[np.generic]
-
-
-@dataclass(slots=True)
-class _Prepared:
-    """A tensor item whose data is at hand."""
-
-    array: ZarrArray
-    low: Shape
-    """The item's first element in the array."""
-    units: Sequence[tuple[int, Box]]
-    """(number, box) of each."""
+    box: Box
+    """Its part of the array."""
     data: NDArray[np.generic]
 
 
@@ -157,68 +95,78 @@ class ChunkWrites:
     """The writes of one rank."""
 
     def __init__(
-        self,
-        orders: WriteOrders,
-        planner: SavePlanner,
-        progress: ProgressCounter,
-        where: Location,
+        self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
     ) -> None:
         self.orders = orders
         self.codecs = orders.codecs
         self.planner = planner
         self.progress = progress
         self.where = where
-        # What lies in memory is what was written, not a copy: it must not be the caller's.
-        self._lets_go = where.driver != "memory"
+        # The memory driver keeps what is written without a copy: it must not be the caller's.
+        self._may_keep = where.driver != "memory"
         self._root = open_store(orders.location)
+        self._arrays = _by_leaf(orders.arrays)
+        self._lookups: dict[str, BoxLookup] = {}
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
+        self._small: list[WriteItem] = []
+        self._large: deque[tuple[int, WriteItem]] = deque()
+        """(bytes, item), the largest first."""
         self._begun: deque[_UnderWay] = deque()
         self._under_way: dict[int, _UnderWay] = {}
         self._lock = threading.Lock()
 
-    def write_tensors(
-        self, items: Sequence[WriteItem], pool: Pool, meanwhile: Callable[[], None]
-    ) -> None:
-        """Write tensor items, and do something else while TensorStore is busy with the first.
+    def start_tensors(self, items: Sequence[WriteItem], pool: Pool) -> None:
+        """Take the tensor items to write, and begin the largest, as far as the budget goes.
 
-        The largest come first, so that TensorStore has work while the small ones are prepared.
+        TensorStore has work with these while the caller and the small ones need this thread.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
         sized = [(item.tensor_storage_size() or 0, item) for item in items]
-        small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
-        large = deque(sorted((-size, n) for n, (size, _) in enumerate(sized) if size > SMALL_BYTES))
-        while large and pool.has_room(-large[0][0]) and not pool.failed:
-            self._submit(items[large.popleft()[1]], pool)
-        meanwhile()
-        for item in small:
+        self._small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
+        large = [(size, item) for size, item in sized if size > SMALL_BYTES]
+        self._large = deque(sorted(large, key=lambda sized: sized[0], reverse=True))
+        while self._large and pool.has_room(self._large[0][0]) and not pool.failed:
+            self._submit(self._large.popleft()[1], pool)
+
+    def write_tensors(self, pool: Pool) -> None:
+        """Write the other tensor items, the small ones first; raises as `start_tensors`."""
+        for item in self._small:
             if not pool.failed:
                 self._submit(item, pool)
-        while large and not pool.failed:
-            self._submit(items[large.popleft()[1]], pool)
+        while self._large and not pool.failed:
+            self._submit(self._large.popleft()[1], pool)
 
     def _submit(self, item: WriteItem, pool: Pool) -> None:
-        """Begin an item's units, within the budget; what it takes is given back with the last."""
+        """Begin an item's units, within the budget; its bytes are released with the last unit."""
         size = item.tensor_storage_size() or 0
         while self._begun and not pool.has_room(size):
             self._wait(self._begun.popleft())
         pool.reserve(size)
-        prepared = self._prepare(item)
-        reservation = _Reservation(pool, size, len(prepared.units))
-        for unit in self._cut(prepared):
+        units = self._units(item)
+        reservation = _Reservation(pool, size, len(units))
+        for unit in units:
             if size > SMALL_BYTES and not pool.alone:
                 pool.submit(partial(self._begin_and_wait, unit, reservation))
             else:
                 self._begun.append(self._begin(unit, reservation))
 
-    def _prepare(self, item: WriteItem) -> _Prepared:
-        """Find an item's units, and resolve its data."""
-        array, low = self._array_of(item)
-        return _Prepared(array, low, _units(item, array, low), self._resolve(item))
+    def _units(self, item: WriteItem) -> list[_Unit]:
+        """The units that an item consists of, with views of its data."""
+        array = self._array_of(item)
+        assert item.tensor_data is not None
+        place = item.tensor_data.chunk.relative_to(array.offset)
+        numbered = _unit_boxes(item, array, place)
+        data = self._resolve(item)
+        if len(numbered) == 1:
+            return [_Unit(array, number, box, data) for number, box in numbered]
+        return [
+            _Unit(array, number, box, data[box.slices(place.offsets)]) for number, box in numbered
+        ]
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
@@ -230,13 +178,13 @@ class ChunkWrites:
             raise PlanError(f"{entry.name}: two items of this rank's plan write this value")
         self._values[entry.name] = entry
         if isinstance(entry, BytesEntry) and entry.size:
-            order = ArrayOrder(0, (0,), (entry.size,), (entry.chunk,), None, False)
-            array = _zarr_array(entry.name, "uint8", order)
+            (array,) = leaf_arrays(entry)
             data = np.frombuffer(content, np.uint8)
             self.progress.expect(entry.size)
             for number, start in enumerate(range(0, entry.size, entry.chunk)):
                 part = data[start : start + entry.chunk]
-                self._begun.append(self._begin(_Unit(array, number, (start,), part), None))
+                unit = _Unit(array, number, Box((start,), part.shape), part)
+                self._begun.append(self._begin(unit, None))
 
     def finish(self) -> Written:
         """Wait for every small write, and report."""
@@ -247,21 +195,21 @@ class ChunkWrites:
                 WrittenArray(
                     leaf,
                     number,
-                    np.array([cell for cell, _ in found], np.int64).tobytes(),
-                    b"".join(digest for _, digest in found),
+                    np.array([cell for cell, _ in digests], np.int64).tobytes(),
+                    b"".join(digest for _, digest in digests),
                 )
-                for (leaf, number), found in self._digests.items()
+                for (leaf, number), digests in self._digests.items()
             ],
             self._values,
         )
 
     def drain(self) -> None:
-        """Wait, after a failure, for what is under way: it would write on into what is removed."""
+        """After a failure: wait for the writes under way; their folder will be removed."""
         with self._lock:
             under_way = list(self._under_way.values())
-        for each in under_way:
+        for write in under_way:
             with contextlib.suppress(ValueError):
-                each.written.result()
+                write.written.result()
 
     def _is_content(self, unit: _Unit) -> bool:
         """Whether a unit's elements in C order are what is stored, neither padded nor encoded."""
@@ -278,24 +226,23 @@ class ChunkWrites:
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         with self._lock:
             self._under_way[id(under_way)] = under_way
-        found = _digests(unit, data)
+        digests = _digests(unit, data)
         with self._lock:
-            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(found)
+            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(digests)
         return under_way
 
     def _write(self, unit: _Unit, data: NDArray[np.generic]) -> _Future:
-        array = unit.array
+        array, keep = unit.array, self._may_keep
         if self._is_content(unit) and data.nbytes <= SMALL_BYTES:
-            # Opening an array to say so costs more than the rest of a small leaf.
-            return self._root.write(array.key(unit.offsets), data.tobytes())
+            # Opening an array costs more than the rest of a small leaf.
+            return self._root.write(array.key(unit.box.offsets), data.tobytes())
         if self._is_content(unit) and 1 in data.shape:
-            run = open_chunk(self._root, array, unit.offsets)
-            return run.write(data.reshape(-1), can_reference_source_data_indefinitely=self._lets_go)
+            run = open_chunk(self._root, array, unit.box.offsets)
+            return run.write(data.reshape(-1), can_reference_source_data_indefinitely=keep)
         store = self._open(array)
         if data.shape != array.shape:
-            region = zip(unit.offsets, data.shape, strict=True)
-            store = store[tuple(slice(o, o + n) for o, n in region)]
-        return store.write(data, can_reference_source_data_indefinitely=self._lets_go)
+            store = store[unit.box.slices()]
+        return store.write(data, can_reference_source_data_indefinitely=keep)
 
     def _wait(self, under_way: _UnderWay) -> None:
         """Wait until a unit is durable."""
@@ -312,36 +259,25 @@ class ChunkWrites:
     def _begin_and_wait(self, unit: _Unit, reservation: _Reservation) -> None:
         self._wait(self._begin(unit, reservation))
 
-    def _cut(self, prepared: _Prepared) -> list[_Unit]:
-        """The units' views of an item's data."""
-        array, low, data = prepared.array, prepared.low, prepared.data
-        if len(prepared.units) == 1:
-            number, box = prepared.units[0]
-            return [_Unit(array, number, box.offsets, data)]
-        units: list[_Unit] = []
-        for number, box in prepared.units:
-            start = [b - a for b, a in zip(box.offsets, low, strict=True)]
-            region = tuple(slice(s, s + n) for s, n in zip(start, box.sizes, strict=True))
-            units.append(_Unit(array, number, box.offsets, data[region]))
-        return units
-
-    def _array_of(self, item: WriteItem) -> tuple[ZarrArray, Shape]:
-        """The zarr array that holds an item, and the item's offset in it."""
+    def _array_of(self, item: WriteItem) -> ZarrArray:
+        """The zarr array that holds an item."""
         assert item.tensor_data is not None
         name, box = item.index.fqn, item.tensor_data.chunk
-        for order in self.orders.arrays.get(name, ()):
-            low = tuple(a - b for a, b in zip(box.offsets, order.offset, strict=True))
-            ends = (a + n for a, n in zip(low, box.sizes, strict=True))
-            if all(a >= 0 for a in low) and all(
-                e <= s for e, s in zip(ends, order.shape, strict=True)
-            ):
-                return _zarr_array(name, item.tensor_data.properties.dtype, order), low
-        raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
+        arrays = self._arrays.get(name, [])
+        if len(arrays) > 1 and name not in self._lookups:
+            boxes = [(array.offset, array.shape) for array in arrays]
+            self._lookups[name] = BoxLookup(Boxes.of(boxes))
+        if len(arrays) == 1 and arrays[0].box.holds(box):
+            return arrays[0]
+        number = self._lookups[name].holder(box) if len(arrays) > 1 else None
+        if number is None:
+            raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
+        return arrays[number]
 
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""
         assert item.tensor_data is not None
-        data = frameworks.to_numpy(self.planner.resolve_data(item))
+        data = self.planner.adapters.to_numpy(self.planner.resolve_data(item))
         chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
         if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
             raise PlanError(
@@ -357,58 +293,46 @@ class ChunkWrites:
         return self._opened[key]
 
 
-def _units(item: WriteItem, array: ZarrArray, low: Shape) -> Sequence[tuple[int, Box]]:
-    """(number, box) of the units of an array that an item consists of.
+def _by_leaf(arrays: Iterable[ZarrArray]) -> dict[str, list[ZarrArray]]:
+    by_leaf: dict[str, list[ZarrArray]] = {}
+    for array in arrays:
+        by_leaf.setdefault(array.leaf, []).append(array)
+    return by_leaf
+
+
+def _unit_boxes(item: WriteItem, array: ZarrArray, place: Box) -> list[tuple[int, Box]]:
+    """(number, box) of the units of an array that an item at ``place`` in it consists of.
 
     Raises:
         PlanError: a unit reaches beyond the item, so another rank would write it as well.
     """
     assert item.tensor_data is not None
-    box = item.tensor_data.chunk
-    unit = array.shard or array.chunk
-    if box.sizes == array.shape and all(n <= u for n, u in zip(box.sizes, unit, strict=True)):
-        return [(0, Box(low, box.sizes))]
-    high = tuple(a + n for a, n in zip(low, box.sizes, strict=True))
-    numbers, units = cells(low, high, array.shape, unit)
-    beyond = (units.offsets < np.array(low)).any() or (units.ends > np.array(high)).any()
-    if beyond:
+    one = all(size <= unit for size, unit in zip(place.sizes, array.unit, strict=True))
+    if one and place.sizes == array.shape:
+        return [(0, place)]
+    numbers, units = cells(place.offsets, place.ends, array.shape, array.unit)
+    beyond = (units.offsets < np.array(place.offsets)) | (units.ends > np.array(place.ends))
+    if beyond.any():
         raise PlanError(
-            f"{item.index.fqn}: {box} is to be written by this rank, "
-            f"but shares a chunk with another; a planner must keep to the grid's chunks"
+            f"{item.index.fqn}: this rank has to write {item.tensor_data.chunk}, which shares "
+            f"a chunk with another box; a planner must keep to the grid's chunks"
         )
     return list(zip(numbers.tolist(), units, strict=True))
 
 
 def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
     """(number, digest) of each chunk in a unit."""
-    if unit.array.shard is None:
+    array, box = unit.array, unit.box
+    if array.shard is None:
         return [(unit.number, digest_array(data))]
-    high = tuple(a + n for a, n in zip(unit.offsets, data.shape, strict=True))
-    numbers, inner = cells(unit.offsets, high, unit.array.shape, unit.array.chunk)
-    found: list[tuple[int, bytes]] = []
-    for number, cell in zip(numbers.tolist(), inner, strict=True):
-        start = [a - b for a, b in zip(cell.offsets, unit.offsets, strict=True)]
-        part = data[tuple(slice(s, s + n) for s, n in zip(start, cell.sizes, strict=True))]
-        found.append((number, digest_array(np.asarray(part, order="C"))))
-    return found
+    numbers, chunks = cells(box.offsets, box.ends, array.shape, array.chunk)
+    return [
+        (number, digest_array(np.asarray(data[chunk.slices(box.offsets)], order="C")))
+        for number, chunk in zip(numbers.tolist(), chunks, strict=True)
+    ]
 
 
 def _plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
     """Bools whose bytes are 0 and 1: others can stand in memory, but not in a zarr array."""
     raw = data.view(np.uint8)
     return raw != 0 if raw.size and raw.max() > 1 else data
-
-
-def _zarr_array(name: str, dtype: str, order: ArrayOrder) -> ZarrArray:
-    path = zarr_path(name)
-    return ZarrArray(
-        name,
-        order.number,
-        f"{path}/{order.number}" if order.in_pieces else path,
-        dtype,
-        order.offset,
-        order.shape,
-        order.chunk,
-        order.shard,
-        0,
-    )

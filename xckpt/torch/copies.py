@@ -1,10 +1,10 @@
-"""How to get torch tensors that no longer change: the same kind of tensor over copied memory.
+"""Copies of torch tensors that no longer change: the same kind of tensor over copied memory.
 
-1. Elements on the CPU are copied by whoever stages the state, in threads, by NumPy.
+1. Elements on the CPU are copied by the stager, in threads, by NumPy.
 2. Elements of a device, or that torch has only noted as conjugated or negated, are copied by torch;
-   into pinned memory a device writes while the next copy is begun.
-3. A parameter stays a parameter; other classes are put together by the module that knows them
-   (`Anew`). Strides stay as they are, as far as the memory is copied as a whole.
+   a device writes to pinned memory while the next copy is begun.
+3. A parameter stays a parameter; other classes are rebuilt by the module that knows them
+   (`RebuildRecipe`). Strides are kept where the memory is copied as a whole.
 """
 
 from __future__ import annotations
@@ -17,49 +17,48 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.staged import Copyable, Part, Remote
+from xckpt.core.leaf import Copyable, Part, RemotePart
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
 
-__all__ = ["Anew", "as_parameter", "pinned_memory", "plain_anew", "to_copyable"]
+__all__ = ["RebuildRecipe", "as_parameter", "pinned_memory", "plain_recipe", "to_copyable"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Anew:
+class RebuildRecipe:
     """A tensor as the plain tensors that hold this rank's elements, and the way back."""
 
-    held: Sequence[torch.Tensor]
-    over: Callable[[Sequence[torch.Tensor]], torch.Tensor]
-    """The same tensor with others in their place."""
+    locals: Sequence[torch.Tensor]
+    rebuild: Callable[[Sequence[torch.Tensor]], torch.Tensor]
+    """The same tensor over others in their place."""
 
 
-def plain_anew(leaf: torch.Tensor, local: torch.Tensor) -> Anew:
+def plain_recipe(leaf: torch.Tensor, local: torch.Tensor) -> RebuildRecipe:
     """A plain tensor or parameter; ``local`` is the same outside autograd."""
     if type(leaf) is torch.Tensor:
-        return Anew((local,), _itself)
-    return Anew((local,), lambda made: as_parameter(leaf, made[0]))
+        return RebuildRecipe((local,), _itself)
+    return RebuildRecipe((local,), lambda copies: as_parameter(leaf, copies[0]))
 
 
-def as_parameter(leaf: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
-    """``made``, as a parameter if the leaf is one."""
+def as_parameter(leaf: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, as a parameter if ``leaf`` is one."""
     if isinstance(leaf, torch.nn.Parameter):
-        return torch.nn.Parameter(made, requires_grad=leaf.requires_grad)
-    return made
+        return torch.nn.Parameter(tensor, requires_grad=leaf.requires_grad)
+    return tensor
 
 
-def to_copyable(anew: Anew, dtype: str) -> Copyable:
-    """The tensor's memory, as whoever stages the state wants it."""
-
-    if anew.over is _itself and reachable(anew.held[0]):
-        return Copyable((writable_numpy(anew.held[0]),), _plain_over)
+def to_copyable(recipe: RebuildRecipe, dtype: str) -> Copyable:
+    """The tensor's memory as the stager copies it."""
+    if recipe.rebuild is _itself and reachable(recipe.locals[0]):
+        return Copyable((writable_numpy(recipe.locals[0]),), _plain_over)
 
     def rebuild(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
-        return anew.over([from_numpy(each) for each in copies])
+        return recipe.rebuild([from_numpy(copy) for copy in copies])
 
-    return Copyable([_part(each, dtype) for each in anew.held], rebuild)
+    return Copyable([_part(local, dtype) for local in recipe.locals], rebuild)
 
 
-def _itself(made: Sequence[torch.Tensor]) -> torch.Tensor:
-    return made[0]
+def _itself(copies: Sequence[torch.Tensor]) -> torch.Tensor:
+    return copies[0]
 
 
 def _plain_over(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
@@ -83,7 +82,7 @@ def _part(tensor: torch.Tensor, dtype: str) -> Part:
             event.synchronize()
         pending.clear()
 
-    return Remote(tuple(tensor.shape), numpy_dtype(dtype), start, wait)
+    return RemotePart(tuple(tensor.shape), numpy_dtype(dtype), start, wait)
 
 
 def pinned_memory(size: int) -> NDArray[np.uint8] | None:

@@ -7,7 +7,6 @@ faster than to start them anew, waits until they are connected, kills, and waits
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -20,6 +19,7 @@ from types import TracebackType
 import numpy as np
 
 import xckpt
+from tests.support.fork_server import context
 
 RANKS = 2
 SECONDS = 30
@@ -63,9 +63,8 @@ class KilledRanks:
     """The process that forks ranks, seen from a test."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there,))
+        self._pipe, there = context().Pipe()
+        self._process = context().Process(target=_serve, args=(there,))
         self._process.start()
         there.close()
 

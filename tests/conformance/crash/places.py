@@ -6,23 +6,25 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 from conformance.implementation import Held
 from conformance.implementations.xckpt import Xckpt
-from xckpt.storage.commit import staging
+from xckpt.storage.commit import folder, staging
 
 
 class Patched(Xckpt):
     """xckpt with one function of its commit replaced while it saves."""
 
+    module: ModuleType = folder
     function = ""
     replacement: Callable[..., object]
 
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(staging, self.function, type(self).replacement):
+        with mock.patch.object(self.module, self.function, type(self).replacement):
             super().save(path, ranks, overwrite=overwrite)
 
 
@@ -34,7 +36,7 @@ class Generations(Patched):
     """On a file system that cannot exchange folders."""
 
     name = "xckpt, generations"
-    function = "_can_exchange"
+    function = "can_exchange"
     replacement = staticmethod(_no)
 
 
@@ -42,7 +44,8 @@ class InPlace(Patched):
     """At a mount point, which cannot be renamed."""
 
     name = "xckpt, in place"
-    function = "_renames"
+    module = staging
+    function = "can_rename"
     replacement = staticmethod(_no)
 
 
@@ -54,7 +57,7 @@ class TreeNotSynced(Patched):
     """A fault: folders may be missing after a power cut."""
 
     name = "xckpt, folders not synced"
-    function = "_sync_tree"
+    function = "sync_tree"
     replacement = staticmethod(_nothing)
 
 

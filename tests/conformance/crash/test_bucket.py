@@ -110,7 +110,7 @@ def recordings(bucket: Holding) -> dict[str, Recording]:
 def test_a_crash_leaves_old_or_new(recordings: dict[str, Recording], scenario: Scenario) -> None:
     recording = recordings[scenario.law]
     assert len(recording.events) > 20
-    assert list(faults(scenario, recording, 150)) == []
+    assert list(faults(scenario, recording, 60)) == []
 
 
 @pytest.mark.thorough

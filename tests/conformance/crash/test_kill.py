@@ -62,7 +62,7 @@ def check(ranks: KilledRanks, folder: Path, trials: int, seed: int) -> None:
 
 
 def test_some_moments(ranks: KilledRanks, folder: Path) -> None:
-    check(ranks, folder, 6, 1)
+    check(ranks, folder, 4, 1)
 
 
 @pytest.mark.thorough

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from conformance.crash import machine
 from conformance.implementation import Implementation
 from conformance.implementations.xckpt import IMPLEMENTATION
@@ -13,7 +15,8 @@ def outcome(implementation: Implementation, examples: int) -> Outcome:
     return found
 
 
-def test_xckpt_in_any_order() -> None:
-    found = outcome(IMPLEMENTATION, 25)
+@pytest.mark.parametrize("runs", [8, pytest.param(100, marks=pytest.mark.thorough)])
+def test_xckpt_in_any_order(runs: int) -> None:
+    found = outcome(IMPLEMENTATION, runs)
     assert found.failed == 0, f"{found.error}\n{found.smallest}"
-    assert found.passed >= 25 and not found.refusals
+    assert found.passed >= runs and not found.refusals

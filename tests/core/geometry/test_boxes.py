@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from collections import Counter
+from itertools import product
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tests.support.examples import examples
 from tests.support.tilings import Box as Pair
 from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
 from xckpt.core.geometry import cover as module
-from xckpt.core.geometry.boxes import Boxes, intersect, unique
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes, BoxLookup, intersect, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import ChunkStorageMetadata
 
@@ -249,3 +251,20 @@ def test_a_whole_box_is_shared_and_cannot_be_changed():
     for column in (whole.offsets, whole.sizes):
         with pytest.raises(ValueError, match="read-only"):
             column[0, 0] = 1
+
+
+@given(st.data(), st.integers(1, 3))
+def test_a_lookup_finds_what_a_search_finds(data: st.DataObject, rank: int) -> None:
+    """Also where boxes of several sizes stand side by side, and for boxes that none holds."""
+    cuts = [sorted({0, 8, *data.draw(st.sets(st.integers(1, 7), max_size=3))}) for _ in range(rank)]
+    cells = product(*[list(itertools.pairwise(c)) for c in cuts])
+    tiles = [Box(tuple(a for a, _ in cell), tuple(b - a for a, b in cell)) for cell in cells]
+    tiles = data.draw(st.permutations(tiles))[: data.draw(st.integers(0, len(tiles)))]
+    lookup = BoxLookup(Boxes.of([(tile.offsets, tile.sizes) for tile in tiles], rank=rank))
+    spans = st.tuples(st.integers(0, 8), st.integers(1, 8))
+    low = data.draw(st.tuples(*[spans] * rank))
+    for box in [Box(tuple(o for o, _ in low), tuple(s for _, s in low)), *tiles]:
+        inner = Box(box.offsets, tuple(data.draw(st.integers(1, size)) for size in box.sizes))
+        for asked in (box, inner):
+            found = [number for number, tile in enumerate(tiles) if tile.holds(asked)]
+            assert [lookup.holder(asked)] == (found or [None])

@@ -16,16 +16,8 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests, metadata
 from xckpt.core.manifest import codec as module
-from xckpt.core.manifest.codec import (
-    BytesEntry,
-    Manifest,
-    TensorEntry,
-    arrays,
-    build,
-    encode,
-    parse,
-    to_metadata,
-)
+from xckpt.core.manifest.codec import build, encode, parse, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, arrays
 from xckpt.core.manifest.zarr_json import documents
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.names import zarr_path

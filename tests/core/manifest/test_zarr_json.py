@@ -16,8 +16,8 @@ import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.manifest.codec import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
-from xckpt.core.manifest.zarr_json import documents
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
+from xckpt.core.manifest.zarr_json import DocumentTree, documents
 from xckpt.core.names import zarr_path
 
 Group = zarr.Group
@@ -132,3 +132,14 @@ def test_leaves_of_one_folder_need_not_stand_together():
             path for path, node in group.members(max_depth=None) if isinstance(node, zarr.Array)
         }
         assert found == set(names)
+
+
+def test_documents_that_come_in_parts_are_those_that_come_at_once():
+    """Each is made once: the second part repeats none of the first."""
+    manifest = example()
+    listed = list(arrays(manifest))
+    for cut in range(len(listed) + 1):
+        tree = DocumentTree(manifest.codecs)
+        parts = [*tree.add(listed[:cut]), *tree.add(listed[cut:]), ("zarr.json", tree.root())]
+        assert len(dict(parts)) == len(parts)
+        assert dict(parts) == dict(documents(manifest))

@@ -24,10 +24,13 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import LoadItemType, ReadItem, decode_load_plan, encode_load_plan
-from xckpt.core.plan.load import DefaultLoadPlanner, local_reads
+from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.mismatch import compare
+from xckpt.core.plan.reads import local_reads
 from xckpt.core.values import encode_value, value_kind
+from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 Moments = namedtuple("Moments", "mu nu")
@@ -91,6 +94,7 @@ def load(
     containers: Mapping[str, str] | None = None,
 ) -> Any:
     """All hooks in order, on one rank."""
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner(like, store.metadata(containers), True)  # type: ignore[arg-type]
     plan = decode_load_plan(encode_load_plan(planner.create_local_plan()))
     (plan,) = planner.create_global_plan([plan])
@@ -120,7 +124,7 @@ def test_reads_fill_each_wanted_box_exactly_once(case, with_grid):
     counts = [np.zeros(sizes, int) for _, sizes in wanted]
     found = [np.zeros(sizes, np.int32) for _, sizes in wanted]
     store = Store({"w": array}, {"w": pieces})
-    for item in local_reads("w", target, tensor):
+    for item in local_reads("w", target.boxes, tensor):
         number = item.dest_index.index
         assert number is not None and item.dest_index.offset == wanted[number][0]
         counts[number][region((item.dest_offsets, item.lengths))] += 1
@@ -135,6 +139,7 @@ def test_a_planner_loads_what_is_wanted_in_any_order(case, seed):
     array, pieces, wanted = case
     store = Store({"w": array, "step": 3}, {"w": pieces})
     planner = DefaultLoadPlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": wish(array, wanted), "step": 0}, store.metadata())
     (plan,) = planner.create_global_plan([planner.create_local_plan()])
     store.serve(planner, list(planner.finish_plan(plan).items), seed)
@@ -147,7 +152,7 @@ def test_a_planner_loads_what_is_wanted_in_any_order(case, seed):
 def test_a_wish_for_what_is_not_stored_is_refused(box: Box):
     target = Target((4,), "int32", Boxes.of([box]))
     with pytest.raises(XckptError, match=r"w: \[.*\) is wanted, but not stored"):
-        local_reads("w", target, stored(numbered((4,))))
+        local_reads("w", target.boxes, stored(numbered((4,))))
 
 
 def difference(array: np.ndarray, like: Wanted | None, **options: bool) -> dict[str, str]:
@@ -182,6 +187,7 @@ def test_every_difference_of_every_rank_is_in_one_error():
     planners = [DefaultLoadPlanner(), DefaultLoadPlanner()]
     plans = []
     for planner, like in zip(planners, likes, strict=True):
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(like, store.metadata())
         plans.append(decode_load_plan(encode_load_plan(planner.create_local_plan())))
     with pytest.raises(TreeMismatchError, match="strict=False") as caught:
@@ -300,6 +306,7 @@ def test_unusable_targets_are_listed_by_name():
     fixed = np.zeros(2)
     fixed.flags.writeable = False
     planner = DefaultLoadPlanner(in_place=True)
+    planner.use_adapters(loaded_adapters())
     with pytest.raises(UnsupportedLeafError, match="2 targets") as caught:
         planner.set_up_planner({"a": {"b": object()}, "c": fixed, "d": 1}, Metadata({}))
     assert [text.split(":")[0] for text in caught.value.problems] == ["a/b", "c"]
@@ -307,6 +314,7 @@ def test_unusable_targets_are_listed_by_name():
 
 def test_opaque_bytes_come_as_they_are():
     planner = DefaultLoadPlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"o": b""}, Metadata({"o": BytesStorageMetadata("opaque")}))
     (item,) = planner.create_local_plan().items
     planner.load_bytes(item, io.BytesIO(b"\xff\x00"))
@@ -326,6 +334,7 @@ def test_more_elements_than_a_box_has_are_an_error():
     array = numbered((4, 3))
     store = Store({"w": array}, {"w": [((0, 0), (2, 3)), ((2, 0), (2, 3))]})
     planner = DefaultLoadPlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": array}, store.metadata())
     items = list(planner.create_local_plan().items)
     assert len(items) == 2
@@ -338,6 +347,7 @@ def test_more_elements_than_a_box_has_are_an_error():
 def test_a_plan_that_leaves_something_out_is_refused():
     array = numbered((4,))
     planner = DefaultLoadPlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": wish(array, [((0,), (4,))])}, Store({"w": array}).metadata())
     plan = planner.create_local_plan()
     planner.check_plan(plan)
@@ -351,11 +361,11 @@ def test_a_plan_that_leaves_something_out_is_refused():
 def test_a_box_without_elements_is_not_read(shape):
     array = numbered(shape)
     whole = Boxes.whole(shape)
-    assert local_reads("w", Target(shape, "int32", whole), stored(array)) == []
+    assert local_reads("w", whole, stored(array)) == []
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 3), (3, 1)])
 def test_a_whole_array_is_one_read(shape):
     array = numbered(shape)
-    (item,) = local_reads("w", Target(shape, "int32", Boxes.whole(shape)), stored(array))
+    (item,) = local_reads("w", Boxes.whole(shape), stored(array))
     assert item.lengths == shape and item.storage_offsets == item.dest_offsets == (0,) * len(shape)

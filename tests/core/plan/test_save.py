@@ -27,9 +27,11 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import PlanCodec, SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
+from xckpt.engine.adapters import loaded_adapters
+from xckpt.engine.wire import SavePlanCodec
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 State = dict[str, Any]
@@ -40,9 +42,10 @@ def plan_all(
 ) -> tuple[list[DefaultSavePlanner], list[SavePlan], Metadata]:
     """What an engine does up to the shares: a planner a rank, plans carried as bytes."""
     planners = planners or [DefaultSavePlanner() for _ in states]
-    codec = PlanCodec()
+    codec = SavePlanCodec()
     plans = []
     for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state, None, rank == 0)
         plans.append(codec.decode(codec.encode(planner.create_local_plan())))
     shares, metadata = planners[0].create_global_plan(plans)
@@ -131,6 +134,7 @@ def test_a_share_keeps_the_planner_data_of_its_rank():
     planners = [DefaultSavePlanner(), DefaultSavePlanner()]
     plans = []
     for rank, planner in enumerate(planners):
+        planner.use_adapters(loaded_adapters())
         planner.set_up_planner({"a": 1})
         plans.append(SavePlan(planner.create_local_plan().items, planner_data={"rank": rank}))
     shares, _ = planners[0].create_global_plan(plans)
@@ -332,6 +336,7 @@ def test_a_leaf_that_others_write_is_not_asked_for():
 
 def test_a_box_that_the_rank_does_not_hold_is_refused():
     planner = DefaultSavePlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": cut(numbered((4, 2)), [((0, 0), (2, 2))])})
     data = TensorWriteData(ChunkStorageMetadata((1, 0), (2, 2)), TensorProperties("int32"), (4, 2))
     with pytest.raises(PlanError, match=r"w: .*\[1, 3\) x \[0, 2\)"):
@@ -341,13 +346,14 @@ def test_a_box_that_the_rank_does_not_hold_is_refused():
 @pytest.mark.parametrize(
     "name, kind, problem",
     [
-        ("x", WriteItemType.TENSOR, "x: to be written by this rank, which has no leaf"),
+        ("x", WriteItemType.TENSOR, "x: this rank has to write it, but has no leaf"),
         ("w", WriteItemType.BYTE_IO, "w: planned as BYTE_IO, but it is a tensor"),
         ("step", WriteItemType.TENSOR, "step: planned as TENSOR, but it is a Python int"),
     ],
 )
 def test_an_item_that_is_not_the_rank_s_is_refused(name, kind, problem):
     planner = DefaultSavePlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": numbered((4,)), "step": 3})
     data = TensorWriteData(ChunkStorageMetadata((0,), (4,)), TensorProperties("int32"), (4,))
     tensor = data if kind is WriteItemType.TENSOR else None
@@ -358,6 +364,7 @@ def test_an_item_that_is_not_the_rank_s_is_refused(name, kind, problem):
 def test_resolve_data_is_a_view():
     array = numbered((4, 2))
     planner = DefaultSavePlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": array})
     data = TensorWriteData(ChunkStorageMetadata((1, 0), (2, 2)), TensorProperties("int32"), (4, 2))
     view = planner.resolve_data(WriteItem(MetadataIndex("w", (1, 0)), WriteItemType.TENSOR, data))
@@ -400,6 +407,7 @@ def test_leaves_without_a_choice_are_shared_first(sizes):
 @pytest.mark.parametrize("own, steps", [(None, 2), (GridOptions(8), 1)])
 def test_a_planner_s_own_grid_counts_before_the_storage_s(own, steps):
     planner = DefaultSavePlanner(grid=own)
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": np.zeros(4, np.float64)}, GridOptions(16), True)
     _, metadata = planner.create_global_plan([planner.create_local_plan()])
     tensor = metadata.state_dict_metadata["w"]

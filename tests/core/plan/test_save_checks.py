@@ -10,14 +10,17 @@ import pytest
 
 import xckpt
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorProperties
-from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import PlanError
 
 
 def planned(size: int = 3) -> tuple[list[SavePlan], Metadata]:
     planner = DefaultSavePlanner()
+    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": np.zeros((4, 2), np.float32), "step": 1, "none": np.zeros((0,))})
     return planner.create_global_plan([planner.create_local_plan()] * size)
 
@@ -51,9 +54,9 @@ def test_each_leaf_that_differs_is_told_once():
     leaves = dict(metadata.state_dict_metadata)
     changed = Metadata({"none": leaves["none"], "w": BytesStorageMetadata()})
     assert set(refusal(check_shares, shares, changed)) == {
-        "w: rank 0 is to write it, but it is float32 of shape (4, 2), "
+        "w: rank 0 has to write it, but it is float32 of shape (4, 2), "
         "in the metadata a Python opaque",
-        "step: rank 1 is to write it, but it is not in the metadata",
+        "step: rank 1 has to write it, but it is not in the metadata",
     }
 
 

@@ -36,7 +36,8 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 from xckpt.formats.dcp import metadata as pickled_metadata
-from xckpt.formats.dcp.metadata import DCPMetadata, Where, parse
+from xckpt.formats.dcp.metadata import DCPMetadata, parse
+from xckpt.formats.torch_save.archive import Where
 
 
 def written(tmp_path: Path) -> Metadata:

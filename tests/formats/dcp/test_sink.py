@@ -19,6 +19,7 @@ from tests.torch.dcp.folders import alone, load_alone, save_alone
 from xckpt.formats.dcp import sink as dcp_sink
 from xckpt.formats.dcp.sink import DCPSink
 from xckpt.formats.detect import open_source
+from xckpt.formats.sink import Contents
 from xckpt.formats.torch_save.write import SAVED_DTYPES
 from xckpt.mapping.spec import TensorSpec
 from xckpt.torch import buffers
@@ -83,7 +84,7 @@ def test_files_that_were_not_written_are_listed(
     monkeypatch.setattr(dcp_sink, "CHUNK_BYTES", 100)
     array = ARRAYS["model/a.weight"]
     sink = DCPSink(tmp_path / "dcp")
-    sink.prepare(specs_of({"w": array}), {"step": 7}, {})
+    sink.prepare(Contents(specs_of({"w": array}), {"step": 7}))
     first, *others = boxes_of(sink, {"w": array}, chunks_each=1)
     write_box(sink, *first, array)
     with pytest.raises(xckpt.CorruptCheckpointError, match="files were not written") as caught:
@@ -99,42 +100,38 @@ def test_files_that_were_not_written_are_listed(
 def test_what_torch_cannot_save(tmp_path: Path) -> None:
     specs = {"a": TensorSpec((2,), "int4"), "b": TensorSpec((2,), "float8_e3m4")}
     with pytest.raises(xckpt.UnsupportedLeafError) as caught:
-        DCPSink(tmp_path / "dcp").prepare(specs, {"c": {1}}, {})
+        DCPSink(tmp_path / "dcp").prepare(Contents(specs, {"c": {1}}))
     assert [line[:1] for line in caught.value.problems] == ["a", "b", "c"]
-
-
-def test_a_dtype_that_only_a_newer_torch_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(buffers._TORCH, "float8_e8m0fnu")
-    specs = {"w": TensorSpec((2,), "float8_e8m0fnu"), "b": TensorSpec((2,), "float32")}
-    with pytest.raises(xckpt.UnsupportedLeafError, match="w: this torch has no float8_e8m0fnu"):
-        DCPSink(tmp_path / "dcp").prepare(specs, {}, {})
-    assert list(tmp_path.iterdir()) == []
 
 
 WORKER = """
 import sys
 import numpy as np
-from xckpt.convert.formats.dcp_sink import DCPSink
-from xckpt.convert.tensors import TensorSpec
-from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.core.geometry.box import Box
+from xckpt.formats.dcp.sink import DCPSink
+from xckpt.formats.sink import Contents
+from xckpt.mapping.spec import TensorSpec
+attach = sys.argv[2]
 sink = DCPSink(sys.argv[1])
-sink.prepare({"w": TensorSpec((5,), "float32")}, {"step": 7}, {}, attach=sys.argv[2])
-sink.write("w", ChunkStorageMetadata((0,), (5,)), np.arange(5, dtype=np.float32))
-sink.close()
+sink.prepare(Contents({"w": TensorSpec((5,), "float32")}, {"step": 7}), attach=attach)
+sink.write("w", Box((0,), (5,)), np.arange(5, dtype=np.float32))
+sink.close() if attach else sink.commit()
 print([name for name in sys.modules if name.partition(".")[0] == "torch"])
 """
 
 
-def test_a_worker_writes_without_torch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_it_is_written_without_torch(tmp_path: Path, alone: bool) -> None:
+    """The whole folder by one process, or a chunk by a worker."""
     sink = DCPSink(tmp_path / "dcp")
-    token = sink.prepare({"w": TensorSpec((5,), "float32")}, {"step": 7}, {})
+    token = "" if alone else sink.prepare(Contents({"w": TensorSpec((5,), "float32")}, {"step": 7}))
     command = [sys.executable, "-c", WORKER, str(tmp_path / "dcp"), token]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("[]\n", "")
-    sink.commit()
+    if not alone:
+        sink.commit()
     check_source(open_source(tmp_path / "dcp"), {"w": np.arange(5, dtype=np.float32)})
+    assert load_alone({"w": torch.zeros(5), "step": 0}, tmp_path / "dcp")["step"] == 7
 
 
 def test_a_folder_of_torch_itself_is_replaced_and_other_files_are_not(tmp_path: Path) -> None:

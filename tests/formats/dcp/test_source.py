@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ import xckpt
 from tests.formats.arrays import check_source, read, same_bits
 from tests.torch.dcp.folders import save_alone
 from xckpt.formats.dcp import source as dcp_source
+from xckpt.formats.dcp.encode import encode
+from xckpt.formats.dcp.metadata import parse
 from xckpt.formats.detect import open_source
 from xckpt.torch.buffers import to_numpy
 
@@ -102,3 +106,30 @@ def test_torch_is_not_needed(tmp_path: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.count("int64") == 2
+
+
+@pytest.mark.parametrize(
+    "path, words",
+    [
+        (("w", 1 << 40), r"w: a list with an entry at 1,099,511,627,776"),
+        (("d",) * 65, "more than 64 containers deep"),
+        (("v",), "another entry has its place v too"),
+        (("v", 0), "v: a leaf and a container have this name"),
+    ],
+    ids=["far", "deep", "taken", "inside"],
+)
+def test_key_paths_that_make_no_tree(tmp_path: Path, path: tuple[Any, ...], words: str) -> None:
+    folder = save_alone({"w": torch.ones(1), "v": torch.ones(1)}, tmp_path / "dcp")
+    described = parse((folder / ".metadata").read_bytes())
+    described = replace(described, paths={**described.paths, "w": path})
+    (folder / ".metadata").write_bytes(encode(described))
+    with pytest.raises(xckpt.ManifestError, match=words):
+        open_source(folder)
+
+
+def test_an_absent_entry_of_a_list_is_none(tmp_path: Path) -> None:
+    folder = save_alone({"w": torch.ones(1)}, tmp_path / "dcp")
+    described = parse((folder / ".metadata").read_bytes())
+    (folder / ".metadata").write_bytes(encode(replace(described, paths={"w": ("l", 2)})))
+    source = open_source(folder)
+    assert source.values == {"l/0": None, "l/1": None} and list(source.specs) == ["l/2"]

@@ -19,6 +19,7 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.formats.detect import open_source
 from xckpt.formats.orbax import sink
 from xckpt.formats.orbax.sink import OrbaxSink
+from xckpt.formats.sink import Contents
 from xckpt.mapping.spec import TensorSpec
 
 ARRAYS = {
@@ -103,7 +104,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ]
     for specs, values, names in cases:
         with pytest.raises(xckpt.UnsupportedLeafError) as caught:
-            OrbaxSink(tmp_path / "ckpt").prepare(specs, values, {})
+            OrbaxSink(tmp_path / "ckpt").prepare(Contents(specs, values))
         assert sorted({line.partition(":")[0] for line in caught.value.problems}) == sorted(names)
     assert os.listdir(tmp_path) == []
 

@@ -21,7 +21,7 @@ from xckpt.formats.safetensors import header as safetensors_header
 from xckpt.formats.safetensors.header import (
     MAX_HEADER_BYTES,
     NAMES,
-    Place,
+    TensorSpan,
     header_length,
     lay_out,
     parse_header,
@@ -58,7 +58,7 @@ def written(header: object, size: int = 0) -> bytes:
     return struct.pack("<Q", len(text)) + text + bytes(size)
 
 
-def parsed(data: bytes) -> Mapping[str, Place]:
+def parsed(data: bytes) -> Mapping[str, TensorSpan]:
     length = header_length(data[:8], len(data))
     return parse_header(data[8 : 8 + length], len(data)).places
 

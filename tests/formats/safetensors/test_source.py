@@ -28,6 +28,7 @@ from xckpt.formats.detect import open_source
 from xckpt.formats.safetensors.header import NAMES
 from xckpt.formats.safetensors.sink import SafetensorsSink
 from xckpt.formats.safetensors.source import SafetensorsSource
+from xckpt.formats.sink import Contents
 from xckpt.mapping.spec import TensorSpec
 
 EVERY = {f"layers.0/{name}": filled(name, (3, 4)) for name in sorted(NAMES.values())}
@@ -107,7 +108,7 @@ def test_boxes_in_any_order_and_twice(
     order = data.draw(st.permutations([*tiling, tiling[0]]))
     path = tmp_path_factory.mktemp("boxes") / "w.safetensors"
     sink = SafetensorsSink(path)
-    sink.prepare(specs_of({"w": array, "v": array}), {}, {})
+    sink.prepare(Contents(specs_of({"w": array, "v": array})))
     for name in ("w", "v"):
         for box in order:
             sink.write(name, ChunkStorageMetadata(*box), array[region(box)])
@@ -137,7 +138,7 @@ def test_what_safetensors_cannot_carry(tmp_path: Path) -> None:
     }
     sink = SafetensorsSink(tmp_path / "folder", max_shard_bytes=1)
     with pytest.raises(xckpt.UnsupportedLeafError) as caught:
-        sink.prepare(specs, {}, {})
+        sink.prepare(Contents(specs))
     assert [line.partition(":")[0] for line in caught.value.problems] == ["a", "b"]
     assert os.listdir(tmp_path) == []
 
@@ -225,7 +226,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no index, and one is missing": (
         lambda f: ((f / INDEX).unlink(), (f / SECOND).unlink()),
         xckpt.CorruptCheckpointError,
-        f"of 3 files are missing: {SECOND}",
+        f"files of 3 are missing: {SECOND}",
     ),
     "no index, and another file": (
         lambda f: ((f / INDEX).unlink(), (f / "x.safetensors").write_bytes(b"")),
@@ -304,7 +305,7 @@ def test_transformers_both_ways(tmp_path: Path, most: str) -> None:
     state = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     check_source(source, state)
     sink = SafetensorsSink(tmp_path / "out", max_shard_bytes=1000 if most == "1KB" else 10**9)
-    sink.prepare(source.specs, source.values, source.metadata)
+    sink.prepare(Contents(source.specs, source.values, source.metadata))
     for name, spec in source.specs.items():
         box = ChunkStorageMetadata((0,) * len(spec.shape), spec.shape)
         sink.write(name, box, read(source, name))

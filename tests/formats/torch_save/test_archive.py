@@ -21,9 +21,8 @@ from xckpt.errors import (
     UnsafePickleError,
     UnsupportedLeafError,
 )
-from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.torch_save import archive as archives
-from xckpt.formats.torch_save.archive import Archive, MappedTensor
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.torch.buffers import from_numpy
 
 

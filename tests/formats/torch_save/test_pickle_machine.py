@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 from xckpt.formats.dcp import metadata
 from xckpt.formats.torch_save import values
-from xckpt.formats.torch_save.pickle_machine import Record, Symbol, as_record, load
+from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.symbols import Record, Symbol, as_record
 
 PROTOCOLS = [2, 3, 4, 5]
 SCALARS = (

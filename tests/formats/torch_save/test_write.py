@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from tests.formats.arrays import filled, same_bits
 from tests.support.examples import examples
 from xckpt.core.dtypes import DTYPES
-from xckpt.formats.dcp.metadata import Where
-from xckpt.formats.torch_save.archive import Archive, MappedTensor
-from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.torch.buffers import to_numpy, torch_dtype
 
 
@@ -32,7 +31,7 @@ def test_torch_loads_it_and_so_do_we(
 ) -> None:
     path = tmp_path_factory.mktemp("saved") / "w.pt"
     array = filled(dtype, shape).T if turned else filled(dtype, shape)
-    write_array(path, array)
+    write_saved(path, array)
     for mapped in (False, True):
         tensor = torch.load(path, weights_only=True, mmap=mapped)
         assert tensor.is_contiguous() and same_bits(to_numpy(tensor), array)
@@ -46,13 +45,13 @@ def test_numbers_of_any_length(tmp_path: Path, size: int) -> None:
     """Sizes around where a number takes a byte more."""
     array = np.zeros((2, size), np.uint8)
     array[1] = 1
-    write_array(tmp_path / "w.pt", array)
+    write_saved(tmp_path / "w.pt", array)
     loaded = torch.load(tmp_path / "w.pt")
     assert loaded.shape == (2, size) and loaded.sum(1).tolist() == [0, size]
 
 
 def test_the_checksums_are_right(tmp_path: Path) -> None:
-    write_array(tmp_path / "w.pt", np.arange(1000))
+    write_saved(tmp_path / "w.pt", np.arange(1000))
     with zipfile.ZipFile(tmp_path / "w.pt") as archive:
         assert archive.testzip() is None
 
@@ -63,8 +62,8 @@ def test_what_torch_can_save() -> None:
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_array(tmp_path / "w.pt", np.arange(3))
-    write_array(tmp_path / "w.pt", np.arange(5))
+    write_saved(tmp_path / "w.pt", np.arange(3))
+    write_saved(tmp_path / "w.pt", np.arange(5))
     assert torch.load(tmp_path / "w.pt").tolist() == [0, 1, 2, 3, 4]
 
     def full(*_: object) -> None:
@@ -72,6 +71,6 @@ def test_a_file_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        write_array(tmp_path / "w.pt", np.arange(7))
+        write_saved(tmp_path / "w.pt", np.arange(7))
     assert [path.name for path in tmp_path.iterdir()] == ["w.pt"]
     assert torch.load(tmp_path / "w.pt").tolist() == [0, 1, 2, 3, 4]

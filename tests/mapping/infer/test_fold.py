@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.convert import Mapping, TensorSpec
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.fold import Link, fold
 
 Number = Callable[[int], int]
@@ -44,8 +44,8 @@ def test_the_rules_make_what_the_links_say(
         if seen.isdisjoint((*taken, *made)):
             rows.append((taken, made))
             seen.update(taken, made)
-    one: list[Operation] = [{"untie": len(sources)}] if len(sources) > 1 else []
-    several: list[Operation] = [{"tie": len(targets)}] if len(targets) > 1 else []
+    one: list[OperationTable] = [{"untie": len(sources)}] if len(sources) > 1 else []
+    several: list[OperationTable] = [{"tie": len(targets)}] if len(targets) > 1 else []
     # The last rows belong to nothing: no rule may match them.
     links = [Link(tuple(a), tuple(b), (*one, *several)) for a, b in rows[:count]]
     rules = fold(links, [n for row, _ in rows for n in row], [n for _, row in rows for n in row])

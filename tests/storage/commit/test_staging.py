@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,12 @@ import pytest
 import tensorstore as ts
 
 import xckpt
-from xckpt.core.commit import Found, Step, decide
+from xckpt.core.commit import Found, Step
 from xckpt.storage import ZarrStorageWriter
-from xckpt.storage.commit import staging as commits
+from xckpt.storage.commit import folder as folder_module
+from xckpt.storage.commit import keys as keys_module
+from xckpt.storage.commit import staging as staging_module
+from xckpt.storage.commit.folder import StagedCheckpoint
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, open_store
 
@@ -46,7 +48,7 @@ def path(
 ) -> Iterator[str]:
     """A path in each kind of place; ``generation`` is a file system that exchanges no folders."""
     if request.param == "generation":
-        monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+        monkeypatch.setattr(folder_module, "can_exchange", lambda folder: False)
     if request.param != "memory":
         yield str(tmp_path / "ckpt")
         assert [name for name in names(tmp_path) if name != "ckpt"] == []
@@ -72,22 +74,6 @@ def save_with(writer: ZarrStorageWriter, state: Mapping[str, object]) -> None:
     from xckpt.engine.save import save_state
 
     save_state(state, writer, group=LocalGroup(), planner=DefaultSavePlanner())
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("renames", [False, True])
-@pytest.mark.parametrize("exchanges", [False, True])
-def test_the_rules(overwrite: bool, renames: bool, exchanges: bool) -> None:
-    def step(found: Found) -> Step | None:
-        with contextlib.suppress(xckpt.CheckpointExistsError):
-            return decide("p", found, overwrite=overwrite, renames=renames, exchanges=exchanges)
-        return None
-
-    replacing = Step.EXCHANGE if renames and exchanges else Step.GENERATION
-    assert step(Found.NOTHING) is (Step.RENAME if renames else Step.IN_PLACE)
-    assert step(Found.CHECKPOINT) is (replacing if overwrite else None)
-    assert step(Found.UNFINISHED) is (Step.GENERATION if overwrite else None)
-    assert step(Found.FOREIGN) is None
 
 
 def test_save_refuse_overwrite(path: str) -> None:
@@ -156,7 +142,7 @@ def test_an_interrupt_after_the_commit_loses_nothing(
         monkeypatch.setattr(shutil, "rmtree", removing)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commits.Staging, "_delete", interrupt)
+    monkeypatch.setattr(keys_module.KeyStaging, "_delete", interrupt)
     monkeypatch.setattr(shutil, "rmtree", interrupt)
     with pytest.raises(KeyboardInterrupt):
         xckpt.save(path, state, overwrite=True)
@@ -212,14 +198,16 @@ def test_a_living_save_keeps_its_folder_and_a_dead_one_does_not(tmp_path: Path) 
     dead = begin(Location.parse(path), overwrite=False)
     other = begin(Location.parse(tmp_path / "ckpt2"), overwrite=False)
     for staging in (living, dead, other):
-        assert staging.claim is not None
-        (staging.claim.folder / "data").write_bytes(b"x")
-    assert dead.claim is not None
+        assert isinstance(staging, StagedCheckpoint)
+        (staging.staging / "data").write_bytes(b"x")
+    assert isinstance(living, StagedCheckpoint)
+    assert isinstance(dead, StagedCheckpoint) and dead.claim is not None
+    assert isinstance(other, StagedCheckpoint)
     os.close(dead.claim.descriptor)  # what the kernel does for a killed process
     xckpt.save(path, NEW)
-    assert living.claim is not None and (living.claim.folder / "data").exists()
-    assert other.claim is not None and (other.claim.folder / "data").exists()
-    assert not dead.claim.folder.exists() and not dead.claim.path.exists()
+    assert (living.staging / "data").exists()
+    assert (other.staging / "data").exists()
+    assert not dead.staging.exists() and not dead.claim.path.exists()
     living.abort()
     other.abort()
     assert names(tmp_path) == ["ckpt"]
@@ -230,10 +218,10 @@ def test_remains_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
         dead = begin(Location.parse(path), overwrite=False)
-    assert dead.claim is not None
+    assert isinstance(dead, StagedCheckpoint) and dead.claim is not None
     os.close(dead.claim.descriptor)
     xckpt.save(path, NEW)
-    assert dead.claim.folder.exists() and dead.claim.path.exists()
+    assert dead.staging.exists() and dead.claim.path.exists()
 
 
 def test_symbolic_links_are_followed(tmp_path: Path) -> None:
@@ -301,8 +289,8 @@ def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """TensorStore writes over such a file, and leaves what is longer."""
-    monkeypatch.setattr(commits, "_renames", lambda folder: place == "generation")
-    monkeypatch.setattr(commits, "_can_exchange", lambda folder: False)
+    monkeypatch.setattr(staging_module, "can_rename", lambda folder: place == "generation")
+    monkeypatch.setattr(folder_module, "can_exchange", lambda folder: False)
     path = tmp_path / "ckpt"
     xckpt.save(path, OLD)
     (path / "xckpt.json.__lock").write_bytes(b"{" * 10_000)
@@ -345,7 +333,8 @@ def test_what_a_release_of_tensorstore_calls_absent(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save once wrote no manifest, said nothing of it, and took the old checkpoint away."""
-    monkeypatch.setattr(commits, "open_store", lambda place: AnotherRelease(open_store(place)))
+    for module in (folder_module, keys_module):
+        monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     xckpt.save(path, OLD)
     assert step_at(path) == 1
     xckpt.save(path, NEW, overwrite=True)
@@ -358,7 +347,8 @@ def test_storage_without_generations_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnotherRelease, "OTHER", b"")
-    monkeypatch.setattr(commits, "open_store", lambda place: AnotherRelease(open_store(place)))
+    for module in (folder_module, keys_module):
+        monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     url = f"memory://{tmp_path.name}"
     with pytest.raises(xckpt.StorageError, match="two saves at once could not be told apart"):
         xckpt.save(url, NEW)
@@ -379,7 +369,7 @@ def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
 
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
-    monkeypatch.setattr(commits, "_found", lambda store, committed: Found.NOTHING)
+    monkeypatch.setattr(keys_module, "find_keys", lambda store, committed: Found.NOTHING)
     first = begin(Location.parse(url), overwrite=False)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save has just begun here"):
         begin(Location.parse(url), overwrite=False)
@@ -405,18 +395,18 @@ def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.Monke
             outcome.append("refused")
 
     thread = Thread(target=other)
-    listing = commits.Staging._replaced
+    listing = keys_module.KeyStaging._replaced
 
-    def interrupted(staging: commits.Staging, store) -> list[str]:
+    def interrupted(staging: keys_module.KeyStaging, store) -> list[str]:
         if thread.ident is None:
             thread.start()
             assert written.wait(60)
         return listing(staging, store)
 
-    monkeypatch.setattr(commits.Staging, "_replaced", interrupted)
+    monkeypatch.setattr(keys_module.KeyStaging, "_replaced", interrupted)
     xckpt.save(path, NEW, overwrite=True)
     resume.set()
     if thread.ident is not None:
         thread.join()
     assert step_at(path) == (3 if outcome == ["committed"] else 2)
-    assert (outcome == []) is (path[0] == "/" and commits._can_exchange(Path(path).parent))
+    assert (outcome == []) is (path[0] == "/" and folder_module.can_exchange(Path(path).parent))

@@ -33,9 +33,13 @@ def both(folder: Path, content: bytes) -> tuple[OpenFile, StoredFile]:
 
 
 @given(SIZES, st.integers(0, 700))
-def test_the_size_is_found_whatever_is_stated(folder: Path, size: int, stated: int) -> None:
+def test_an_object_ends_where_its_contents_say(folder: Path, size: int, stated: int) -> None:
     local, stored = both(folder, bytes(size))
-    assert stored.size(lambda: stated) == local.size(lambda: stated) == size
+    assert local.size(lambda: stated) == stored.size(lambda: size) == size
+    if stated != size:
+        how = "goes on after" if stated < size else "is truncated: it ends before"
+        with pytest.raises(xckpt.CorruptCheckpointError, match=rf"file {how} byte {stated:,}"):
+            stored.size(lambda: stated)
 
 
 @given(st.binary(max_size=200), st.lists(st.tuples(SIZES, SIZES)), st.integers(1, 250))

@@ -169,6 +169,7 @@ IN_A_PROCESS = """
 """
 
 
+@pytest.mark.thorough
 def test_in_a_process(tmp_path: Path):
     """DCP spawns a daemon, to which it sends writer and planner."""
     script = tmp_path / "script.py"

@@ -122,7 +122,7 @@ STATES = st.dictionaries(
 )
 
 
-@examples(40)
+@examples(15)
 @given(state=STATES)
 def test_from_dcp_to_a_checkpoint_and_back(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]
@@ -215,8 +215,7 @@ def test_ranks_share_the_export(four_ranks: Ranks, tmp_path: Path) -> None:
     assert bits(load_alone(blank(state), tmp_path / "dcp")) == bits(state)
     assert sum(written) == 512 * 256 * 4 + 600
     assert max(written) < 1.2 * sum(written) / 4
-    names = {path.name for path in (tmp_path / "dcp").iterdir()}
-    assert all(any(name.startswith(f"__{rank}_") for name in names) for rank in range(4))
+    assert min(written) > 0
 
 
 def on_rank_refuse(rank: int, path: str, folder: str) -> str:
@@ -265,7 +264,7 @@ def test_what_torch_cannot_hold_is_listed(tmp_path: Path) -> None:
 
 
 def test_leaves_that_torch_would_confuse_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedLeafError, match=r"one name.*a\.b"):
+    with pytest.raises(UnsupportedLeafError, match=r"(?s)one name.*a\.b"):
         exported({"a": {"b": np.zeros(2)}, "a.b": np.ones(2)}, tmp_path / "dcp")
 
 

@@ -185,7 +185,7 @@ def test_from_a_store_of_objects(tmp_path: Path) -> None:
 def test_options_and_progress(tmp_path: Path) -> None:
     folder = save_alone({"w": noise((512, 1024), torch.float32)}, tmp_path / "dcp")
     seen: list[Progress] = []
-    options = SaveOptions(chunk_bytes=1 << 18, memory_bytes=1 << 18, progress=seen.append)
+    options = SaveOptions(chunk_bytes=1 << 18, memory_bytes=1 << 22, progress=seen.append)
     checkpoint = imported(folder, options=options)
     assert cast(Any, checkpoint["w"]).chunks == (64, 1024)
     assert seen[-1] == Progress(1 << 21, 1 << 21)
@@ -244,7 +244,8 @@ def test_dtensors_of_one_to_four_ranks(
 
 def on_rank_import(rank: int, folder: str, path: str) -> int:
     seen: list[Progress] = []
-    import_checkpoint(folder, path, options=SaveOptions(progress=seen.append))
+    options = SaveOptions(memory_bytes=1 << 22, progress=seen.append)  # units of 256 KiB
+    import_checkpoint(folder, path, options=options)
     return seen[-1].done if seen else 0
 
 

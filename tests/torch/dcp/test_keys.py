@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from xckpt.core.tree import flatten, unflatten
 from xckpt.errors import ManifestError, PlanError, TreeMismatchError
-from xckpt.torch.dcp.keys import join_fqn, name_leaves, stored_objects
+from xckpt.formats.dcp.keys import join_fqn, name_leaves, stored_objects
 from xckpt.torch.dcp.planner_data import pack, restore, unpack
 
 KEYS = st.text("abc", min_size=1, max_size=2)

@@ -19,17 +19,17 @@ from xckpt.core.geometry.boxes import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch import adapter
+from xckpt.torch.adapter import ADAPTER, TensorLeaf
 from xckpt.torch.buffers import to_numpy
 
 Held = list[tuple[tuple[int, ...], tuple[int, ...], np.ndarray]]
 """Offsets, sizes and data of the boxes of one rank."""
 
 
-def held_by(source: adapter.TensorSource) -> Held:
+def held_by(source: TensorLeaf) -> Held:
     held: Held = []
     for index, box in enumerate(source.boxes):
-        array = adapter.to_numpy(source.data(index))
+        array = ADAPTER.to_numpy(source.data(index))
         assert array is not None
         held.append((box.offsets, box.sizes, array.copy()))
     return held
@@ -50,7 +50,7 @@ def assert_holds(ranks: Sequence[Held], full: np.ndarray) -> None:
 
 def on_rank_describe(rank: int, case: Case) -> tuple[Held, bool, Sharding | None, bool]:
     leaf = on_rank_distribute(case)
-    source = adapter.describe(leaf, "w")
+    source = ADAPTER.describe(leaf, "w")
     assert source is not None
     assert source.shape == case.shape
     assert source.dtype == case.dtype
@@ -90,12 +90,12 @@ def on_rank_load(rank: int, case: Case, in_place: bool, meta: bool) -> list[bool
     """Fill a DTensor like the case's through a target, and compare it with the case's."""
     expected = on_rank_distribute(case)
     like = torch.zeros_like(expected, device="meta" if meta else None)
-    target = adapter.aim(like, "w", in_place=in_place)
+    target = ADAPTER.target_for(like, "w", in_place=in_place)
     assert target is not None
     full = case.array()
     for index, box in enumerate(target.boxes):
         region = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
-        memory = adapter.to_writable_numpy(target.buffer(index))
+        memory = ADAPTER.writable_numpy(target.buffer(index))
         assert memory is not None
         memory[...] = full[region]
         target.commit(index)
@@ -146,15 +146,15 @@ def on_rank_refuse(rank: int) -> list[str]:
     for leaf, in_place in [(partial, False), (meta, True), (uneven, False), (flat, False)]:
         try:
             if in_place:
-                adapter.aim(leaf, "opt/mu", in_place=True)
+                ADAPTER.target_for(leaf, "opt/mu", in_place=True)
             else:
-                adapter.describe(leaf, "opt/mu")
+                ADAPTER.describe(leaf, "opt/mu")
         except UnsupportedLeafError as error:
             messages.append(str(error))
         else:
             messages.append("")
     try:
-        adapter.describe(meta, "opt/mu")
+        ADAPTER.describe(meta, "opt/mu")
     except UnsupportedLeafError as error:
         messages.append(str(error))
     return messages
@@ -179,10 +179,10 @@ def on_rank_unsorted(rank: int) -> tuple[str, tuple[int, ...]]:
     mesh = DeviceMesh("cpu", [3, 1, 2, 0])
     full = torch.arange(8.0)
     sharded = distribute_tensor(full, mesh, [Shard(0)])
-    replicated = adapter.describe(distribute_tensor(full, mesh, [Replicate()]), "w")
+    replicated = ADAPTER.describe(distribute_tensor(full, mesh, [Replicate()]), "w")
     assert replicated is not None
     try:
-        adapter.describe(sharded, "w")
+        ADAPTER.describe(sharded, "w")
     except UnsupportedLeafError as error:
         return str(error), replicated.boxes[0].sizes
     return "", replicated.boxes[0].sizes
@@ -202,12 +202,12 @@ def on_rank_reshape(rank: int, rows: int, columns: int) -> tuple[Held, int, bool
     full = torch.arange(float(rows * columns)).reshape(rows, columns)
     leaf = distribute_tensor(full, on_rank_mesh("4"), [Shard(1)]).reshape(-1)
     assert isinstance(leaf, DTensor)
-    source = adapter.describe(leaf, "w")
+    source = ADAPTER.describe(leaf, "w")
     assert source is not None
-    target = adapter.aim(leaf.clone().zero_(), "w", in_place=True)
+    target = ADAPTER.target_for(leaf.clone().zero_(), "w", in_place=True)
     assert target is not None
     for index, box in enumerate(target.boxes):
-        memory = adapter.to_writable_numpy(target.buffer(index))
+        memory = ADAPTER.writable_numpy(target.buffer(index))
         assert memory is not None
         memory[...] = np.arange(box.offsets[0], box.offsets[0] + box.sizes[0])
         target.commit(index)
@@ -247,13 +247,13 @@ def on_rank_fsdp(rank: int, grid: tuple[int, ...], rows: int) -> tuple[Held, str
     fully_shard(model, mesh=mesh[names[:-1]])
     weight = model[0].weight
     assert isinstance(weight, DTensor)
-    source = adapter.describe(weight, "w")
+    source = ADAPTER.describe(weight, "w")
     assert source is not None
 
-    target = adapter.aim(weight, "w", in_place=False)
+    target = ADAPTER.target_for(weight, "w", in_place=False)
     assert target is not None
     for index, box in enumerate(target.boxes):
-        memory = adapter.to_writable_numpy(target.buffer(index))
+        memory = ADAPTER.writable_numpy(target.buffer(index))
         assert memory is not None
         memory[...] = full.numpy()[box.offsets[0] : box.offsets[0] + box.sizes[0]]
         target.commit(index)
@@ -278,7 +278,6 @@ def test_fsdp_over_tensor_parallelism(four_ranks: Ranks, grid: tuple[int, ...], 
     assert_fsdp(four_ranks, grid, rows)
 
 
-@pytest.mark.thorough
 def test_fsdp_over_tensor_parallelism_where_the_order_of_cuts_matters() -> None:
     """7 rows on 3 x 2 and 9 on 4 x 2: cutting left to right would give other rows."""
     with Ranks(8) as eight_ranks:

@@ -16,13 +16,13 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.torch.sharded.placements import (
     Cut,
     Interval,
-    Layout,
+    LocalBoxes,
     chunk,
     cut_order,
-    layouts,
     length,
     literal,
     nested,
+    readings,
 )
 
 SIZES = st.integers(0, 40)
@@ -96,14 +96,14 @@ def test_the_order_of_the_cuts_is_recovered(
         assert found is not None
         expected = nested(size, [cuts[index] for index in order])
         assert nested(size, [cuts[index] for index in found]) == expected
-        assert layouts(size, cuts)[0] == expected
+        assert readings(size, cuts)[0] == expected
 
 
 @given(SIZES, st.integers(1, 5), st.integers(2, 5))
 def test_the_local_size_chooses_the_reading(size: int, data_parallel: int, tensor: int) -> None:
     """Whichever way the rows were cut, the reading that fits is right or it breaks the cover."""
-    readings = {
-        coordinate: layouts(
+    rows = {
+        coordinate: readings(
             size,
             [Cut(data_parallel, coordinate[0], factor=tensor), Cut(tensor, coordinate[1])],
         )
@@ -111,11 +111,11 @@ def test_the_local_size_chooses_the_reading(size: int, data_parallel: int, tenso
     }
     for actual in (0, -1):  # as FSDP2 cuts, as _StridedShard says on its own
         chosen = [
-            next(rows for rows in read if length(rows) == length(read[actual]))
-            for read in readings.values()
+            next(each for each in read if length(each) == length(read[actual]))
+            for read in rows.values()
         ]
-        boxes = Boxes.of([((lo,), (hi - lo,)) for rows in chosen for lo, hi in rows], rank=1)
-        right = chosen == [read[actual] for read in readings.values()]
+        boxes = Boxes.of([((lo,), (hi - lo,)) for each in chosen for lo, hi in each], rank=1)
+        right = chosen == [read[actual] for read in rows.values()]
         assert right == (cover_fault((size,), boxes) is None)
         assert right or actual == -1
 
@@ -123,7 +123,7 @@ def test_the_local_size_chooses_the_reading(size: int, data_parallel: int, tenso
 def test_the_readings_of_the_known_uneven_cases() -> None:
     """FSDP2 over tensor parallelism, 7 rows on 3 x 2 and 9 on 4 x 2."""
     held = {
-        (dp, tp): layouts(7, [Cut(3, dp, factor=2), Cut(2, tp)])[0]
+        (dp, tp): readings(7, [Cut(3, dp, factor=2), Cut(2, tp)])[0]
         for dp, tp in coordinates([3, 2])
     }
     assert held == {
@@ -134,7 +134,7 @@ def test_the_readings_of_the_known_uneven_cases() -> None:
         (2, 0): (),
         (2, 1): ((6, 7),),
     }
-    assert layouts(9, [Cut(4, 3, factor=2), Cut(2, 0)]) == [(), ((8, 9),)]
+    assert readings(9, [Cut(4, 3, factor=2), Cut(2, 0)]) == [(), ((8, 9),)]
 
 
 INTERVALS = st.lists(st.integers(1, 4), max_size=6).map(
@@ -147,7 +147,7 @@ def test_boxes_and_views_agree(held: list[list[Interval]]) -> None:
     shape = [max((hi for _, hi in rows), default=0) for rows in held]
     full = np.arange(math.prod(shape)).reshape(shape)
     local = full[np.ix_(*(rows_of(tuple(rows)) for rows in held))] if held else full
-    layout = Layout.of(held)
+    layout = LocalBoxes.of(held)
     seen = np.zeros(local.shape, int)
     for box, view in zip(layout.boxes, layout.views, strict=True):
         region = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
@@ -158,6 +158,6 @@ def test_boxes_and_views_agree(held: list[list[Interval]]) -> None:
 
 
 def test_a_scalar_is_one_box() -> None:
-    layout = Layout.of([])
+    layout = LocalBoxes.of([])
     assert list(layout.boxes) == list(Boxes.whole(()))
     assert layout.views == ((),)

@@ -33,7 +33,7 @@ from tests.torch.test_save_load import GROUPS, load, on_rank_group
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import RanksFailedError, TreeMismatchError, UnsupportedLeafError
-from xckpt.torch import adapter
+from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import from_numpy, torch_dtype
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "float8_e5m2", "complex64")
@@ -87,7 +87,7 @@ class Cut:
 
 
 def on_rank_held(tensor: ShardedTensor) -> Held:
-    source = adapter.describe(tensor, "w")
+    source = ADAPTER.describe(tensor, "w")
     assert source is not None
     return held_by(source)
 
@@ -312,7 +312,7 @@ def on_rank_misfit(rank: int, path: Path) -> list[str]:
     texts.append(str(caught.value))
     meta = FIVE_OVER_FOUR.on_rank_tensor(device="meta")
     with pytest.raises(UnsupportedLeafError) as refused:
-        adapter.aim(meta, "w", in_place=True)
+        ADAPTER.target_for(meta, "w", in_place=True)
     texts.append(str(refused.value))
     return texts
 

@@ -28,7 +28,7 @@ from tests.torch.test_save_load import load
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import RanksFailedError, UnsupportedLeafError
-from xckpt.torch import adapter
+from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import from_numpy
 
 Box = tuple[Shape, Shape]
@@ -128,7 +128,7 @@ def on_rank_load(rank: int, path: Path, loaded: list[Table], how: str) -> list[H
             )
             assert tuple(boxes) == table.held[rank]
         assert all(shard.device.type == "cpu" for shard in local.local_shards())
-        source = adapter.describe(new, "w")
+        source = ADAPTER.describe(new, "w")
         assert source is not None
         held.append(held_by(source))
     return held
@@ -329,7 +329,7 @@ def on_rank_hooked(rank: int, path: Path) -> tuple[str, bool]:
     local.zero_()
     xckpt.load_into(path, {"w": tensor})
     with pytest.raises(UnsupportedLeafError) as caught:
-        adapter.aim(tensor, "w", in_place=False)
+        ADAPTER.target_for(tensor, "w", in_place=False)
     return str(caught.value), torch.equal(local.as_subclass(torch.Tensor), full[2 * rank :][:2])
 
 

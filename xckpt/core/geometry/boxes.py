@@ -5,6 +5,7 @@ over them and touches no data:
 
 1. `intersect`: which boxes of one set meet which of another, and where (a load).
 2. `unique`: replicas of one box, found once (a save).
+3. `BoxLookup`: which box holds another, found without looking at all.
 
 `xckpt.core.geometry.cover` proves that boxes cover a shape exactly once.
 """
@@ -14,14 +15,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 
-__all__ = ["Boxes", "Int64s", "intersect", "unique"]
+__all__ = ["BoxLookup", "Boxes", "Int64s", "intersect", "unique"]
 
 Int64s = NDArray[np.int64]
 
@@ -114,7 +115,7 @@ class Boxes(Sequence[Box]):
                 self.sizes, other.sizes
             )
         if isinstance(other, Sequence):
-            return list(self) == list(other)  # pyright: ignore[reportUnknownArgumentType]
+            return list(self) == list(cast(Sequence[object], other))
         return NotImplemented
 
     def __repr__(self) -> str:
@@ -167,3 +168,52 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
     inverse = np.empty(len(rows), np.int64)
     inverse[order] = np.cumsum(first) - 1
     return boxes.take(order[first]), inverse
+
+
+class BoxLookup:
+    """Finds which of some boxes that do not overlap holds another box.
+
+    1. An equal box is found by its hash.
+    2. Else the boxes are sorted by their offset in the dimension that tells most of them apart. The
+       holder begins neither behind the box nor further before its end than the longest one reaches.
+
+    Example:
+        >>> lookup = BoxLookup(Boxes.of([((0, 0), (2, 4)), ((2, 0), (3, 4))]))
+        >>> lookup.holder(Box((2, 0), (3, 4))), lookup.holder(Box((3, 1), (1, 2)))
+        (1, 1)
+        >>> lookup.holder(Box((1, 0), (2, 4))) is None
+        True
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
+        self._numbers = {box: number for number, box in enumerate(boxes)}
+        self._dimension = 0
+        self._order = np.zeros(0, np.int64)
+        self._sorted = np.zeros(0, np.int64)
+        if len(boxes) > 1 and boxes.rank:
+            distinct = [len(np.unique(column)) for column in boxes.offsets.T]
+            self._dimension = int(np.argmax(distinct))
+            self._order = np.argsort(boxes.offsets[:, self._dimension], kind="stable")
+            self._sorted = boxes.offsets[self._order, self._dimension]
+
+    def holder(self, box: Box) -> int | None:
+        """The number of the box that holds all of ``box``; None if there is none."""
+        number = self._numbers.get(box)
+        if number is not None:
+            return number
+        boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
+        near = self._near(box)
+        holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= boxes.ends[near]).all(axis=1)
+        found = near[holds]
+        return int(found[0]) if len(found) else None
+
+    def _near(self, box: Box) -> Int64s:
+        """The numbers of the boxes that may hold a box, as far as one dimension says."""
+        if len(self._order) == 0:
+            return np.arange(len(self._boxes))
+        d = self._dimension
+        longest = int(self._boxes.sizes[:, d].max())
+        start = np.searchsorted(self._sorted, box.ends[d] - longest)
+        stop = np.searchsorted(self._sorted, box.offsets[d], side="right")
+        return self._order[start:stop]

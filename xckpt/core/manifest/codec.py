@@ -1,11 +1,11 @@
 """The manifest: the one document that makes a folder a checkpoint.
 
-On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, spelled just
-so, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
+On disk it is ``{"format":"xckpt","version":1,"digest":"<hex>","checkpoint":{...}}``, in this
+spelling, where the digest is taken of the exact bytes of ``checkpoint``. To read it (`parse`):
 
-1. Refuse a document that is too long, no JSON, not ours, or of a newer version.
-2. Refuse it if what is around the inner bytes is spelled otherwise, or their digest differs: it was
-   altered.
+1. Refuse a document that is too long, no JSON, of another format, or of a newer version.
+2. Refuse it if the bytes around the inner ones are spelled otherwise, or if the digest differs: it
+   was altered.
 3. Decode it against the types in `xckpt.core.manifest.entries`; an unknown field is an error, and
    so is a name that an object has twice.
 4. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
@@ -29,8 +29,6 @@ from xckpt.core.manifest.entries import (
     PieceEntry,
     TensorEntry,
     ValueEntry,
-    ZarrArray,
-    arrays,
 )
 from xckpt.core.manifest.rules import problems
 from xckpt.core.metadata import (
@@ -39,18 +37,14 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, VersionError
 
 __all__ = [
-    "BytesEntry",
-    "Manifest",
-    "PieceEntry",
-    "TensorEntry",
-    "ValueEntry",
-    "ZarrArray",
-    "arrays",
     "build",
+    "check",
+    "complete",
+    "draft",
     "encode",
     "parse",
     "to_metadata",
@@ -81,7 +75,7 @@ class _Envelope(_Head):
     checkpoint: msgspec.Raw
 
 
-look_at_types(_Head, _Envelope, Manifest)
+prepare_structs(_Head, _Envelope, Manifest)
 
 
 def build(
@@ -97,26 +91,61 @@ def build(
     Raises:
         ManifestError: a value is missing, or metadata is no JSON.
     """
-    check_json(metadata.user, "metadata")
-    check_json(metadata.planner_data, "planner_data")
-    leaves: list[TensorEntry | ValueEntry | BytesEntry] = []
+    tensors = draft(metadata, codecs=codecs)
+    return complete(tensors, metadata, values, root=root, digests=digests)
+
+
+def draft(metadata: Metadata, *, codecs: tuple[str, ...] = ()) -> Manifest:
+    """The manifest of a planned checkpoint as far as it is known before the values are.
+
+    It has the tensors, and no containers, which may hold nothing but values.
+
+    Raises:
+        ManifestError: metadata is no JSON.
+    """
     grids: dict[int, _GridFields] = {}
-    for name, described in metadata.state_dict_metadata.items():
-        if isinstance(described, BytesStorageMetadata):
-            if name not in values:
-                raise ManifestError(f"{name}: no rank has written this value")
-            leaves.append(values[name])
-        else:
-            leaves.append(_tensor_entry(name, described, grids))
-    return Manifest(
-        tuple(leaves),
-        digests,
-        root,
-        codecs,
-        dict(metadata.containers),
-        metadata.user,
-        metadata.planner_data,
+    tensors = tuple(
+        _tensor_entry(name, described, grids)
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, TensorStorageMetadata)
     )
+    return _with_data(Manifest(tensors, "", codecs=codecs), metadata)
+
+
+def complete(
+    draft: Manifest,
+    metadata: Metadata,
+    values: Mapping[str, ValueEntry | BytesEntry],
+    *,
+    root: str = "",
+    digests: str = "",
+) -> Manifest:
+    """A draft with what is known at the end.
+
+    Raises:
+        ManifestError: a value is missing, or metadata is no JSON.
+    """
+    entries: dict[str, TensorEntry | ValueEntry | BytesEntry] = {
+        **{leaf.name: leaf for leaf in draft.leaves},
+        **values,
+    }
+    missing = [name for name in metadata.state_dict_metadata if name not in entries]
+    if missing:
+        raise ManifestError(f"{missing[0]}: no rank has written this value")
+    leaves = tuple(entries[name] for name in metadata.state_dict_metadata)
+    containers = dict(metadata.containers)
+    whole = msgspec.structs.replace(
+        draft, leaves=leaves, digests=digests, root=root, containers=containers
+    )
+    return _with_data(whole, metadata)
+
+
+def _with_data(manifest: Manifest, metadata: Metadata) -> Manifest:
+    """A manifest with the caller's and the planners' own data."""
+    for data, what in ((metadata.user, "metadata"), (metadata.planner_data, "planner_data")):
+        if data is not None:
+            check_json(data, what)
+    return msgspec.structs.replace(manifest, user=metadata.user, planner=metadata.planner_data)
 
 
 _GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]
@@ -197,7 +226,7 @@ def encode(manifest: Manifest, digest: Digest) -> bytes:
     Raises:
         ManifestError: it breaks a rule of the format, so no reader would take it.
     """
-    _refuse(problems(manifest))
+    check(manifest)
     body = msgspec.json.encode(manifest)
     envelope = _Envelope(FORMAT, VERSION, digest(body).hex(), msgspec.Raw(body))
     return msgspec.json.encode(envelope)
@@ -231,12 +260,12 @@ def parse(data: bytes, digest: Digest) -> Manifest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
     manifest = _decode(body, Manifest, "the manifest breaks the format")
     _refuse_repeated_names(manifest, body)
-    _refuse(problems(manifest))
+    check(manifest)
     return manifest
 
 
 def _refuse_repeated_names(manifest: Manifest, body: memoryview) -> None:
-    if msgspec.json.encode(manifest) == body:
+    if memoryview(msgspec.json.encode(manifest)) == body:
         return  # as this library spells it, which is soon seen, no name comes twice
     try:
         name = repeated_name(bytes(body))
@@ -255,6 +284,12 @@ def _decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> D
         raise ManifestError(f"{complaint}: {error}") from error
 
 
-def _refuse(found: list[str]) -> None:
-    if found:
-        raise ManifestError.listing("the manifest breaks the format", found)
+def check(manifest: Manifest) -> None:
+    """Refuse a manifest that no reader would take.
+
+    Raises:
+        ManifestError: it breaks a rule of the format; all faults are listed.
+    """
+    faults = problems(manifest)
+    if faults:
+        raise ManifestError.listing("the manifest breaks the format", faults)

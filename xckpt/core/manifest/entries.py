@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import zarr_path
@@ -96,25 +97,39 @@ class Manifest(_Strict, frozen=True):
     """What planners merged."""
 
 
-class ZarrArray(msgspec.Struct, frozen=True, gc=False):
-    """One zarr array of a checkpoint."""
+class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One zarr array of a checkpoint: planned, sent to those who write it, or stored."""
 
     leaf: str
     """The leaf that it belongs to."""
     number: int
     """Its number among the leaf's arrays."""
-    path: str
-    """Where it is, relative to the root group."""
     dtype: str
     offset: Shape
     """Its first element in the tensor."""
     shape: Shape
     chunk: Shape
-    shard: Shape | None
-    first: int
-    """The number of its first chunk's digest."""
+    shard: Shape | None = None
+    first: int = 0
+    """The number of its first chunk's digest, in the manifest that lists the array."""
     piece_of: Shape | None = None
     """Shape of the whole tensor if the array is a piece of one."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, relative to the root group."""
+        path = zarr_path(self.leaf)
+        return path if self.piece_of is None else f"{path}/{self.number}"
+
+    @property
+    def box(self) -> Box:
+        """The part of the tensor that it holds."""
+        return Box(self.offset, self.shape)
+
+    @property
+    def unit(self) -> Shape:
+        """Shape of what has a single writer and is one object: the shard, else the chunk."""
+        return self.shard or self.chunk
 
     @property
     def count(self) -> int:
@@ -125,11 +140,10 @@ class ZarrArray(msgspec.Struct, frozen=True, gc=False):
         """The key of the object that holds the chunk at ``offsets``.
 
         Example:
-            >>> ZarrArray("w", 0, "w", "int8", (0, 0), (4, 8), (2, 8), None, 0).key((2, 0))
+            >>> ZarrArray("w", 0, "int8", (0, 0), (4, 8), (2, 8)).key((2, 0))
             'w/c/1/0'
         """
-        unit = self.shard or self.chunk
-        numbers = [str(o // n) for o, n in zip(offsets, unit, strict=True)]
+        numbers = [str(o // n) for o, n in zip(offsets, self.unit, strict=True)]
         return "/".join([self.path, "c", *numbers])
 
 
@@ -142,26 +156,22 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
             first += array.count
 
 
-def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int) -> Iterator[ZarrArray]:
+def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> Iterator[ZarrArray]:
     """The zarr arrays of one leaf, whose first digest has the number ``first``."""
-    path = zarr_path(leaf.name)
     if isinstance(leaf, ValueEntry):
         return
     if isinstance(leaf, BytesEntry):
-        yield ZarrArray(leaf.name, 0, path, "uint8", (0,), (leaf.size,), (leaf.chunk,), None, first)
+        yield ZarrArray(leaf.name, 0, "uint8", (0,), (leaf.size,), (leaf.chunk,), None, first)
         return
     if leaf.pieces is None:
         assert leaf.chunk is not None
         origin = (0,) * len(leaf.shape)
-        yield ZarrArray(
-            leaf.name, 0, path, leaf.dtype, origin, leaf.shape, leaf.chunk, leaf.shard, first
-        )
+        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, leaf.shape, leaf.chunk, leaf.shard, first)
         return
     for number, piece in enumerate(leaf.pieces):
         array = ZarrArray(
             leaf.name,
             number,
-            f"{path}/{number}",
             leaf.dtype,
             piece.offset,
             piece.shape,

@@ -1,4 +1,4 @@
-"""What no honest writer puts in a manifest: limits and contradictions, found before allocating.
+"""The rules that a manifest keeps: limits and contradictions, checked before anything is allocated.
 
 1. The root and the codecs are those of the format.
 2. Names are leaf names as `xckpt.core.names` makes them, each is there once, and together with the
@@ -44,14 +44,14 @@ Shape = tuple[int, ...]
 
 def problems(manifest: Manifest) -> list[str]:
     """A line for everything in a manifest that breaks a rule; empty if nothing does."""
-    found = [*_head_problems(manifest), *_name_problems(manifest)]
+    faults = [*_head_problems(manifest), *_name_problems(manifest)]
     for leaf in manifest.leaves:
-        found.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf))
-    if not found:
+        faults.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf))
+    if not faults:
         chunks = sum(_count_chunks(leaf) for leaf in manifest.leaves)
         if chunks > MAX_CHUNKS:
-            found.append(f"{chunks:,} chunks; at most {MAX_CHUNKS:,}")
-    return found
+            faults.append(f"{chunks:,} chunks; at most {MAX_CHUNKS:,}")
+    return faults
 
 
 def _head_problems(manifest: Manifest) -> Iterator[str]:
@@ -63,22 +63,22 @@ def _head_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _name_problems(manifest: Manifest) -> list[str]:
-    found: list[str] = []
+    faults: list[str] = []
     names: set[str] = set()
     for leaf in manifest.leaves:
         if leaf.name in names:
-            found.append(f"{leaf.name[:80]}: two leaves have this name")
+            faults.append(f"{leaf.name[:80]}: two leaves have this name")
         names.add(leaf.name)
     for name in (*names, *manifest.containers):
         fault = _name_fault(name)
         if fault:
-            found.append(fault)
-    if not found:
+            faults.append(fault)
+    if not faults:
         try:
             unflatten(dict.fromkeys(names), manifest.containers)
         except ManifestError as error:
-            found.append(str(error))
-    return found
+            faults.append(str(error))
+    return faults
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -20,10 +20,10 @@ from typing import Any
 
 import msgspec
 
-from xckpt.core.manifest.codec import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.core.metadata import JSONValue
 
-__all__ = ["array_document", "array_metadata", "documents"]
+__all__ = ["DocumentTree", "array_document", "array_metadata", "documents"]
 
 Shape = tuple[int, ...]
 
@@ -102,28 +102,44 @@ def _zero(dtype: str) -> object:
 
 def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """(key, content) of every zarr.json of a checkpoint, the root's last; keys lie in the root."""
-    groups: dict[str, msgspec.Raw] = {}
-    nodes: dict[str, msgspec.Raw] = {}
-    plain = msgspec.Raw(_group({}))
-    for array in arrays(manifest):
-        content, nodes[array.path] = _contents(array, manifest.codecs)
-        yield f"{array.path}/zarr.json", content
-        parent = posixpath.dirname(array.path)
-        while parent and parent not in groups:
-            groups[parent] = plain
-            parent = posixpath.dirname(parent)
-        if array.piece_of is not None:
-            attributes: dict[str, JSONValue] = {"shape": list(array.piece_of)}
-            groups[posixpath.dirname(array.path)] = msgspec.Raw(_group(attributes))
-    for path, group in groups.items():
-        yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
-    # Sorted: zarr-python loses children of a group that do not stand together.
-    listed = dict(sorted((nodes | groups).items()))
-    consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
-    yield "zarr.json", msgspec.json.format(_group({}, consolidated), indent=2)
+    tree = DocumentTree(manifest.codecs)
+    yield from tree.add(arrays(manifest))
+    yield "zarr.json", tree.root()
 
 
-def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> bytes:
+class DocumentTree:
+    """The zarr.json documents of a checkpoint, each made once, as its arrays become known."""
+
+    def __init__(self, codecs: tuple[str, ...]) -> None:
+        self._codecs = codecs
+        self._arrays: dict[str, msgspec.Raw] = {}
+        """Path -> metadata, as in the root's."""
+        self._groups: dict[str, msgspec.Raw] = {}
+
+    def add(self, arrays: Iterable[ZarrArray]) -> Iterator[tuple[str, bytes]]:
+        """(key, content) for arrays and for the folders above them that are new."""
+        new: dict[str, msgspec.Raw] = {}
+        for array in arrays:
+            content, self._arrays[array.path] = _contents(array, self._codecs)
+            yield f"{array.path}/zarr.json", content
+            parent = posixpath.dirname(array.path)
+            if array.piece_of is not None and parent not in self._groups:
+                new[parent] = _group({"shape": list(array.piece_of)})
+            while parent and parent not in self._groups:
+                self._groups[parent] = new.setdefault(parent, _PLAIN_GROUP)
+                parent = posixpath.dirname(parent)
+        for path, group in new.items():
+            yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
+
+    def root(self) -> bytes:
+        """The root group, which repeats all other documents."""
+        # Sorted: zarr-python loses children of a group that do not stand together.
+        listed = dict(sorted((self._arrays | self._groups).items()))
+        consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
+        return msgspec.json.format(bytes(_group({}, consolidated)), indent=2)
+
+
+def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:
     group: dict[str, object] = {
         "zarr_format": 3,
         "node_type": "group",
@@ -131,4 +147,7 @@ def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> byt
     }
     if consolidated is not None:
         group["consolidated_metadata"] = consolidated
-    return msgspec.json.encode(group)
+    return msgspec.Raw(msgspec.json.encode(group))
+
+
+_PLAIN_GROUP = _group({})

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 
 __all__ = ["Announcement", "Publication", "SharedReads", "share_reads"]
 
 
 class Announcement(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank tells before a load."""
+    """What a rank announces before a load."""
 
     host: str
     """Equal for ranks that can share memory."""
@@ -42,7 +42,7 @@ class Publication(msgspec.Struct, array_like=True, frozen=True):
 
 
 class SharedReads(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank is told."""
+    """A rank's share: what it publishes and what it takes."""
 
     rank: int
     publish: tuple[Publication, ...] = ()
@@ -63,7 +63,7 @@ class SharedReads(msgspec.Struct, array_like=True, frozen=True):
         return counts
 
 
-look_at_types(Announcement, SharedReads)
+prepare_structs(Announcement, SharedReads)
 
 
 def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:

@@ -4,7 +4,7 @@ For each leaf, from the boxes that all ranks reported (`LeafShards`):
 
 1. **Deduplicate** (`lay_out`): equal boxes are replicas of one; its holders are the ranks that
    reported it.
-2. **Check the cover**: every element is in exactly one distinct box, or a message tells where not.
+2. **Check the cover**: every element is in exactly one distinct box, or a message says where not.
 3. **Choose the grid** so that each chunk lies inside one box (`xckpt.core.geometry.grid`). Where
    every box has R holders, chunks are small enough for R writers to share it.
 4. **Cut** each box into at most R parts along chunk boundaries.
@@ -37,7 +37,7 @@ SMALLEST_SHARE = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeafShards:
-    """What all ranks said of one leaf: rank ``ranks[i]`` holds ``boxes[i]``."""
+    """All ranks' boxes of one leaf: rank ``ranks[i]`` holds ``boxes[i]``."""
 
     shape: tuple[int, ...]
     item_bytes: int
@@ -75,7 +75,7 @@ class Layout:
     """All boxes' parts, grouped by size and number of holders."""
 
     contested: bool
-    """Whether somebody has to be chosen: more holders than parts, or parts of unequal size."""
+    """Whether there is a choice: more holders than parts, or parts of unequal size."""
 
 
 def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
@@ -90,9 +90,9 @@ def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
         >>> lay_out(half, GridOptions())
         '[3, 4) x [0, 8) is held by no rank'
     """
-    held = np.flatnonzero(shards.boxes.elements > 0)
-    boxes, inverse = unique(shards.boxes.take(held))
-    ranks = shards.ranks[held]
+    filled = np.flatnonzero(shards.boxes.elements > 0)
+    boxes, inverse = unique(shards.boxes.take(filled))
+    ranks = shards.ranks[filled]
     fault = cover_fault(shards.shape, boxes)
     if fault is not None:
         holders = [_some_ranks(ranks[inverse == holder]) for holder in fault.holders]
@@ -147,7 +147,7 @@ def _choose(part: Parts, loads: Int64s) -> Int64s:
     count = len(heaviest_first)
     chosen = np.empty(part.bytes.shape, np.int64)
     if len(np.unique(part.holders)) == part.holders.size:
-        # Nobody holds two of the boxes, so no choice influences another.
+        # No rank holds two of the boxes, so no choice influences another.
         order = np.argsort(loads[part.holders], axis=1, kind="stable")[:, :count]
         chosen[:, heaviest_first] = np.take_along_axis(part.holders, order, axis=1)
         np.add.at(loads, chosen, part.bytes)
@@ -174,11 +174,11 @@ def _by_holder_count(inverse: Int64s, ranks: Int64s, count: int) -> list[tuple[I
     box, rank = box[fresh], rank[fresh]
     holders = np.bincount(box, minlength=count)
     starts = np.cumsum(holders) - holders
-    return [
-        (chosen, rank[starts[chosen][:, None] + np.arange(number)])
-        for number in np.unique(holders).tolist()
-        for chosen in [np.flatnonzero(holders == number)]
-    ]
+    groups: list[tuple[Int64s, Int64s]] = []
+    for number in np.unique(holders).tolist():
+        chosen = np.flatnonzero(holders == number)
+        groups.append((chosen, rank[starts[chosen][:, None] + np.arange(number)]))
+    return groups
 
 
 def _shared_options(
@@ -238,7 +238,7 @@ def _bounds(sizes: Int64s, unit: Int64s, most: int) -> tuple[Int64s, Int64s]:
 
 
 def _some_ranks(ranks: Int64s) -> str:
-    """Ranks as people read them, at most eight."""
+    """Ranks in words, at most eight."""
     distinct = np.unique(ranks).tolist()
     shown = ", ".join(str(rank) for rank in distinct[:8])
     more = f" and {len(distinct) - 8} more" if len(distinct) > 8 else ""

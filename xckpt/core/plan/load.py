@@ -1,8 +1,8 @@
 """Planning a load: the protocol, the default planner, and the pure functions beneath.
 
-1. ``set_up_planner``: flatten the target tree and aim at each leaf (`TargetLeaf`).
-2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
-   with the arrays stored.
+1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
+2. ``create_local_plan``: `compare` target and checkpoint; `xckpt.core.plan.reads` intersects the
+   boxes wanted with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
@@ -14,17 +14,13 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
+from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -33,20 +29,20 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import stored_boxes, target_problems
+from xckpt.core.plan.load_checks import target_problems
 from xckpt.core.plan.mismatch import compare, unexpected
+from xckpt.core.plan.reads import local_reads
 from xckpt.core.plan.stateful import LoadedObjects
+from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
 from xckpt.errors import (
-    LeafTooLargeError,
     PlanError,
     TreeMismatchError,
     UnsupportedLeafError,
-    XckptError,
 )
 
-__all__ = ["DefaultLoadPlanner", "LoadPlanner", "local_reads"]
+__all__ = ["DefaultLoadPlanner", "LoadPlanner"]
 
 
 class LoadPlanner(abc.ABC):
@@ -54,12 +50,33 @@ class LoadPlanner(abc.ABC):
 
     Called in this order: `set_up_planner` and `create_local_plan` on every rank,
     `create_global_plan` on the coordinator, `finish_plan` on every rank, then `load_bytes`, or
-    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads.
+    `resolve_tensor` and `commit_tensor` in pairs, for each item, from several threads. Before the
+    first of them the engine hands over the adapters, with `use_adapters`.
     """
 
+    adapters: Adapters = NO_ADAPTERS
+    """What knows the frameworks' tensors."""
+
     in_place: bool = False
-    """Fill the targets themselves instead of new ones like them. `xckpt.load_into` and
-    `xckpt.load_state_dict` set it for their load."""
+    """Whether this load fills the targets themselves instead of new ones like them."""
+
+    always_in_place: bool = False
+    """Whether every load does."""
+
+    def begin_load(self, *, in_place: bool) -> None:
+        """Learn what the load that begins is; the engine calls this first.
+
+        Args:
+            in_place: whether it fills the targets in any case, as `xckpt.load_into` does.
+        """
+        self.in_place = in_place or self.always_in_place
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Take the adapters of the frameworks whose tensors the target tree may hold.
+
+        A planner that no engine drives, in a test, say, needs this call too.
+        """
+        self.adapters = adapters
 
     @abc.abstractmethod
     def set_up_planner(
@@ -106,44 +123,37 @@ class LoadPlanner(abc.ABC):
         return None
 
 
-@dataclass(slots=True)
-class _Progress:
-    """A wanted box, and how many of its elements are still to come."""
-
-    sizes: tuple[int, ...]
-    missing: int
-
-
-@dataclass(slots=True)
-class _Wanted:
-    """A leaf of the target tree, and what has come of it."""
-
-    target: TargetLeaf | None
-    """None for a value."""
-    boxes: dict[int, _Progress] = field(default_factory=dict)
-
-
 class DefaultLoadPlanner(LoadPlanner):
     """Loads a checkpoint into targets like the ones given.
 
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
         cast: allow another dtype than the stored one.
-        in_place: fill the targets themselves instead of new ones like them.
+        in_place: fill the targets themselves instead of new ones like them, in any load.
+        keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
+            even if strict.
     """
 
-    def __init__(self, *, strict: bool = True, cast: bool = False, in_place: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        cast: bool = False,
+        in_place: bool = False,
+        keep_values: bool = False,
+    ) -> None:
         self.strict = strict
         self.cast = cast
-        self.in_place = in_place
+        self.in_place = self.always_in_place = in_place
+        self.keep_values = keep_values
         self.metadata = Metadata({})
         self._state: object = None
         self._whole = False
-        self._objects = LoadedObjects(FlatTree(), self.metadata)
+        self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
-        self._wanted: dict[str, _Wanted] = {}
+        self._wanted: dict[str, WantedLeaf | None] = {}
+        """Leaf name -> what is wanted of it; None for a value."""
         self._values: dict[str, object] = {}
-        self._kept: frozenset[str] = frozenset()
         self._lock = threading.Lock()
 
     def set_up_planner(
@@ -152,37 +162,36 @@ class DefaultLoadPlanner(LoadPlanner):
         metadata: Metadata | None = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Flatten the target tree and aim at each leaf; None stands for NumPy arrays of all.
+        """Flatten the target tree and find each leaf's target; None stands for NumPy arrays of all.
 
         Raises:
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
-        flat = FlatTree() if state_dict is None else flatten(state_dict)
-        self._set_up(state_dict, flat, metadata)
-
-    def _set_up(self, state_dict: object, flat: FlatTree, metadata: Metadata) -> None:
+        flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self.metadata = metadata
         self._whole = state_dict is None
         self._state = state_dict
-        self._objects = LoadedObjects(flat, metadata)
+        self._objects = LoadedObjects(flat, metadata, self.adapters)
         self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
         for name, like in self._likes.items():
             try:
-                self._wanted[name] = _Wanted(self._aim(like, name))
+                target = self._target_for(like, name)
             except UnsupportedLeafError as error:
                 problems.append(str(error))
+            else:
+                self._wanted[name] = None if target is None else WantedLeaf(name, target)
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
-    def _aim(self, like: object, name: str) -> TargetLeaf | None:
+    def _target_for(self, like: object, name: str) -> TargetLeaf | None:
         if value_kind(like) is not None:
             return None
         in_place = self.in_place and name not in self._objects.fresh
-        target = frameworks.aim(like, name, in_place=in_place)
+        target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
             raise UnsupportedLeafError(
                 f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
@@ -190,35 +199,31 @@ class DefaultLoadPlanner(LoadPlanner):
             )
         return target
 
+    @property
+    def targets(self) -> Mapping[str, TargetLeaf | None]:
+        """Leaf name -> its target, once it is set up; None for a value."""
+        return {name: wanted and wanted.target for name, wanted in self._wanted.items()}
+
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        # A kept leaf is nothing that the checkpoint should have: it stays as the caller has it.
-        wanted_names = [name for name in self._wanted if name not in self._kept]
-        targets = {name: self._wanted[name].target for name in wanted_names}
+        targets = self.targets
+        if self.keep_values:
+            stored_names = self.metadata.state_dict_metadata.keys()
+            targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)
             if stored is None or name in problems:
                 continue
-            if wanted.target is None:
+            if wanted is None:
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
             assert isinstance(stored, TensorStorageMetadata)
-            items.extend(local_reads(name, wanted.target, stored))
-            wanted.boxes = {
-                number: _Progress(box.sizes, prod(box.sizes))
-                for number, box in enumerate(wanted.target.boxes)
-            }
+            items.extend(local_reads(name, wanted.boxes, stored))
+            wanted.expect()
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
-
-    def _commit_empty(self) -> None:
-        """Boxes without elements get no read item, so they are published here."""
-        for wanted in self._wanted.values():
-            for number, progress in wanted.boxes.items():
-                if progress.missing == 0 and wanted.target is not None:
-                    wanted.target.commit(number)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
@@ -240,7 +245,9 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""
-        self._commit_empty()
+        for wanted in self._wanted.values():
+            if wanted is not None:
+                wanted.commit_empty()
         return central_plan
 
     def check_plan(self, plan: LoadPlan) -> None:
@@ -253,9 +260,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: None if leaf.target is None else leaf.target.boxes
-            for name, leaf in self._wanted.items()
-            if name in stored
+            name: leaf and leaf.boxes for name, leaf in self._wanted.items() if name in stored
         }
         problems = target_problems(plan.items, wanted)
         if problems:
@@ -276,24 +281,9 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
-        wanted = self._wanted[read_item.dest_index.fqn]
-        assert wanted.target is not None and read_item.dest_index.index is not None
-        try:
-            with self._lock:
-                buffer = wanted.target.buffer(read_item.dest_index.index)
-        except MemoryError as error:
-            raise LeafTooLargeError(
-                f"{read_item.dest_index.fqn or 'the root'}: no memory for it; load it sharded, or "
-                f"a part of it with xckpt.open ({error})"
-            ) from error
-        if wanted.boxes[read_item.dest_index.index].sizes == read_item.lengths:
-            return buffer
-        # Every framework's buffer slices like NumPy's.
-        region = tuple(
-            slice(a, a + n) for a, n in zip(read_item.dest_offsets, read_item.lengths, strict=True)
-        )
-        sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
-        return sliceable[region]
+        wanted, number = self._wanted_by(read_item)
+        with self._lock:
+            return wanted.memory(number, Box(read_item.dest_offsets, read_item.lengths))
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Count the item's elements; publish the box with the last of them.
@@ -301,21 +291,14 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             PlanError: the box had all its elements before.
         """
-        wanted = self._wanted[read_item.dest_index.fqn]
-        number = read_item.dest_index.index
-        assert wanted.target is not None and number is not None
-        with self._lock:
-            progress = wanted.boxes[number]
-            progress.missing -= prod(read_item.lengths)
-            missing = progress.missing
-        if missing == 0:
-            wanted.target.commit(number)
-        elif missing < 0:
-            where = Box(read_item.dest_offsets, read_item.lengths)
-            raise PlanError(
-                f"{read_item.dest_index.fqn}: {where} of box {number} was committed, but the box "
-                f"has got {-missing} elements too many; each read item must be committed once"
-            )
+        wanted, number = self._wanted_by(read_item)
+        wanted.land(number, Box(read_item.dest_offsets, read_item.lengths))
+
+    def _wanted_by(self, item: ReadItem) -> tuple[WantedLeaf, int]:
+        """The leaf and the number of the box that an item fills."""
+        wanted, number = self._wanted[item.dest_index.fqn], item.dest_index.index
+        assert wanted is not None and number is not None
+        return wanted, number
 
     def result(self) -> object:
         """The loaded tree.
@@ -325,21 +308,21 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
-            target = self._wanted[name].target
+            wanted = self._wanted[name]
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
-            elif target is None:
+            elif wanted is None:
                 loaded[name] = self._values[name]
             else:
-                loaded[name] = target.result()
+                loaded[name] = wanted.target.result()
         if self._whole:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:
-            whole = assign(self._state, loaded, keep=self._objects.flat.objects)
+            whole = assign(self._state, loaded, self.adapters, keep=self._objects.flat.objects)
             self._objects.hand_over(loaded)
             return whole
         states = self._objects.states(loaded)
-        return rebuild(self._state, lambda name, like: loaded[name], finished=states)
+        return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)
 
 
 def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
@@ -351,43 +334,3 @@ def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
             zero = np.zeros((), numpy_dtype(stored.properties.dtype))
             likes[name] = np.broadcast_to(zero, stored.size)
     return likes
-
-
-def local_reads(name: str, target: TargetLeaf, stored: TensorStorageMetadata) -> list[ReadItem]:
-    """Read items for the boxes that a target wants of a stored tensor, one an intersection.
-
-    Raises:
-        XckptError: a wanted box is not wholly stored (a damaged manifest).
-    """
-    boxes = stored_boxes(stored)
-    wanted_boxes = target.boxes
-    if len(wanted_boxes) == len(boxes) == 1 and wanted_boxes == boxes:
-        # Most leaves of most loads: the whole of what is one array.
-        box = boxes[0]
-        if 0 in box.sizes:
-            return []
-        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
-        return [ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)]
-    wanted, array, shared = intersect(wanted_boxes, boxes)
-    items: list[ReadItem] = []
-    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
-        wanted_box, stored_box = wanted_boxes[i], boxes[j]
-        items.append(
-            ReadItem(
-                LoadItemType.TENSOR,
-                MetadataIndex(name, wanted_box.offsets, i),
-                _minus(box.offsets, wanted_box.offsets),
-                MetadataIndex(name, stored_box.offsets, j),
-                _minus(box.offsets, stored_box.offsets),
-                box.sizes,
-            )
-        )
-    landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
-    for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
-        box = wanted_boxes[i]
-        raise XckptError(f"{name}: {box} is wanted, but not stored exactly once")
-    return items
-
-
-def _minus(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
-    return tuple(x - y for x, y in zip(a, b, strict=True))

@@ -16,9 +16,10 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.errors import PlanError
 
-__all__ = ["source_problems", "stored_boxes", "target_problems"]
+__all__ = ["check_sources", "source_problems", "stored_boxes", "target_problems"]
 
 Shape = tuple[int, ...]
 Regions = list[tuple[Shape, Shape]]
@@ -33,6 +34,17 @@ def stored_boxes(stored: TensorStorageMetadata) -> Boxes:
     return Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
 
 
+def check_sources(plan: LoadPlan, metadata: Metadata) -> None:
+    """Refuse a plan that reads what the checkpoint does not have.
+
+    Raises:
+        PlanError: lists each item that does.
+    """
+    problems = source_problems(plan.items, metadata)
+    if problems:
+        raise PlanError.listing("the plan reads what the checkpoint does not have", problems)
+
+
 def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> list[str]:
     """A line for each item that reads what the checkpoint does not have.
 
@@ -44,23 +56,23 @@ def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> list[str]:
         ['step: an item reads it, but it is not in the checkpoint']
     """
     arrays: dict[str, list[Box]] = {}
-    found: list[str] = []
+    faults: list[str] = []
     for item in items:
         name = item.storage_index.fqn
         stored = metadata.state_dict_metadata.get(name)
         is_tensor = isinstance(stored, TensorStorageMetadata)
         if stored is None:
-            found.append(f"{name}: an item reads it, but it is not in the checkpoint")
+            faults.append(f"{name}: an item reads it, but it is not in the checkpoint")
         elif is_tensor != (item.type is LoadItemType.TENSOR):
             what = "a tensor" if is_tensor else "a Python value"
-            found.append(f"{name}: an item of type {item.type.name} reads it, but it is {what}")
+            faults.append(f"{name}: an item of type {item.type.name} reads it, but it is {what}")
         elif isinstance(stored, TensorStorageMetadata) and not _reads_all(item, stored):
             if name not in arrays:
                 arrays[name] = list(stored_boxes(stored))
             problem = _source_problem(item, arrays[name])
             if problem:
-                found.append(f"{name}: {problem}")
-    return found
+                faults.append(f"{name}: {problem}")
+    return faults
 
 
 def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
@@ -124,17 +136,17 @@ def target_problems(
             values[name] = values.get(name, 0) + 1
         else:
             tensors.setdefault(name, []).append(item)
-    found: list[str] = []
+    faults: list[str] = []
     for name, boxes in wanted.items():
         if boxes is None:
             count = values.get(name, 0)
             if count != 1:
                 what = f"{count} items read it" if count else "wanted, but no item reads it"
-                found.append(f"{name}: {what}")
+                faults.append(f"{name}: {what}")
         else:
             problems = _box_problems(boxes, tensors.get(name, ()))
-            found.extend(f"{name}: {problem}" for problem in problems)
-    return found
+            faults.extend(f"{name}: {problem}" for problem in problems)
+    return faults
 
 
 def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[str]:

@@ -24,7 +24,8 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.columns import Block, LeafRow, LeafTable, WriteItems
+from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError
@@ -73,72 +74,58 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
     if all(table == first for table in tables):
         _check_known(first)
         return first, [None] * len(tables)
-    rows: dict[str, tuple[object, ...]] = {}
+    rows: dict[str, LeafRow] = {}
     ranks: dict[str, int] = {}
+    """The rank that each row is from."""
     problems: dict[str, str] = {}
     numbers: dict[str, int] = {}
     mapped: list[NDArray[np.int32] | None] = []
     known: dict[int, NDArray[np.int32]] = {}
     for rank, table in enumerate(tables):
         if id(table) not in known:
-            for row in _rows(table):
-                name = str(row[0])
-                before = rows.setdefault(name, row)
-                if _knows_more(row, before):
-                    rows[name], ranks[name] = row, rank
+            for row in table.rows():
+                name = row.name
                 numbers.setdefault(name, len(numbers))
-                difference = _difference(before, row)
+                before = rows.setdefault(name, row)
+                difference = _difference(before, ranks.setdefault(name, rank), row, rank)
                 if difference:
-                    problems[name] = f"{name}: {difference.format(ranks[name], rank)}"
-                ranks.setdefault(name, rank)
+                    problems[name] = f"{name}: {difference}"
+                elif row.dtype and not before.dtype:
+                    rows[name], ranks[name] = row, rank
             known[id(table)] = np.array([numbers[name] for name in table.names], np.int32)
         mapped.append(known[id(table)])
     if problems:
         raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
-    merged = LeafTable(*zip(*rows.values(), strict=True))
+    merged = LeafTable.of(rows.values())
     _check_known(merged)
     return merged, mapped
 
 
-def _knows_more(row: tuple[object, ...], before: tuple[object, ...]) -> bool:
-    """Whether a row has a dtype where another of the same leaf has none."""
-    dtype = LeafTable.__struct_fields__.index("dtypes")
-    return bool(row[dtype]) and not before[dtype] and not _difference(before, row)
-
-
 def _check_known(table: LeafTable) -> None:
     problems = [
-        f"{name}: no rank has a part of this tensor of shape {shape}, so none knows its dtype"
-        for name, kind, dtype, shape in zip(
-            table.names, table.kinds, table.dtypes, table.shapes, strict=True
-        )
-        if not kind and not dtype
+        f"{row.name}: no rank has a part of this tensor of shape {row.shape}, so its dtype is "
+        f"unknown"
+        for row in table.rows()
+        if not row.kind and not row.dtype
     ]
     if problems:
         raise PlanError.listing("tensors of an unknown dtype", problems)
 
 
-def _rows(table: LeafTable) -> list[tuple[object, ...]]:
-    columns = [getattr(table, name) for name in table.__struct_fields__]
-    return list(zip(*columns, strict=True))
-
-
-def _difference(a: tuple[object, ...], b: tuple[object, ...]) -> str:
-    """How two rows of one leaf contradict each other, with slots for the ranks; empty if not."""
-    _, kind_a, dtype_a, shape_a, _, _, annotation_a, content_a = a
-    _, kind_b, dtype_b, shape_b, _, _, annotation_b, content_b = b
-    told: list[tuple[str, object, object]] = [
-        ("type", kind_a or "tensor", kind_b or "tensor"),
-        ("dtype", dtype_a, dtype_b),
-        ("shape", shape_a, shape_b),
-        ("annotation", annotation_a, annotation_b),
-    ]
-    for what, of_a, of_b in told:
-        unknown = what == "dtype" and not (of_a and of_b)
-        if of_a != of_b and not unknown:
-            return f"{what} {of_a} on rank {{}} but {of_b} on rank {{}}"
-    if content_a != content_b:
-        return "rank {} and rank {} hold different contents under one name"
+def _difference(one: LeafRow, rank: int, other: LeafRow, other_rank: int) -> str:
+    """How the rows of two ranks for one leaf contradict each other; empty if they do not."""
+    compared = (
+        ("type", one.kind or "tensor", other.kind or "tensor"),
+        # Only a rank with a part of the tensor may know its dtype.
+        ("dtype", one.dtype or other.dtype, other.dtype or one.dtype),
+        ("shape", one.shape, other.shape),
+        ("annotation", one.annotation, other.annotation),
+    )
+    for what, a, b in compared:
+        if a != b:
+            return f"{what} {a} on rank {rank} but {b} on rank {other_rank}"
+    if one.content != other.content:
+        return f"rank {rank} and rank {other_rank} hold different contents under one name"
     return ""
 
 
@@ -201,10 +188,10 @@ def _collect(
                 Boxes(offsets[a:b], sizes[a:b]),
                 ranks[a:b],
             )
-    nobody = np.zeros(0, np.int64)
+    no_ranks = np.zeros(0, np.int64)
     return [
         shards.get(number)
-        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), nobody)
+        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), no_ranks)
         for number, shape in enumerate(table.shapes)
     ]
 
@@ -248,7 +235,7 @@ def _share_all(
         if layout.contested:
             ranks, boxes = share(layout, loads)
         else:
-            # Nobody is chosen, so leaves of one layout are shared alike.
+            # There is no choice, so leaves of one layout are shared the same way.
             if id(layout) not in settled:
                 added = np.zeros(size, np.int64)
                 settled[id(layout)] = (*share(layout, added), added)

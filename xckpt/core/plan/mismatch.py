@@ -29,26 +29,28 @@ def compare(
         >>> compare({"step": None}, Metadata({}))
         {'step': 'step: wanted, but not in the checkpoint'}
     """
-    found: dict[str, str] = {}
+    differing: dict[str, str] = {}
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
         label = name or "the root"
         if stored is None:
             if strict:
-                found[name] = f"{label}: wanted, but not in the checkpoint"
+                differing[name] = f"{label}: wanted, but not in the checkpoint"
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
-                found[name] = f"{label}: the checkpoint holds a Python {stored.kind}, not a tensor"
+                differing[name] = (
+                    f"{label}: the checkpoint holds a Python {stored.kind}, not a tensor"
+                )
         elif target is None:
-            found[name] = (
+            differing[name] = (
                 f"{label}: the checkpoint holds a {stored.properties.dtype} tensor of shape "
                 f"{stored.size}, not a Python value"
             )
         else:
             differences = _tensor_differences(target, stored, cast)
             if differences:
-                found[name] = f"{label}: {'; '.join(differences)}"
-    return found
+                differing[name] = f"{label}: {'; '.join(differences)}"
+    return differing
 
 
 def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast: bool) -> list[str]:
@@ -71,7 +73,7 @@ def _tensor_differences(target: TargetLeaf, stored: TensorStorageMetadata, cast:
 
 
 def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
-    """A line for each leaf of the checkpoint that nobody wants."""
+    """A line for each leaf of the checkpoint that no rank wants."""
     return [
         f"{name or 'the root'}: in the checkpoint, but not wanted"
         for name in metadata.state_dict_metadata

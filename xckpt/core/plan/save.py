@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core import frameworks
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.boxes import Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.columns import Block, LeafRow, LeafTable, WriteItems
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
@@ -41,8 +42,19 @@ class SavePlanner(abc.ABC):
 
     One planner serves one save at a time. The hooks are called in this order: `set_up_planner` and
     `create_local_plan` on every rank, `create_global_plan` on the coordinator, `finish_plan` on
-    every rank, then `resolve_data` for each item, from several threads.
+    every rank, then `resolve_data` for each item, from several threads. Before the first of them
+    the engine hands over the adapters, with `use_adapters`.
     """
+
+    adapters: Adapters = NO_ADAPTERS
+    """What knows the frameworks' tensors."""
+
+    def use_adapters(self, adapters: Adapters) -> None:
+        """Take the adapters of the frameworks whose tensors the state may hold.
+
+        A planner that no engine drives, in a test, say, needs this call too.
+        """
+        self.adapters = adapters
 
     @abc.abstractmethod
     def set_up_planner(
@@ -51,9 +63,9 @@ class SavePlanner(abc.ABC):
         storage_meta: object = None,
         is_coordinator: bool = False,
     ) -> None:
-        """Take the state that is to be saved; it is not passed again.
+        """Take the state to save; it is not passed again.
 
-        ``storage_meta`` is what the storage tells planners (`StorageWriter.storage_meta`).
+        ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
 
     @abc.abstractmethod
@@ -98,8 +110,9 @@ class DefaultSavePlanner(SavePlanner):
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
 
     Example:
+        >>> from xckpt.engine.adapters import loaded_adapters
         >>> planner = DefaultSavePlanner()
-        >>> import xckpt
+        >>> planner.use_adapters(loaded_adapters())
         >>> planner.set_up_planner({"w": np.arange(6.0).reshape(2, 3), "step": 7})
         >>> plans, metadata = planner.create_global_plan([planner.create_local_plan()])
         >>> [item.index.fqn for item in plans[0].items]
@@ -121,6 +134,7 @@ class DefaultSavePlanner(SavePlanner):
         self._leaves: dict[str, SourceLeaf | _PlainValue] = {}
         self._containers: Mapping[str, str] = {}
         self._storage_grid: GridOptions | None = None
+        self._lookups: dict[str, BoxLookup] = {}
 
     def set_up_planner(
         self,
@@ -134,9 +148,9 @@ class DefaultSavePlanner(SavePlanner):
             UnsupportedLeafError: leaves that cannot be saved; all are listed by name.
         """
         self._storage_grid = storage_meta if isinstance(storage_meta, GridOptions) else None
-        flat = flatten(state_dict)
+        flat = flatten(state_dict, self.adapters)
         self._containers = flat.containers
-        self._leaves = {}
+        self._leaves, self._lookups = {}, {}
         problems: list[str] = []
         for name, leaf in flat.leaves.items():
             try:
@@ -150,7 +164,7 @@ class DefaultSavePlanner(SavePlanner):
         kind = value_kind(leaf)
         if kind is not None:
             return _PlainValue(kind, leaf)
-        source = frameworks.describe(leaf, name)
+        source = self.adapters.describe(leaf, name)
         if source is not None:
             return source
         if self.serialise is not None:
@@ -171,7 +185,7 @@ class DefaultSavePlanner(SavePlanner):
             if isinstance(leaf, _PlainValue):
                 digests[name] = hashlib.blake2b(self._bytes(leaf), digest_size=16).digest()
             elif not leaf.sharded:
-                array = np.ascontiguousarray(frameworks.to_numpy(leaf.data(0)))
+                array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
                 digests[name] = hashlib.blake2b(
                     array.reshape(-1).view(np.uint8).data, digest_size=16
                 ).digest()
@@ -184,10 +198,21 @@ class DefaultSavePlanner(SavePlanner):
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The coordinator's plan as it is; leaves that transfer their data learn of it."""
         transferring = {
-            name: leaf for name, leaf in self._leaves.items() if hasattr(leaf, "expect")
+            name: leaf
+            for name, leaf in self._leaves.items()
+            if hasattr(leaf, "expect") and isinstance(leaf, TransferringLeaf)
         }
-        if transferring:
-            _announce(transferring, new_plan)
+        if not transferring:
+            return new_plan
+        uses = {name: [0] * len(leaf.boxes) for name, leaf in transferring.items()}
+        for item in new_plan.items:
+            leaf = transferring.get(item.index.fqn)
+            if leaf is not None and item.tensor_data is not None:
+                number = self._holder(item.index.fqn, leaf, item.tensor_data.chunk)
+                if number is not None:
+                    uses[item.index.fqn][number] += 1
+        for name, leaf in transferring.items():
+            leaf.expect(uses[name])
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> object:
@@ -200,63 +225,42 @@ class DefaultSavePlanner(SavePlanner):
         leaf = self._leaves.get(name)
         if leaf is None:
             raise PlanError(
-                f"{name}: to be written by this rank, which has no leaf of this name; a planner "
-                f"that renames or moves items must resolve them too"
+                f"{name}: this rank has to write it, but has no leaf of this name; a planner that "
+                f"renames or moves items must resolve them too"
             )
         if isinstance(leaf, _PlainValue) != (write_item.tensor_data is None):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
             raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
         if isinstance(leaf, _PlainValue):
             return io.BytesIO(self._bytes(leaf))
-        return _view(leaf, write_item)
+        return self._view(leaf, write_item)
+
+    def _view(self, leaf: SourceLeaf, item: WriteItem) -> object:
+        """The part of a local shard that an item asks for; the shard itself if that is all."""
+        assert item.tensor_data is not None
+        name, box = item.index.fqn, item.tensor_data.chunk
+        number = self._holder(name, leaf, box)
+        if number is None:
+            raise PlanError(f"{name}: this rank has to write {box}, but does not hold it")
+        shard_box = leaf.boxes[number]
+        # Every framework's shard slices like NumPy's.
+        shard: NDArray[np.generic] = leaf.data(number)  # type: ignore[assignment]
+        return shard if shard_box == box else shard[box.slices(shard_box.offsets)]
+
+    def _holder(self, name: str, leaf: SourceLeaf, box: Box) -> int | None:
+        """The number of the local shard that holds a box."""
+        boxes = leaf.boxes
+        if len(boxes) == 1:
+            return 0 if boxes[0].holds(box) else None
+        if name not in self._lookups:
+            self._lookups[name] = BoxLookup(boxes)
+        return self._lookups[name].holder(box)
 
     def _bytes(self, leaf: _PlainValue) -> bytes:
         if leaf.kind == "opaque":
             assert self.serialise is not None
             return self.serialise(leaf.value)
         return encode_value(leaf.value).encode("utf-8", "surrogatepass")
-
-
-def _announce(leaves: Mapping[str, object], plan: SavePlan) -> None:
-    """Tell leaves how often each of their boxes will be asked for."""
-    uses: dict[str, list[int]] = {}
-    for item in plan.items:
-        leaf = leaves.get(item.index.fqn)
-        if isinstance(leaf, TransferringLeaf) and item.tensor_data is not None:
-            held = _holder(leaf, item.tensor_data.chunk)
-            counts = uses.setdefault(item.index.fqn, [0] * len(leaf.boxes))
-            if held is not None:
-                counts[held[0]] += 1
-    for name, leaf in leaves.items():
-        assert isinstance(leaf, TransferringLeaf)
-        leaf.expect(uses.get(name, [0] * len(leaf.boxes)))
-
-
-def _holder(leaf: SourceLeaf, chunk: Box) -> tuple[int, tuple[slice, ...] | None] | None:
-    """The number of the box that holds a chunk, and where in it; None for where is all of it."""
-    for index, box in enumerate(leaf.boxes):
-        if box == chunk:
-            return index, None
-        start = tuple(a - b for a, b in zip(chunk.offsets, box.offsets, strict=True))
-        stop = tuple(a + n for a, n in zip(start, chunk.sizes, strict=True))
-        if all(a >= 0 for a in start) and all(b <= n for b, n in zip(stop, box.sizes, strict=True)):
-            return index, tuple(slice(a, b) for a, b in zip(start, stop, strict=True))
-    return None
-
-
-def _view(leaf: SourceLeaf, item: WriteItem) -> object:
-    assert item.tensor_data is not None
-    chunk = item.tensor_data.chunk
-    held = _holder(leaf, chunk)
-    if held is None:
-        where = str(chunk)
-        raise PlanError(
-            f"{item.index.fqn}: {where} is to be written by this rank, but not held by it"
-        )
-    index, region = held
-    # Every framework's shard slices like NumPy's.
-    shard: NDArray[np.generic] = leaf.data(index)  # type: ignore[assignment]
-    return shard if region is None else shard[region]
 
 
 def local_plan(
@@ -266,24 +270,20 @@ def local_plan(
 ) -> SavePlan:
     """The plan of a rank that holds these leaves: a row for each leaf, an item for each box."""
     contents = contents or {}
-    boxes: dict[int, list[tuple[int, Boxes]]] = {}
-    rows = list(leaves.items())
-    for number, (_, leaf) in enumerate(rows):
-        held = Boxes.whole(()) if isinstance(leaf, _PlainValue) else leaf.boxes
-        boxes.setdefault(held.rank, []).append((number, held))
-    sources = [None if isinstance(leaf, _PlainValue) else leaf for _, leaf in rows]
-    table = LeafTable(
-        names=tuple(leaves),
-        kinds=tuple(leaf.kind if isinstance(leaf, _PlainValue) else "" for _, leaf in rows),
-        dtypes=tuple(source.dtype if source else "" for source in sources),
-        shapes=tuple(tuple(source.shape) if source else () for source in sources),
-        sharded=tuple(bool(source and source.sharded) for source in sources),
-        shardings=tuple(source.sharding if source else None for source in sources),
-        annotations=tuple(source.annotation if source else "" for source in sources),
-        contents=tuple(contents.get(name, b"") for name in leaves),
-    )
-    blocks = [_block(numbered) for _, numbered in sorted(boxes.items())]
-    return SavePlan(WriteItems(table, blocks), containers=containers)
+    by_rank: dict[int, list[tuple[int, Boxes]]] = {}
+    rows: list[LeafRow] = []
+    for number, (name, leaf) in enumerate(leaves.items()):
+        content = contents.get(name, b"")
+        boxes = Boxes.whole(())
+        if isinstance(leaf, _PlainValue):
+            rows.append(LeafRow(name, leaf.kind, content=content))
+        else:
+            boxes, shape = leaf.boxes, tuple(leaf.shape)
+            described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
+            rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
+        by_rank.setdefault(boxes.rank, []).append((number, boxes))
+    blocks = [_block(numbered) for _, numbered in sorted(by_rank.items())]
+    return SavePlan(WriteItems(LeafTable.of(rows), blocks), containers=containers)
 
 
 def _block(numbered: Sequence[tuple[int, Boxes]]) -> Block:

@@ -1,13 +1,13 @@
-"""What a planner may not do: plans that contradict the metadata, or each other.
+"""Plans that no planner may make: they contradict the metadata, or each other.
 
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
-checkpoint whose parts contradict each other must not be committed. So after a planner has spoken:
+checkpoint whose parts contradict each other must not be committed. So after a planner's hooks:
 
 1. `check_shares`, on the coordinator: each share's leaves are what the metadata says they are.
-2. `check_finished`, on every rank: `finish_plan` made no other leaves of those in the share.
+2. `check_finished`, on every rank: `finish_plan` did not change what the leaves of the share are.
 
 Both compare leaf tables, which all ranks usually share, not items. That every chunk and value is
-written exactly once is found out where it is free: in the reports of what was written.
+written exactly once is checked where it is free: in the reports of what was written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.columns import LeafTable, WriteItems
+from xckpt.core.plan.items import SavePlan
 from xckpt.errors import PlanError
 
 __all__ = ["check_finished", "check_shares"]
@@ -28,8 +29,8 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
     """Refuse shares of a global plan that do not agree with its metadata.
 
     Raises:
-        PlanError: lists every leaf that is not in the metadata or is something else there, and the
-            first rank that is told so.
+        PlanError: lists every leaf that is not in the metadata or is something else there, with
+            the first rank that has to write it.
 
     Example:
         >>> from xckpt.core.metadata import MetadataIndex
@@ -39,7 +40,7 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
         Traceback (most recent call last):
         ...
         xckpt.errors.PlanError: create_global_plan returned plans and metadata that disagree
-          - step: rank 0 is to write it, but it is not in the metadata
+          - step: rank 0 has to write it, but it is not in the metadata
     """
     known = {name: _described(leaf) for name, leaf in metadata.state_dict_metadata.items()}
     problems: dict[str, str] = {}
@@ -54,7 +55,7 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
         if differences:
             for name in {item.index.fqn: None for item in items}:
                 if name in differences:
-                    text = f"{name}: rank {rank} is to write it, but {differences[name]}"
+                    text = f"{name}: rank {rank} has to write it, but {differences[name]}"
                     problems.setdefault(name, text)
     if problems:
         raise PlanError.listing(
@@ -63,7 +64,7 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
 
 
 def check_finished(share: SavePlan, finished: SavePlan) -> None:
-    """Refuse what `finish_plan` made of a share if a leaf is not in it, or is something else.
+    """Refuse a finished plan with a leaf that is not in the share, or is something else there.
 
     Raises:
         PlanError: lists every such leaf.

@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.names import split_name
@@ -64,18 +65,18 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
         ['opt/best', 'opt/state']
     """
     leaves = Names(flat.leaves)
-    found: dict[str, None] = {}
+    open_places: dict[str, None] = {}
     open_to_all = {leaf for leaf, value in flat.leaves.items() if value is None}
     open_to_all |= {at for at, kind in flat.containers.items() if kind in ("dict", "list", "tuple")}
     # An outer place comes before the places inside it.
     for place in sorted(Names(open_to_all).below(name)):
-        if any(outer in found for outer in _outer(place)):
+        if any(outer in open_places for outer in _outer(place)):
             continue
         has_tensors = any(value_kind(flat.leaves[leaf]) is None for leaf in leaves.below(place))
         # What is stored at the object's own name, and not below it, is no state.
         if not has_tensors and set(stored.below(place)) - {name}:
-            found[place] = None
-    return list(found)
+            open_places[place] = None
+    return list(open_places)
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class LoadedObjects:
 
     flat: FlatTree
     metadata: Metadata
+    adapters: Adapters
     likes: dict[str, object] = field(init=False)
     """Leaf name -> target, for the whole tree."""
     fresh: set[str] = field(default_factory=set, init=False)
@@ -124,7 +126,11 @@ class LoadedObjects:
                 }
                 finished[place] = unflatten(leaves, containers)
             states[name] = rebuild(
-                state.tree, lambda leaf, _: loaded[leaf], at=split_name(name), finished=finished
+                state.tree,
+                lambda leaf, _: loaded[leaf],
+                self.adapters,
+                at=split_name(name),
+                finished=finished,
             )
         return states
 

@@ -3,7 +3,7 @@
 1. `read_metadata` and `parse_metadata` describe ``.metadata`` without unpickling it.
 2. `read_tree` finds the elements of each chunk in the ``.distcp`` files (`archives`) and checks
    them against the metadata. Every fault of every entry is found before any is reported.
-3. A tensor becomes a `LazySource` over `MappedParts`: nothing of it is read before somebody asks.
+3. A tensor becomes a `LazySource` over `MappedParts`: nothing of it is read until it is asked for.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.tree import DEEPEST, unflatten
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
@@ -28,20 +30,24 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, Where, parse
-from xckpt.formats.torch_save.archive import Archive, MappedTensor
+from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, parse
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.storage.errors import storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
 
 __all__ = [
     "MappedParts",
     "parse_metadata",
-    "raw_bytes",
     "read_metadata",
     "read_tree",
 ]
+
+
+MOST_POSITIONS: Final = 1 << 20
+"""Longest list of entries, those included that are absent."""
 
 
 def read_metadata(folder: FilePath) -> bytes:
@@ -77,59 +83,49 @@ def parse_metadata(folder: FilePath, data: bytes) -> DCPMetadata:
         raise type(error)(f"{folder / '.metadata'}: {error}", error.problems) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _RawBytes:
-    """An entry that is kept as it is."""
-
-    folder: FilePath
-    where: Where
-
-
-def raw_bytes(leaf: object) -> bytes:
-    """The bytes of an entry that `read_tree` has kept as it is."""
-    assert isinstance(leaf, _RawBytes)
-    start, length = leaf.where.offset, leaf.where.length
-    with closing(open_file(leaf.folder / leaf.where.file)) as file:
-        return file.fetch([(start, start + length)])[0]
+def _content(folder: FilePath, where: Where) -> bytes:
+    """The bytes of an entry."""
+    path = folder / where.file
+    with storage_errors(path), closing(open_file(path)) as file:
+        return file.fetch([(where.offset, where.offset + where.length)])[0]
 
 
-def read_tree(
-    folder: FilePath, described: DCPMetadata, opaque: bool, rank: int = 0, size: int = 1
-) -> object:
-    """The tree that was saved, as rank ``rank`` of ``size`` is to save it.
+def read_tree(folder: FilePath, described: DCPMetadata, *, opaque: bool) -> object:
+    """The tree that was saved.
+
+    Args:
+        folder: where it is.
+        described: what its ``.metadata`` says.
+        opaque: make an `Opaque` object of an entry that is no plain value, instead of refusing it.
 
     Raises:
         XckptError: entries are damaged, foreign or not representable; all of the worst kind are
             listed.
     """
-    shares = _share(list(described.tensors.values()), rank, size)
-    archive = _opener(folder, described, shares)
+    archive = _opener(folder, described)
     faults = _Faults()
     leaves: dict[str, object] = {}
     for name in described.order:
         with faults.of(name):
             tensor = described.tensors.get(name)
             if tensor is not None:
-                leaves[name] = _tensor(archive, tensor, shares[name])
+                leaves[name] = _tensor(archive, tensor)
             else:
-                where = described.objects[name]
-                leaves[name] = _object(archive, _RawBytes(folder, where), opaque)
+                leaves[name] = _object(archive, folder, described.objects[name], opaque)
     faults.report(folder)
-    return _unflatten({name: (described.paths[name], leaf) for name, leaf in leaves.items()})
+    return _tree(described, leaves)
 
 
 Opener = Callable[[Where], Archive]
 
 
-def _opener(
-    folder: FilePath, described: DCPMetadata, shares: Mapping[str, Sequence[int]]
-) -> Opener:
-    """What opens this rank's archives. Those in a bucket are opened at once, before they are asked
+def _opener(folder: FilePath, described: DCPMetadata) -> Opener:
+    """What opens an entry's archive. Those in a bucket are opened at once, before they are asked
     for one by one.
     """
     if isinstance(folder, Path):
         return lambda where: Archive.open(folder, where)
-    wanted = [described.tensors[name].places[n] for name in shares for n in shares[name]]
+    wanted = [place for tensor in described.tensors.values() for place in tensor.places]
     wanted += described.objects.values()
 
     def tried(where: Where) -> Archive | XckptError:
@@ -138,10 +134,10 @@ def _opener(
         except XckptError as error:
             return error
 
-    found = dict(zip(wanted, soon(folder, tried, wanted), strict=True))
+    archives = dict(zip(wanted, map_concurrently(folder, tried, wanted), strict=True))
 
     def opened(where: Where) -> Archive:
-        archive = found[where]
+        archive = archives[where]
         if isinstance(archive, XckptError):
             raise archive
         return archive
@@ -155,7 +151,7 @@ class _Faults:
     KINDS = (UnsafePickleError, CorruptCheckpointError, ManifestError, UnsupportedLeafError)
 
     def __init__(self) -> None:
-        self._found: dict[type[XckptError], list[str]] = {}
+        self._problems: dict[type[XckptError], list[str]] = {}
         self._name = ""
 
     def of(self, name: str) -> _Faults:
@@ -168,67 +164,45 @@ class _Faults:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         for fault in self.KINDS:
             if isinstance(error, fault):
-                told = error.problems or (f"{self._name}: {error}",)
-                self._found.setdefault(fault, []).extend(told)
+                problems = error.problems or (f"{self._name}: {error}",)
+                self._problems.setdefault(fault, []).extend(problems)
                 return True
         return False
 
     def report(self, folder: FilePath) -> None:
         """Raise the worst kind of error, with all of its kind."""
         for kind in self.KINDS:
-            problems = self._found.get(kind)
+            problems = self._problems.get(kind)
             if problems:
                 raise kind.listing(f"{folder}: {len(problems)} entries cannot be read", problems)
 
 
-def _share(tensors: Sequence[StoredTensor], rank: int, size: int) -> dict[str, list[int]]:
-    """The chunks of each tensor that a rank offers; every rank computes the same division."""
-    weights = [
-        (int(elements) * item_size(tensor.dtype), tensor.name, number)
-        for tensor in tensors
-        for number, elements in enumerate(tensor.boxes.elements.tolist())
-    ]
-    fair = sum(weight for weight, _, _ in weights) / size
-    loads = [0] * size
-    mine: dict[str, list[int]] = {tensor.name: [] for tensor in tensors}
-    for weight, name, number in sorted(weights, key=lambda entry: -entry[0]):
-        if weight > fair:
-            mine[name].append(number)
-            continue
-        taker = loads.index(min(loads))
-        loads[taker] += weight
-        if taker == rank:
-            mine[name].append(number)
-    return {name: sorted(numbers) for name, numbers in mine.items()}
-
-
-def _tensor(archive: Opener, tensor: StoredTensor, numbers: Sequence[int]) -> LazySource:
-    """A tensor with the chunks that this rank is to read, each found and checked.
+def _tensor(archive: Opener, tensor: StoredTensor) -> LazySource:
+    """A tensor with its chunks, each found and checked.
 
     Raises:
-        XckptError: chunks that cannot be read; ``problems`` lists all.
+        XckptError: chunks that cannot be read.
     """
-    boxes = tensor.boxes.take(np.array(numbers, np.int64))
     parts: list[MappedTensor] = []
-    for number, box in zip(numbers, boxes, strict=True):
+    for place, box in zip(tensor.places, tensor.boxes, strict=True):
         where = f"{tensor.name}: chunk {box}"
         try:
-            part = archive(tensor.places[number]).value()
+            part = archive(place).value()
         except XckptError as error:
             raise type(error)(f"{where}: {error}", (f"{where}: {error}",)) from error
-        told = _told(part)
-        if told != (tensor.dtype, box.sizes):
+        stored = _dtype_and_shape(part)
+        if stored != (tensor.dtype, box.sizes):
             problem = (
                 f"{where}: the metadata say {tensor.dtype} of shape {box.sizes}, but "
-                f"{tensor.places[number].file} holds {' of shape '.join(map(str, told))}"
+                f"{place.file} holds {' of shape '.join(map(str, stored))}"
             )
             raise CorruptCheckpointError(problem, (problem,))
         assert isinstance(part, MappedTensor)
         parts.append(part)
-    return _lazy(tensor.shape, tensor.dtype, boxes, parts)
+    return _lazy(tensor.shape, tensor.dtype, tensor.boxes, parts)
 
 
-def _told(part: object) -> tuple[object, ...]:
+def _dtype_and_shape(part: object) -> tuple[object, ...]:
     if isinstance(part, MappedTensor):
         return part.dtype, part.shape
     return (f"a {type(part).__name__}",)
@@ -251,18 +225,18 @@ def _lazy(
     return LazySource(shape, dtype, boxes, MappedParts(tuple(parts)))
 
 
-def _object(archive: Opener, raw: _RawBytes, opaque: bool) -> object:
+def _object(archive: Opener, folder: FilePath, where: Where, opaque: bool) -> object:
     """The value of an entry of bytes, with a `LazySource` for each tensor in it.
 
     Raises:
-        UnsupportedLeafError: it is no plain value.
+        UnsupportedLeafError: it is no plain value, and ``opaque`` is False.
         CorruptCheckpointError: the file is missing, truncated or damaged.
     """
     try:
-        return _leaves(archive(raw.where).value())
+        return _leaves(archive(where).value())
     except (UnsafePickleError, UnsupportedLeafError) as error:
         if opaque:
-            return raw
+            return Opaque(partial(_content, folder, where))
         raise UnsupportedLeafError(
             f"no plain value: {error}; opaque=True keeps its bytes as they are"
         ) from error
@@ -284,39 +258,39 @@ def _leaves(value: object) -> object:
     return value
 
 
-def _unflatten(placed: Mapping[str, tuple[KeyPath, object]]) -> object:
+def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
     """The tree of key paths: an int is a position in a list, a string a key of a dict.
+
+    Where an entry of a list is absent, torch too puts None.
 
     Raises:
         ManifestError: two entries have one path, or one lies inside another; all are listed.
     """
-    root: dict[str | int, object] = {}
-    nodes: dict[KeyPath, dict[str | int, object]] = {(): root}
-    leaves: dict[KeyPath, str] = {}
+    entries: dict[str, object] = {}
+    keys: dict[KeyPath, set[str | int]] = {}
     problems: list[str] = []
-    for name, (path, leaf) in placed.items():
-        above = [path[:depth] for depth in range(1, len(path))]
-        taken = next((leaves[keys] for keys in (*above, path) if keys in leaves), None)
-        if taken is not None or path in nodes:
-            other = taken or "another entry"
-            problems.append(f"{name}: its place {join_keys(path)} is that of {other} or inside it")
+    for fqn, leaf in leaves.items():
+        path = described.paths[fqn]
+        name = join_keys(path)
+        if name in entries:
+            problems.append(f"{fqn}: another entry has its place {name} too")
+        if len(path) > DEEPEST:
+            problems.append(f"{fqn}: more than {DEEPEST} containers deep")
             continue
-        for keys in above:
-            if keys not in nodes:
-                nodes[keys] = nodes[keys[:-1]][keys[-1]] = {}
-        nodes[path[:-1]][path[-1]] = leaf
-        leaves[path] = name
-    if problems:
-        raise ManifestError.listing("the entries make up no tree", problems)
-    return _closed(root, nodes_of={id(node) for node in nodes.values()})
-
-
-def _closed(node: object, nodes_of: set[int]) -> object:
-    """The tree with lists where all keys are ints; torch too puts None where an entry is absent."""
-    if id(node) not in nodes_of:
-        return node
-    assert isinstance(node, dict)
-    children = {key: _closed(child, nodes_of) for key, child in node.items()}
-    if not children or not all(type(key) is int for key in children):
-        return children
-    return [children.get(number) for number in range(max(children) + 1)]
+        entries[name] = leaf
+        for depth, key in enumerate(path):
+            keys.setdefault(path[:depth], set()).add(key)
+    lists = {path: below for path, below in keys.items() if all(type(k) is int for k in below)}
+    for path, positions in lists.items():
+        last = max(map(int, positions))
+        if last >= MOST_POSITIONS:
+            problems.append(f"{join_keys(path)}: a list with an entry at {last:,}")
+            continue
+        absent = set(range(last)) - positions
+        entries.update({join_keys((*path, number)): None for number in absent})
+    try:
+        if not problems:
+            return unflatten(entries, {join_keys(path): "list" for path in lists})
+    except ManifestError as error:
+        problems += error.problems or (str(error),)
+    raise ManifestError.listing("the entries make up no tree", problems)

@@ -22,26 +22,26 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
-from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, as_record, load
+from xckpt.formats.torch_save.archive import Where
+from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
+from xckpt.formats.torch_save.values import DTYPE_NAMES, MOST_DIMENSIONS
 
-__all__ = ["DTYPE_NAMES", "MAX_BYTES", "DCPMetadata", "StoredTensor", "Where", "parse"]
+__all__ = [
+    "FILESYSTEM",
+    "MAX_BYTES",
+    "METADATA",
+    "DCPMetadata",
+    "StoredTensor",
+    "parse",
+]
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
 
-MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where an entry is stored: ``length`` bytes from ``offset`` on, in a file of the folder."""
-
-    file: str
-    offset: int
-    length: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,19 +99,12 @@ def _dict(pairs: object = ()) -> dict[object, object]:
     return {}
 
 
-_METADATA: Final = "torch.distributed.checkpoint.metadata"
-_FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
+METADATA: Final = "torch.distributed.checkpoint.metadata"
+"""The module of the classes that describe a checkpoint."""
+FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
+"""The module of the class that says where an entry is stored."""
 _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until torch 2.2
-_ENUMS: Final = (f"{_METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
-
-# fmt: off
-DTYPE_NAMES: Final = (
-    *DTYPES, "complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16",
-    "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2",
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
-)
-"""torch's dtypes, those included that the format lacks: they are refused with their leaf's name."""
-# fmt: on
+_ENUMS: Final = (f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
 
 NAMES: Final[Mapping[str, Maker | None]] = {
     **{f"torch.{name}": None for name in DTYPE_NAMES},
@@ -119,7 +112,7 @@ NAMES: Final[Mapping[str, Maker | None]] = {
     "torch.serialization._get_layout": _layout,
     "collections.OrderedDict": _dict,
     **{
-        f"{_METADATA}.{name}": as_record
+        f"{METADATA}.{name}": as_record
         for name in (
             "Metadata",
             "TensorStorageMetadata",
@@ -134,7 +127,7 @@ NAMES: Final[Mapping[str, Maker | None]] = {
     **dict.fromkeys(_ENUMS, as_record),
     "builtins.getattr": _member,
     "__builtin__.getattr": _member,
-    f"{_FILESYSTEM}._StorageInfo": as_record,
+    f"{FILESYSTEM}._StorageInfo": as_record,
     # The folder that it was written to.
     **{
         f"{module}.{name}": _path
@@ -216,15 +209,15 @@ class _Reader:
     def _where(self, name: str, info: Mapping[str, object]) -> Where:
         file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
         if not isinstance(file, str) or not _is_count(offset) or not _is_count(length):
-            raise ManifestError(f"{name}: where it is stored is not told by a file and a range")
+            raise ManifestError(f"{name}: where it is stored is not a file and a range")
         _check_file(file, name)
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
             # By type what is no text: anything may stand here, nested or long without end.
-            told = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
+            names = ", ".join(d[:40] if isinstance(d, str) else _kind(d) for d in listed[:4])
             self.unsupported.append(
-                f"{name}: stored through the extension {told}; load it with torch and save anew"
+                f"{name}: stored through the extension {names}; load and save it with torch"
             )
         return Where(file, offset, length)
 
@@ -263,12 +256,12 @@ class _Reader:
             return
         where = str(fault.box)
         chunks = [str(boxes[n]) for n in fault.holders]
-        told = {
+        fault_text = {
             "gap": "is in no chunk",
             "outside": f"lies outside its shape {shape}",
             "overlap": f"is in several chunks: {' and '.join(chunks)}",
         }[fault.kind]
-        self.uncovered.append(f"{name}: {where} {told}")
+        self.uncovered.append(f"{name}: {where} {fault_text}")
 
     def _dtype(self, name: str, properties: object) -> str | None:
         if not isinstance(properties, Record) or not properties.name.endswith(".TensorProperties"):
@@ -291,7 +284,9 @@ class _Reader:
         paths: dict[str, KeyPath] = {}
         for name in described:
             path = given.get(name)
-            whole = isinstance(path, tuple) and all(type(key) in (str, int) for key in path)
+            whole = isinstance(path, tuple) and all(
+                isinstance(key, str) or _is_count(key) for key in path
+            )
             paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
         return paths
 

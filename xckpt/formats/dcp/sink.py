@@ -1,36 +1,44 @@
-"""A folder of torch.distributed.checkpoint (DCP) as a sink.
+"""A folder of torch.distributed.checkpoint (DCP) as a sink; torch is not needed.
 
-1. The plan numbers the entries and cuts each tensor into chunks.
-2. Each value and each chunk becomes a file of its own, from any thread or process
-   (`xckpt.formats.torch_save.write`). To write chunks, no worker imports torch, which takes
-   seconds.
-3. At the end torch writes ``.metadata``, which names every file (`xckpt.torch.dcp.folder_writer`).
+1. The plan divides the tree into entries as torch does (`xckpt.formats.dcp.keys`): a tensor, a
+   value, or a tuple or list of values that is one object. It numbers them and cuts each tensor into
+   chunks.
+2. Each chunk becomes a file of its own, from any thread or process
+   (`xckpt.formats.torch_save.write`). A tensor inside an object is one chunk, in a hidden file.
+3. At the end the values and objects are written, and ``.metadata``, which names every file
+   (`xckpt.formats.dcp.encode`).
 
-`dcp.load` finds a tensor under its keys joined with dots, as torch joins them.
+`dcp.load` finds an entry under its keys joined with dots. torch's own rules hold for the tree: int
+keys of dicts become strings, empty dicts vanish, and a namedtuple becomes a tuple.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.errors import UnsupportedLeafError
-from xckpt.formats.flat_names import flat_names
-from xckpt.formats.staged_sink import StagedSink, chunk_of, value_problems
-from xckpt.formats.staging import foreign_files
-from xckpt.formats.torch_save.write import SAVED_DTYPES, write_array
-from xckpt.mapping.names import keys_of
-from xckpt.mapping.spec import TensorSpec
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.grid import cells
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+)
+from xckpt.formats.dcp.encode import encode
+from xckpt.formats.dcp.keys import StoredObject, stored_objects
+from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.storage.errors import storage_errors
-
-if TYPE_CHECKING:
-    from xckpt.torch.dcp.folder_writer import Described
 
 __all__ = ["DCPSink"]
 
@@ -38,10 +46,8 @@ CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""
 METADATA: Final = ".metadata"
 
-Shape = tuple[int, ...]
 
-
-class DCPSink(StagedSink):
+class DCPSink(TensorSink):
     """Writes a folder that `torch.distributed.checkpoint.load` reads.
 
     Args:
@@ -49,8 +55,9 @@ class DCPSink(StagedSink):
         overwrite: replace what is there, if it is such a folder.
 
     Example:
+        >>> from xckpt.mapping.spec import TensorSpec
         >>> sink = DCPSink("for-dcp")
-        >>> _ = sink.prepare({"model/w": TensorSpec((2, 2), "float32")}, {"step": 7}, {})
+        >>> _ = sink.prepare(Contents({"model/w": TensorSpec((2, 2), "float32")}, {"step": 7}))
         >>> box = Box((0, 0), (2, 2))
         >>> sink.write("model/w", box, np.eye(2, dtype=np.float32))
         >>> sink.commit()
@@ -60,35 +67,37 @@ class DCPSink(StagedSink):
         ({'model/w': TensorSpec(shape=(2, 2), dtype='float32')}, {'step': 7})
     """
 
+    _entries: Mapping[str, StoredObject]
+    """FQN -> entry."""
     _names: Mapping[str, str]
-    _numbers: Mapping[str, int]
+    """Leaf name -> mapping name."""
+    _files: Mapping[str, str]
+    """Mapping name of a tensor -> what its files' names begin with."""
     _chunks: Mapping[str, Shape]
 
-    def _plan(self, metadata: Mapping[str, str]) -> object:
-        """Number the entries and cut the tensors; DCP has no place for ``metadata``."""
-        _check(self._specs, self._values)
-        entries = (*self._specs, *self._values)
-        self._names = flat_names(entries)
-        self._numbers = {name: number for number, name in enumerate(entries)}
-        self._chunks = {name: chunk_of(spec, CHUNK_BYTES) for name, spec in self._specs.items()}
-        return list(self._chunks.values())
+    def _plan(self) -> object:
+        """Find and number the entries, and cut the tensors; DCP has no place for texts."""
+        contents = self._contents
+        self._names = {contents.leaf_name(n): n for n in (*contents.specs, *contents.values)}
+        self._entries = _entries(contents, self._names)
+        files: dict[str, str] = {}
+        chunks: dict[str, Shape] = {}
+        for number, entry in enumerate(self._entries.values()):
+            for part, leaf in enumerate(entry.leaves):
+                name = self._names[leaf]
+                if name not in contents.specs:
+                    continue
+                if entry.leaf is not None:
+                    files[name] = f"__0_{number}"
+                    chunks[name] = contents.chunk(name, CHUNK_BYTES)
+                else:
+                    files[name] = f".__0_{number}_part{part}"
+                    chunks[name] = tuple(max(1, size) for size in contents.specs[name].shape)
+        self._files, self._chunks = files, chunks
+        return [list(self._entries), [[name, chunks[name], files[name]] for name in chunks]]
 
     def _lay_out(self) -> None:
-        """Ask torch, which writes the end, whether it has the dtypes; write the values."""
-        from xckpt.torch.buffers import torch_dtype
-        from xckpt.torch.dcp.folder_writer import write_value
-
-        newer = [
-            f"{name}: this torch has no {spec.dtype}, a newer one has"
-            for name, spec in self._specs.items()
-            if torch_dtype(spec.dtype) is None
-        ]
-        if newer:
-            raise UnsupportedLeafError.listing("DCP cannot carry this", newer)
-        for name, value in self._values.items():
-            path = self.folder / self._file(name)
-            with storage_errors(f"{path}: {name}"):
-                write_value(path, value)
+        """Nothing is known before any box but what is written at the end."""
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""
@@ -98,66 +107,147 @@ class DCPSink(StagedSink):
         return self._chunks[name]
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
-        chunk = self._chunks[name]
-        starts = zip(box.offsets, box.sizes, chunk, strict=True)
-        for offsets in product(*(range(o, o + n, c) for o, n, c in starts)):
-            low = [a - o for a, o in zip(offsets, box.offsets, strict=True)]
-            part = np.asarray(data[tuple(slice(a, a + c) for a, c in zip(low, chunk, strict=True))])
-            path = self.folder / self._file(name, offsets)
+        for chunk in self._cells(name, box):
+            path = self.folder / self._file(name, chunk)
+            part = np.asarray(data[chunk.slices(box.offsets)])
             with storage_errors(f"{path}: {name}"):
-                write_array(path, part)
+                write_saved(path, part)
 
-    def _file(self, name: str, offsets: Shape = ()) -> str:
-        place = "".join(f"_{offset}" for offset in offsets)
-        return f"__0_{self._numbers[name]}{place}.distcp"
+    def _cells(self, name: str, box: Box) -> Boxes:
+        """The chunks of a box that begins and ends with chunks."""
+        if not box.elements:
+            return Boxes.of((), rank=len(box.sizes))
+        shape = self._contents.specs[name].shape
+        return cells(box.offsets, box.ends, shape, self._chunks[name])[1]
+
+    def _file(self, name: str, chunk: Box) -> str:
+        place = "".join(f"_{offset}" for offset in chunk.offsets)
+        return f"{self._files[name]}{place}.distcp"
 
     def commit(self) -> None:
-        """Write the metadata, sync and rename.
+        """Write the values and the metadata, sync and rename.
 
         Raises:
-            CorruptCheckpointError: chunks were not written; all are listed.
+            CorruptCheckpointError: chunks were not written, or an opaque object is not what was
+                saved; all are listed.
         """
-        from xckpt.torch.dcp.folder_writer import write_metadata
-
         with storage_errors(self.folder):
-            write_metadata(
-                self.folder,
-                {self._names[name]: self._described(name) for name in self._specs},
-                {self._names[name]: self._file(name) for name in self._values},
-                {flat: keys_of(name) for name, flat in self._names.items()},
-            )
+            described = self._described()
+            (self.folder / METADATA).write_bytes(encode(described))
             for path in self.folder.glob(".__0_*"):
-                path.unlink()  # A write that was killed has left it.
+                path.unlink()  # A part of an object, or what a write that was killed has left.
         super().commit()
 
-    def _described(self, name: str) -> Described:
-        from xckpt.torch.dcp.folder_writer import Described
+    def _described(self) -> DCPMetadata:
+        """What ``.metadata`` says, with the values written.
 
-        spec, chunk = self._specs[name], self._chunks[name]
-        boxes: dict[Shape, tuple[Shape, str]] = {}
-        for offsets in product(
-            *(range(0, size, step) for size, step in zip(spec.shape, chunk, strict=True))
-        ):
-            ends = zip(offsets, chunk, spec.shape, strict=True)
-            boxes[offsets] = tuple(min(c, n - o) for o, c, n in ends), self._file(name, offsets)
-        return Described(spec.dtype, spec.shape, boxes)
+        Raises:
+            CorruptCheckpointError: files are missing; all are listed.
+        """
+        tensors: dict[str, StoredTensor] = {}
+        objects: dict[str, Where] = {}
+        places = self._written()
+        for number, (fqn, entry) in enumerate(self._entries.items()):
+            name = "" if entry.leaf is None else self._names[entry.leaf]
+            if name in places:
+                spec = self._contents.specs[name]
+                boxes = self._cells(name, Box.whole(spec.shape))
+                tensors[fqn] = StoredTensor(fqn, spec.dtype, spec.shape, boxes, places[name])
+            else:
+                path = self.folder / f"__0_{number}.distcp"
+                self._write_object(path, entry, places)
+                objects[fqn] = Where(path.name, 0, path.stat().st_size)
+        paths = {fqn: entry.path for fqn, entry in self._entries.items()}
+        return DCPMetadata(tensors, objects, paths, tuple(self._entries))
 
-    def close(self) -> None:
+    def _written(self) -> dict[str, tuple[Where, ...]]:
+        """Mapping name of each tensor -> where its chunks are."""
+        missing: list[str] = []
+
+        def where(name: str, file: str) -> Where:
+            path = self.folder / file
+            if path.is_file():
+                return Where(file, 0, path.stat().st_size)
+            missing.append(f"{name}: {file}")
+            return Where(file, 0, 0)
+
+        places = {
+            name: tuple(
+                where(name, self._file(name, chunk))
+                for chunk in self._cells(name, Box.whole(spec.shape))
+            )
+            for name, spec in self._contents.specs.items()
+        }
+        if missing:
+            raise CorruptCheckpointError.listing(f"{self.folder}: files were not written", missing)
+        return places
+
+    def _write_object(
+        self, path: Path, entry: StoredObject, places: Mapping[str, tuple[Where, ...]]
+    ) -> None:
+        """Write the file of an entry that is no tensor."""
+        values = {leaf: self._value(self._names[leaf], places) for leaf in entry.leaves}
+        value = entry.build(values)
+        if isinstance(value, Opaque):
+            path.write_bytes(value.content())
+        else:
+            write_saved(path, value)
+
+    def _value(self, name: str, places: Mapping[str, tuple[Where, ...]]) -> object:
+        """A leaf of an object; a tensor maps its file."""
+        if name not in places:
+            return self._contents.values[name]
+        spec = self._contents.specs[name]
+        if not places[name]:
+            return np.empty(spec.shape, numpy_dtype(spec.dtype))
+        part = Archive.open(self.folder, places[name][0]).value()
+        assert isinstance(part, MappedTensor)
+        return part.array()
+
+    def _close(self) -> None:
         """Nothing is held open."""
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if not (path / METADATA).is_file():
-            return f"it is no DCP folder, which has {METADATA}"
-        return foreign_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
+            return f"it is no DCP folder: there is no {METADATA} in it"
+        return other_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
 
 
-def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:
+def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredObject]:
+    """FQN -> what torch knows under it.
+
+    Raises:
+        UnsupportedLeafError: leaves that torch cannot hold, or two of one FQN; all are listed.
+    """
     problems = [
         f"{name}: torch cannot save dtype {spec.dtype}"
-        for name, spec in specs.items()
+        for name, spec in contents.specs.items()
         if spec.dtype not in SAVED_DTYPES
     ]
-    problems += value_problems(values)
+    values = contents.values
+    problems += value_problems(
+        {name: value for name, value in values.items() if not isinstance(value, Opaque)}
+    )
+    if "" in names or contents.containers.get("", "dict") != "dict":
+        problems.append("the root is no dict; torch saves dicts only")
+    entries: dict[str, StoredObject] = {}
+    try:
+        entries = stored_objects(
+            names, contents.containers, lambda leaf: names[leaf] in contents.specs, {}
+        )
+    except TreeMismatchError as error:
+        raise UnsupportedLeafError.listing(
+            "torch joins keys with dots, and so gives two leaves one name", error.problems
+        ) from error
+    except ManifestError as error:
+        problems.append(str(error))
+    problems += [
+        f"{fqn}: an opaque value inside a tuple, which torch pickles as a whole"
+        for fqn, entry in entries.items()
+        if entry.leaf is None
+        and any(isinstance(values.get(names[leaf]), Opaque) for leaf in entry.leaves)
+    ]
     if problems:
         raise UnsupportedLeafError.listing("DCP cannot carry this", problems)
+    return entries

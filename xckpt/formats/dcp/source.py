@@ -25,12 +25,14 @@ from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
-from xckpt.formats.foreign_paths import naming
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
 
@@ -40,11 +42,12 @@ MOST_OPEN: Final = 64
 """Files that are held open at a time."""
 
 
-class DCPSource:
+class DCPSource(TensorSource):
     """A DCP folder, as a source of tensors.
 
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
+        opaque: keep entries that are neither tensors nor values as the bytes that they are.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
@@ -56,32 +59,25 @@ class DCPSource:
 
     Example:
         >>> import xckpt
-        >>> from xckpt.torch.dcp import export_checkpoint
+        >>> from xckpt.convert import convert
         >>> _ = xckpt.save("memory://for-dcp", {"model": {"w": np.arange(6.0)}, "step": 7})
-        >>> export_checkpoint("memory://for-dcp", "a-dcp-folder")
+        >>> _ = convert("memory://for-dcp", "a-dcp-folder", format="dcp")
         >>> source = DCPSource("a-dcp-folder")
         >>> source.specs, source.values
         ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
     """
 
-    metadata: Mapping[str, str]
-    """Nothing: such folders carry no texts of their own."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
         folder = self.path = find_path(path)
-        self.metadata = {}
+        self.threads = reading_threads(self.path)
         data = read_metadata(folder)
         with naming(folder):
-            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=False))
-            self.leaf_names: Mapping[str, str] = by_mapping_name(flat.leaves)
-            """Mapping name -> leaf name."""
+            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))
+            self.leaf_names = by_mapping_name(flat.leaves)
         self.containers = flat.containers
-        """Leaf name of each container that is no plain dict -> its kind."""
         self._tensors: dict[str, tuple[Boxes, MappedParts]] = {}
-        self.specs: Mapping[str, TensorSpec] = {}
-        """Mapping name -> what the tensor is."""
-        self.values: Mapping[str, object] = {}
-        """Mapping name -> Python value."""
+        self.specs = {}
+        self.values = {}
         self._sort({name: flat.leaves[leaf] for name, leaf in self.leaf_names.items()})
         self._state = hashlib.sha256(data)
         self._files: OrderedDict[FilePath, RangeFile] = OrderedDict()
@@ -96,7 +92,7 @@ class DCPSource:
             if isinstance(leaf, LazySource) and isinstance(leaf.read, MappedParts):
                 specs[name] = TensorSpec(leaf.shape, leaf.dtype)
                 self._tensors[name] = leaf.boxes, leaf.read
-            elif value_kind(leaf) is not None:
+            elif value_kind(leaf) is not None or isinstance(leaf, Opaque):
                 values[name] = leaf
             else:
                 problems.append(f"{name}: a {type(leaf).__qualname__} is neither tensor nor value")
@@ -124,16 +120,13 @@ class DCPSource:
         _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), boxes)
         for number, part in zip(numbers.tolist(), shared, strict=True):
             tensor = mapped.parts[number]
-            within = zip(part.offsets, box.offsets, part.sizes, strict=True)
-            region = tuple(slice(a - o, a - o + n) for a, o, n in within)
-            start = zip(part.offsets, boxes[number].offsets, strict=True)
-            offsets = tuple(a - o for a, o in start)
+            offsets = part.relative_to(boxes[number].offsets).offsets
+            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
             with storage_errors(f"{tensor.path}: {name}"):
-                file = self._open(tensor.path)
-                read_mapped(file, tensor, offsets, into[region] if region else into)
+                read_mapped(self._open(tensor.path), tensor, offsets, region)
 
     def _open(self, path: FilePath) -> RangeFile:
-        """A file, kept open until many others were; whoever still reads keeps it alive."""
+        """A file; it stays open until many others were opened, and as long as it is being read."""
         with self._lock:
             file = self._files.get(path)
             if file is None:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.foreign_paths import file_problem
 from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
-from xckpt.formats.staged_sink import StagedSink, chunk_of
+from xckpt.formats.sink import TensorSink
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.errors import storage_errors
+from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSink"]
@@ -41,7 +41,7 @@ HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTre
 NUMBERS: Final[Mapping[type, str]] = {bool: "bool", int: "int64", float: "float64"}
 
 
-class OrbaxSink(StagedSink):
+class OrbaxSink(TensorSink):
     """Writes a checkpoint that Orbax restores.
 
     Args:
@@ -49,8 +49,9 @@ class OrbaxSink(StagedSink):
         overwrite: replace what is there, if it is such a checkpoint.
 
     Example:
+        >>> from xckpt.formats.sink import Contents
         >>> sink = OrbaxSink("for-orbax")
-        >>> _ = sink.prepare({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}, {})
+        >>> _ = sink.prepare(Contents({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}))
         >>> sink.write("a/w", Box((0, 0), (2, 2)), np.eye(2, dtype=np.float32))
         >>> sink.commit()
         >>> from xckpt.formats.orbax.source import OrbaxSource
@@ -64,22 +65,23 @@ class OrbaxSink(StagedSink):
     _chunks: Mapping[str, tuple[int, ...]]
     _arrays: Mapping[str, StoredZarr]
 
-    def _plan(self, metadata: Mapping[str, str]) -> object:
+    def _plan(self) -> object:
         """Name and cut the arrays, and encode the tree."""
-        _check(self._specs, self._values)
-        self._names = flat_names((*self._specs, *self._values))
+        contents = self._contents
+        _check(contents.specs, contents.values)
+        self._names = flat_names((*contents.specs, *contents.values))
         _check_paths(self._names)
-        leaves = [Leaf(keys_of(name), "np.ndarray") for name in self._specs]
-        leaves += [Leaf(keys_of(name), _kind(value)) for name, value in self._values.items()]
-        self._tree = encode_tree(leaves, dict(metadata) or None)
-        self._chunks = {name: chunk_of(spec, CHUNK_BYTES) for name, spec in self._specs.items()}
+        leaves = [Leaf(keys_of(name), "np.ndarray") for name in contents.specs]
+        leaves += [Leaf(keys_of(name), _kind(value)) for name, value in contents.values.items()]
+        self._tree = encode_tree(leaves, dict(contents.metadata) or None)
+        self._chunks = {name: contents.chunk(name, CHUNK_BYTES) for name in contents.specs}
         return list(self._chunks.values())
 
     def _lay_out(self) -> None:
         """Write all but the tensors, the tree last."""
         arrays = ZarrFolder(self.folder)
         strings: dict[str, str] = {}
-        for name, value in self._values.items():
+        for name, value in self._contents.values.items():
             if isinstance(value, str):
                 strings[self._names[name]] = value
             elif value is not None:
@@ -96,7 +98,7 @@ class OrbaxSink(StagedSink):
         arrays = ZarrFolder(self.folder)
         self._arrays = {
             name: arrays.create(self._names[name], spec.dtype, spec.shape, self._chunks[name])
-            for name, spec in self._specs.items()
+            for name, spec in self._contents.specs.items()
         }
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -106,19 +108,19 @@ class OrbaxSink(StagedSink):
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
 
-    def close(self) -> None:
-        """Let go of the arrays."""
+    def _close(self) -> None:
+        """Close the arrays."""
         self._arrays = {}
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if path.is_dir() and (path / TREE).is_file():
             return ""
         return f"it is no checkpoint of Orbax, which has {TREE}"
 
 
 def _told_of_now() -> dict[str, object]:
-    """What Orbax notes of a checkpoint that is made now."""
+    """What Orbax writes about a checkpoint made now."""
     now = time.time_ns()
     return {
         "item_handlers": HANDLER,
@@ -157,7 +159,7 @@ def _check_paths(names: Mapping[str, str]) -> None:
     problems = [
         f"{name}: its name {problem}"
         for name, flat in names.items()
-        if (problem := file_problem(flat))
+        if (problem := file_name_problem(flat))
     ]
     reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", "array_metadatas", "commit_success.txt"}
     places = {flat: name for name, flat in names.items()}

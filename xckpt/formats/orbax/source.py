@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar, cast
+from typing import Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,6 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.formats.foreign_paths import existing_path, file_problem, naming, read_text
 from xckpt.formats.orbax.tree import (
     ARRAYS,
     CHECKPOINT,
@@ -42,11 +41,13 @@ from xckpt.formats.orbax.tree import (
     parse_tree,
     steps_in,
 )
+from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.files import state_of
-from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.errors import naming
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.storage.foreign.files import read_whole, state_of
+from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 __all__ = ["OrbaxSource", "find_item"]
@@ -58,10 +59,8 @@ CUSTOM: Final = "orbax.custom_metadata"
 MAX_BYTES: Final = 1 << 28
 SHOWN: Final = 8
 
-P = TypeVar("P", bound=FilePath)
 
-
-def find_item(path: P) -> P:
+def find_item(path: FilePath) -> FilePath:
     """The folder with the tree that a path means.
 
     Raises:
@@ -100,7 +99,7 @@ def _named(folders: Sequence[FilePath]) -> str:
     return ", ".join(each.name for each in folders[-SHOWN:]) + more
 
 
-class OrbaxSource:
+class OrbaxSource(TensorSource):
     """A checkpoint of Orbax, as a source of tensors.
 
     Args:
@@ -118,32 +117,26 @@ class OrbaxSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = find_item(existing_path(path))
-        data = read_text(self.path / TREE, MAX_BYTES)
+        self.threads = reading_threads(self.path)
+        data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
         self._state = hashlib.sha256(data)
-        self.metadata: Mapping[str, str] = (
-            {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
-        )
+        self.metadata = {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
         """The user's own, as JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
-        """Leaf name of each container that is no plain dict -> its kind."""
         with naming(self.path):
-            held = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
-            self.leaf_names: Mapping[str, str] = by_mapping_name(held)
-            """Mapping name -> leaf name."""
+            stored = {n: leaf for n, leaf in leaves.items() if leaf.kind not in CONTAINERS}
+            self.leaf_names = by_mapping_name(stored)
         by_name = {name: leaves[leaf] for name, leaf in self.leaf_names.items()}
         arrays = self._open(tree, by_name)
         self._arrays = {name: arrays[name] for name in arrays if by_name[name].kind in ARRAYS}
-        self.specs: Mapping[str, TensorSpec] = {
+        self.specs = {
             name: TensorSpec(array.shape, array.dtype) for name, array in self._arrays.items()
         }
-        """Mapping name -> what the tensor is."""
-        self.values: Mapping[str, object] = self._values(by_name, arrays)
-        """Mapping name -> Python value."""
-        self.annotations: Mapping[str, str] = self._annotations(by_name)
-        """Mapping name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+        self.values = self._values(by_name, arrays)
+        self.annotations = self._annotations(by_name)
         self._note_times()
 
     def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:
@@ -154,12 +147,12 @@ class OrbaxSource:
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
             raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
         folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
-        found: dict[str, StoredZarr] = {}
+        arrays: dict[str, StoredZarr] = {}
         faults: dict[type[XckptError], list[str]] = {}
 
         def opened(name: str) -> StoredZarr | XckptError:
             stored = leaves[name].stored_name
-            problem = file_problem(stored)
+            problem = file_name_problem(stored)
             if problem:
                 return ManifestError(f"its name {problem}")
             try:
@@ -168,17 +161,17 @@ class OrbaxSource:
                 return error
 
         names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
-        for name, array in zip(names, soon(self.path, opened, names), strict=True):
+        for name, array in zip(names, map_concurrently(self.path, opened, names), strict=True):
             if isinstance(array, XckptError):
                 faults.setdefault(type(array), []).append(f"{name}: {array}")
             else:
-                found[name] = array
+                arrays[name] = array
         for kind in (ManifestError, CorruptCheckpointError, UnsupportedLeafError):
             problems = faults.get(kind)
             if not problems:
                 continue
             raise kind.listing(f"{self.path}: {len(problems)} leaves cannot be read", problems)
-        return found
+        return arrays
 
     def _values(
         self, leaves: Mapping[str, Leaf], arrays: Mapping[str, StoredZarr]
@@ -201,24 +194,24 @@ class OrbaxSource:
         with naming(path):
             if not path.is_file():
                 raise CorruptCheckpointError("missing")
-            return _json_object(read_text(path, MAX_BYTES))
+            return _json_object(read_whole(path, MAX_BYTES))
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
-        told: dict[str, str] = {}
+        kinds: dict[str, str] = {}
         for path in named(self.path / "array_metadatas"):
             if not path.name.startswith("process_"):
                 continue
             with naming(path):
-                listed = _json_object(read_text(path, MAX_BYTES)).get("array_metadatas")
+                listed = _json_object(read_whole(path, MAX_BYTES)).get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
                 entry = each.get("array_metadata") if isinstance(each, dict) else None
                 extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
                 kind = extra.get("random_key_impl") if isinstance(extra, dict) else None
                 if isinstance(entry, dict) and isinstance(kind, str):
-                    told[str(entry.get("param_name"))] = f"prng_key:{kind}"
+                    kinds[str(entry.get("param_name"))] = f"prng_key:{kind}"
         names = {leaf.stored_name: name for name, leaf in leaves.items()}
-        return {names[stored]: text for stored, text in told.items() if stored in names}
+        return {names[stored]: text for stored, text in kinds.items() if stored in names}
 
     def _note_times(self) -> None:
         """Have another save at the same place be another source."""
@@ -226,7 +219,7 @@ class OrbaxSource:
             self._state.update(state_of(path))
         for folder in (self.path, self.path.parent):
             if (folder / CHECKPOINT).is_file():
-                self._state.update(read_text(folder / CHECKPOINT, MAX_BYTES))
+                self._state.update(read_whole(folder / CHECKPOINT, MAX_BYTES))
                 break
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -247,7 +240,7 @@ class OrbaxSource:
         return self._state.digest()
 
     def close(self) -> None:
-        """Nothing is held open beyond this object's life."""
+        """Nothing is stored open beyond this object's life."""
 
 
 def _json_object(text: bytes) -> dict[str, object]:

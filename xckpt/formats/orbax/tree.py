@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError
@@ -36,7 +36,6 @@ TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"
 
-P = TypeVar("P", bound=FilePath)
 
 SEQUENCE: Final = 1
 DICT: Final = 2
@@ -47,7 +46,7 @@ CONTAINERS: Final[Mapping[str, str]] = {
     "Tuple": "tuple",
     "NamedTuple": "tuple",
 }
-"""Kinds of empty containers -> ours."""
+"""Kind of an empty container -> kind of `xckpt.core.tree`."""
 KINDS: Final = ARRAYS | frozenset(CONTAINERS) | {"scalar", "string", "None"}
 
 
@@ -122,8 +121,8 @@ def _leaf(entry: object) -> Leaf | str:
     """A leaf, or what is wrong with it."""
     if not isinstance(entry, dict):
         return "no entry"
-    told = entry.get("value_metadata")
-    kind = told.get("value_type") if isinstance(told, dict) else None
+    value = entry.get("value_metadata")
+    kind = value.get("value_type") if isinstance(value, dict) else None
     if not isinstance(kind, str) or kind not in KINDS:
         return f"a leaf of kind {str(kind)[:60]!r}, which is unknown"
     path = entry.get("key_metadata")
@@ -168,11 +167,11 @@ def looks_like_orbax(folder: FilePath) -> bool:
     return (folder / TREE).is_file() or (folder / CHECKPOINT).is_file() or bool(steps_in(folder))
 
 
-def steps_in(folder: P) -> list[P]:
+def steps_in(folder: FilePath) -> list[FilePath]:
     """The steps of a `CheckpointManager` in a folder."""
     return [each for each in folders_in(folder) if (each / CHECKPOINT).is_file()]
 
 
-def folders_in(folder: P) -> Iterator[P]:
+def folders_in(folder: FilePath) -> Iterator[FilePath]:
     """The folders in a folder, by name."""
     return (each for each in named(folder) if each.is_dir())

@@ -27,7 +27,7 @@ __all__ = [
     "MAX_HEADER_BYTES",
     "NAMES",
     "Header",
-    "Place",
+    "TensorSpan",
     "header_length",
     "lay_out",
     "parse_header",
@@ -71,7 +71,7 @@ _METADATA: Final = "__metadata__"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSpan:
     """A tensor of a file."""
 
     dtype: str
@@ -90,7 +90,7 @@ class Place:
 class Header:
     """What a file holds."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, TensorSpan]
     """Name -> tensor, in the header's order."""
     metadata: Mapping[str, str]
     """The texts under ``__metadata__``."""
@@ -136,7 +136,7 @@ def parse_header(text: bytes, file_size: int) -> Header:
     data_at = 8 + len(text)
     problems: list[str] = []
     unsupported: list[str] = []
-    places: dict[str, Place] = {}
+    places: dict[str, TensorSpan] = {}
     ranges: list[tuple[int, int, str]] = []
     for name, entry in entries.items():
         told = _entry(entry) if _is_text(name) else "its name holds half a character"
@@ -150,7 +150,7 @@ def parse_header(text: bytes, file_size: int) -> Header:
         elif dtype not in NAMES:
             unsupported.append(f"{name}: dtype {dtype[:40]!r}, which is unknown")
         else:
-            place = places[name] = Place(NAMES[dtype], shape, data_at + start)
+            place = places[name] = TensorSpan(NAMES[dtype], shape, data_at + start)
             if place.nbytes != stop - start:
                 problems.append(
                     f"{name}: {dtype} {Box.whole(shape)} takes {place.nbytes:,} "
@@ -310,5 +310,5 @@ def lay_out(
             f"{MAX_HEADER_BYTES:,} are read: write several files"
         )
     first = struct.pack("<Q", len(text)) + text
-    places = {name: Place(*tensors[name], len(first) + starts[name]) for name in order}
+    places = {name: TensorSpan(*tensors[name], len(first) + starts[name]) for name in order}
     return first, Header(places, dict(metadata), len(first) + end)

@@ -30,10 +30,9 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
 from xckpt.formats.flat_names import flat_names
-from xckpt.formats.safetensors.header import Header, Place, lay_out
+from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
-from xckpt.formats.staged_sink import StagedSink, value_problems
-from xckpt.formats.staging import foreign_files
+from xckpt.formats.sink import TensorSink, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
@@ -58,19 +57,20 @@ class _Planned:
     header: Header
 
 
-class SafetensorsSink(StagedSink):
+class SafetensorsSink(TensorSink):
     """Writes safetensors.
 
     Args:
         path: a file that ends in ``.safetensors``, or a folder.
         overwrite: replace what is there, if it is a safetensors file or a folder of nothing else.
-        max_shard_bytes: a folder's tensors are split into files of at most so many bytes; a larger
-            tensor has a file of its own.
+        max_shard_bytes: a folder's tensors are split into files of at most this many bytes; a
+            larger tensor has a file of its own.
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
+        >>> from xckpt.formats.sink import Contents
         >>> sink = SafetensorsSink("made.safetensors")
-        >>> _ = sink.prepare({"w": TensorSpec((2, 2), "float32")}, {}, {})
+        >>> _ = sink.prepare(Contents({"w": TensorSpec((2, 2), "float32")}))
         >>> for row in (1, 0):
         ...     box = Box((row, 0), (1, 2))
         ...     sink.write("w", box, np.full((1, 2), row, np.float32))
@@ -91,20 +91,21 @@ class SafetensorsSink(StagedSink):
         self.max_shard_bytes = max_shard_bytes
         self.single = self.path.name.endswith(SUFFIX)
         self._planned: list[_Planned] = []
-        self._places: dict[str, tuple[str, Place]] = {}
+        self._places: dict[str, tuple[str, TensorSpan]] = {}
         self._files: dict[str, OpenFile] = {}
 
-    def _plan(self, metadata: Mapping[str, str]) -> object:
+    def _plan(self) -> object:
         """Divide the tensors among files, and find every byte's place."""
-        names = flat_names(self._specs)
-        told = {**FORMAT, **metadata, **_value_text(self._values)}
-        tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in self._specs.items()}
-        _check_dtypes(tensors, told)
+        specs = self._contents.specs
+        names = flat_names(specs)
+        texts = {**FORMAT, **self._contents.metadata, **_value_text(self._contents.values)}
+        tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in specs.items()}
+        _check_dtypes(tensors, texts)
         groups = [list(tensors)] if self.single else _split(tensors, self.max_shard_bytes)
         self._planned = []
         for number, group in enumerate(groups, 1):
             series = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-            first, header = lay_out({name: tensors[name] for name in group}, told)
+            first, header = lay_out({name: tensors[name] for name in group}, texts)
             self._planned.append(_Planned(f"{STEM}{series}{SUFFIX}", first, header))
         places = {
             flat: (file.name, place)
@@ -130,7 +131,7 @@ class SafetensorsSink(StagedSink):
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """1 in each dimension: any box can be written."""
-        return (1,) * len(self._specs[name].shape)
+        return (1,) * len(self._contents.specs[name].shape)
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         holder, place = self._places[name]
@@ -138,17 +139,17 @@ class SafetensorsSink(StagedSink):
         with storage_errors(f"{file.path}: {name}"):
             write_box(file, place.start, place.shape, box.offsets, data)
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
         self._files = {}
 
     @staticmethod
-    def _problem_to_replace(path: Path) -> str:
+    def _foreign(path: Path) -> str:
         if path.is_file():
             return "" if path.name.endswith(SUFFIX) else f"it is no {SUFFIX} file"
-        return foreign_files(path, lambda name: _OURS.fullmatch(name) is not None)
+        return other_files(path, lambda name: _OURS.fullmatch(name) is not None)
 
 
 def _value_text(values: Mapping[str, object]) -> dict[str, str]:
@@ -162,8 +163,8 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
         raise UnsupportedLeafError.listing("some values cannot be written", problems)
     if not values:
         return {}
-    told = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
-    return {VALUES: json.dumps(told, separators=(",", ":"))}
+    texts = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
+    return {VALUES: json.dumps(texts, separators=(",", ":"))}
 
 
 def _check_dtypes(

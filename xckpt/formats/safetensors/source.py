@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.names import join_keys
 from xckpt.core.values import decode_value
 from xckpt.errors import (
     ManifestError,
@@ -29,15 +30,21 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.file_sets import Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming
-from xckpt.formats.safetensors.header import Header, Place, header_length, parse_header, stated_size
+from xckpt.formats.safetensors.header import (
+    Header,
+    TensorSpan,
+    header_length,
+    parse_header,
+    stated_size,
+)
+from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
-from xckpt.mapping.names import mapping_name
+from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.paths import FilePath, existing_path
 
 __all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
 
@@ -46,7 +53,7 @@ VALUES: Final = "xckpt.values"
 """The text of ``__metadata__`` that holds Python values: JSON, mapping name -> [type, text]."""
 
 
-class SafetensorsSource:
+class SafetensorsSource(TensorSource):
     """A checkpoint in safetensors files, as a source of tensors.
 
     A tensor's name is one key; see `xckpt.formats.flat_names`.
@@ -75,6 +82,7 @@ class SafetensorsSource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
+        self.threads = reading_threads(self.path)
         files = find_files(self.path, SUFFIX)
         self._files: dict[FilePath, RangeFile] = {}
         headers = self._headers(files)
@@ -84,20 +92,22 @@ class SafetensorsSource:
             for name, file in owners.items()
         }
         texts = _metadata(headers)
-        self.values: Mapping[str, object] = _values(self.path, texts.pop(VALUES, None))
+        self.values = _values(self.path, texts.pop(VALUES, None))
         """Python values that xckpt has put there, by mapping name."""
-        self.metadata: Mapping[str, str] = texts
+        self.metadata = texts
         """The other texts that the files carry."""
-        self.specs: Mapping[str, TensorSpec] = {
+        self.specs = {
             name: TensorSpec(place.shape, place.dtype) for name, (_, place) in self._places.items()
         }
-        """Mapping name -> what the tensor is."""
+        self.leaf_names = {name: join_keys(keys_of(name)) for name in (*self.specs, *self.values)}
 
     def _headers(self, files: Files) -> dict[FilePath, Header]:
         headers: dict[FilePath, Header] = {}
         faults: dict[type[XckptError], list[str]] = {}
         self._state = hashlib.sha256()
-        for path, found in zip(files.paths, soon(self.path, _look, files.paths), strict=True):
+        for path, found in zip(
+            files.paths, map_concurrently(self.path, _look, files.paths), strict=True
+        ):
             if isinstance(found, XckptError):
                 told = found.problems or (str(found),)
                 faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
@@ -154,7 +164,7 @@ def _look(
         return file, header, state
 
 
-def _tensor(file: RangeFile, place: Place) -> FileTensor:
+def _tensor(file: RangeFile, place: TensorSpan) -> FileTensor:
     dtype = numpy_dtype(place.dtype)
     return FileTensor(file, place.start, dtype, place.shape, row_major(place.shape))
 

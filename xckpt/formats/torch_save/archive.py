@@ -6,7 +6,7 @@ tensor refers to a storage by number, and the bytes of storage n under ``data/n`
 1. `Archive.open` finds the entries of one archive, which may lie anywhere in a larger file.
 2. ``data.pkl`` is described, not unpickled (`xckpt.formats.torch_save.values`).
 3. A tensor becomes a `MappedTensor`: dtype, shape, strides and a range of the file. `array` maps
-   it; nothing is read before somebody looks.
+   it; nothing is read until it is looked at.
 
 In a bucket each read is a request, so both ends of an archive are asked for at once: the directory
 lies there, and of small archives all but the elements.
@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from io import RawIOBase
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -29,26 +28,25 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
-from xckpt.formats.dcp.metadata import Where
-from xckpt.formats.torch_save.pickle_machine import Symbol
+from xckpt.formats.torch_save.file_range import MAX_PICKLE_BYTES, FileRange
+from xckpt.formats.torch_save.symbols import Symbol
 from xckpt.formats.torch_save.values import View, describe
 from xckpt.storage.errors import storage_errors
-from xckpt.storage.foreign.files import RangeFile, open_file
+from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
 
-__all__ = ["Archive", "MappedTensor", "stated_length"]
-
-MAX_PICKLE_BYTES: Final = 1 << 28
-"""Longest ``data.pkl`` that is read."""
-
-EDGE_BYTES: Final = 1 << 12
-"""What is read ahead at each end of an archive in a bucket."""
-TAIL_BYTES: Final = 1 << 16
-"""How far the last record of a ZIP file reaches at most, a comment included."""
+__all__ = ["Archive", "MappedTensor", "Where"]
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
-_END: Final = struct.Struct("<4s8xII2x")
-_END64_LOCATOR: Final = struct.Struct("<4s4xQ4x")
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where an entry is stored: ``length`` bytes from ``offset`` on, in a file of the folder."""
+
+    file: str
+    offset: int
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,89 +92,6 @@ class MappedTensor:
         return memory
 
 
-class _Slice(RawIOBase):
-    """A range of a file, as a file."""
-
-    def __init__(self, file: RangeFile, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, length, 0
-        self._edges: list[tuple[int, bytes]] = []
-        if file.free_bytes:
-            edge = min(EDGE_BYTES, length)
-            last = length - edge
-            head, tail = self.ranges([(0, edge), (last, edge)])
-            self._edges = [(0, head), (last, tail)]
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        base = (0, self._at, self._length)[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._length - self._at)
-        size = left if size < 0 else min(size, left)
-        if size > MAX_PICKLE_BYTES:
-            raise ValueError(f"a directory or pickle of {size:,} bytes")
-        data = self.range(self._at, size)
-        self._at += len(data)
-        return data
-
-    def range(self, start: int, length: int) -> bytes:
-        """The bytes there."""
-        return self.ranges([(start, length)])[0]
-
-    def ranges(self, wanted: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes at some (start, length), as far as the range of the file reaches."""
-        found: list[bytes | None] = []
-        missing: list[tuple[int, int]] = []
-        for start, length in wanted:
-            low = min(max(start, 0), self._length)
-            high = min(low + length, self._length)
-            found.append(self._near(low, high))
-            if found[-1] is None:
-                missing.append((self._start + low, self._start + high))
-        read = iter(self._file.fetch(missing))
-        return [next(read) if data is None else data for data in found]
-
-    def _near(self, low: int, high: int) -> bytes | None:
-        """A range that was read ahead."""
-        for start, data in self._edges:
-            if start <= low and high <= start + len(data):
-                return data[low - start : high - start]
-        return None
-
-
-def stated_length(path: FilePath, most: int = TAIL_BYTES) -> int:
-    """How long the end of an archive says that it is; 0 if that is no end of one.
-
-    Args:
-        path: a file that is one archive.
-        most: how many of the last bytes to look at.
-
-    Raises:
-        CorruptCheckpointError: there is no such file.
-        StorageError: it cannot be read.
-    """
-    with closing(open_file(path)) as file:
-        tail = file.tail(most)
-    at = tail.rfind(b"PK\5\6")
-    if at < 0 or len(tail) < at + _END.size:
-        return 0
-    _, size, offset = _END.unpack_from(tail, at)
-    locator, record = at - _END64_LOCATOR.size, tail.rfind(b"PK\6\6", 0, at)
-    if record >= 0 and tail[locator:at].startswith(b"PK\6\7"):
-        return _END64_LOCATOR.unpack_from(tail, locator)[1] + len(tail) - record
-    return offset + size + len(tail) - at
-
-
 class Archive:
     """One archive, as `torch.save` writes it."""
 
@@ -203,7 +118,7 @@ class Archive:
         if problem:
             raise CorruptCheckpointError(f"{path} {problem}")
         with storage_errors(path), closing(open_file(path)) as file:
-            view = _Slice(file, where.offset, where.length)
+            view = FileRange(file, where.offset, where.length)
             records = _records(view, path, where)
             pickled = view.range(*records["data.pkl"])
             order = view.range(*records.get("byteorder", (0, 0))) or b"little"
@@ -229,13 +144,13 @@ class Archive:
             UnsupportedLeafError: it has more elements than its storage, or is big-endian.
         """
         name = f"data/{view.storage.key}"
-        found = self._records.get(name)
-        if found is None:
+        record = self._records.get(name)
+        if record is None:
             raise CorruptCheckpointError(f"{self._path}: the archive has no {name}")
         if not self._little and item_size(view.dtype) > 1:
             raise UnsupportedLeafError("written on a machine with big-endian numbers")
         item = item_size(view.dtype)
-        start, length = found
+        start, length = record
         steps = zip(view.shape, view.strides, strict=True)
         last = sum((size - 1) * step for size, step in steps) if prod(view.shape) else -1
         if (view.offset + last + 1) * item > length:
@@ -279,7 +194,7 @@ def _corrupt(path: FilePath, where: Where, what: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{path}: at bytes {there} is {what}")
 
 
-def _records(view: _Slice, path: FilePath, where: Where) -> dict[str, tuple[int, int]]:
+def _records(view: FileRange, path: FilePath, where: Where) -> dict[str, tuple[int, int]]:
     """Name within the archive -> start and length of each entry."""
     try:
         entries = zipfile.ZipFile(view).infolist()  # type: ignore[arg-type]
@@ -287,7 +202,7 @@ def _records(view: _Slice, path: FilePath, where: Where) -> dict[str, tuple[int,
         if view.range(8, 2) == b'{"':
             raise UnsupportedLeafError(
                 f"{path}: stored as safetensors, which torch's own reader does not read from here "
-                f"either; save it anew with SerializationFormat.TORCH_SAVE"
+                f"either; save it again with SerializationFormat.TORCH_SAVE"
             ) from error
         raise _corrupt(path, where, f"no archive of torch.save ({error})") from error
     root = next((e.filename[:-8] for e in entries if e.filename.endswith("data.pkl")), None)
@@ -348,5 +263,5 @@ class _Values:
             return tuple(self.convert(part, depth + 1) for part in value)
         if isinstance(value, str | bool | int | float | complex | bytes | None):
             return value
-        told = value.name if isinstance(value, Symbol) else type(value).__name__.strip("_").lower()
-        raise UnsupportedLeafError(f"a {told} is no plain value")
+        kind = value.name if isinstance(value, Symbol) else type(value).__name__.strip("_").lower()
+        raise UnsupportedLeafError(f"a {kind} is no plain value")

@@ -1,8 +1,9 @@
 """Reading a pickle as a description: nothing that it names is imported, called or built.
 
 torch's checkpoints describe themselves with pickles, and a pickle is a program that may call any
-function by name. This is a machine of our own for the opcodes that Python's pickler writes
-(protocols 2 to 5), over values that cannot do anything:
+function by name. The standard library's `pickletools` decodes the opcodes, which runs nothing. Here
+is a stack machine for those that Python's pickler writes (protocols 2 to 5), over values that
+cannot do anything; `pickle.Unpickler` with its own ``find_class`` would still call and build:
 
 1. Numbers, strings, bytes, None, lists, tuples and dicts become themselves.
 2. A name becomes a `Symbol`, but only if the caller's table has it; any other is refused at once.
@@ -16,83 +17,19 @@ used. A dict's keys are scalars, flat tuples of them, or records.
 
 from __future__ import annotations
 
-import struct
+import pickletools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
+from xckpt.formats.torch_save.symbols import Maker, Record, Symbol
 
-__all__ = ["Maker", "Record", "Symbol", "as_record", "load"]
+__all__ = ["load"]
 
-Maker = Callable[..., object]
-"""What a call of a symbol gives: a function of ours, which takes the call's arguments."""
+Step = Callable[["_Machine", Any], None]
+"""What an opcode does, given its argument."""
 
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A name in a pickle."""
-
-    name: str
-    """Module and qualified name, joined with a dot."""
-    make: Maker | None = None
-    """None if nothing may be made of it; `as_record` makes a `Record`."""
-
-    def call(self, arguments: tuple[object, ...]) -> object:
-        """The value of a call of the name.
-
-        Raises:
-            UnsafePickleError: it is nothing to be called.
-            ManifestError: the arguments are not what torch writes.
-        """
-        if self.make is as_record:
-            return Record(self.name, arguments)
-        if self.make is None:
-            raise UnsafePickleError(f"it calls {self.name}, which is no function or class")
-        try:
-            return self.make(*arguments)
-        except XckptError:
-            raise
-        except (TypeError, ValueError, UnicodeError) as error:
-            raise ManifestError(f"it calls {self.name} with unusable arguments") from error
-
-
-class Record:
-    """What would have been an instance; equal only to itself.
-
-    Example:
-        >>> record = Record("module.Class", (1,))
-        >>> record.name, record.arguments, record.state
-        ('module.Class', (1,), None)
-    """
-
-    __slots__ = ("arguments", "name", "state")
-
-    def __init__(self, name: str, arguments: tuple[object, ...] = ()) -> None:
-        self.name = name
-        self.arguments = arguments
-        self.state: object = None
-
-    def __repr__(self) -> str:
-        return f"<{self.name}>"
-
-
-def as_record() -> None:
-    """Stands in a table for "make a `Record` of the name's own"."""
-
-
-class _Mark:
-    """Where a pickle's open bracket is on the stack."""
-
-    __slots__ = ()
-
-
-_MARK: Final = _Mark()
 _SCALARS: Final = (str, int, float, bytes, type(None))
-
-
-class _Truncated(Exception):
-    """The pickle ends too early."""
 
 
 def load(
@@ -104,8 +41,8 @@ def load(
 
     Args:
         data: the pickle.
-        names: the names that may occur -> what a call gives: a function of ours, `as_record`, or
-            None for what is never called.
+        names: the names that may occur -> what a call gives: a function of the caller's,
+            `as_record`, or None for what is never called.
         persistent: gives the value of a persistent id.
 
     Raises:
@@ -120,75 +57,50 @@ def load(
         ...
         xckpt.errors.UnsafePickleError: it names os.system, ...
     """
-    machine = _Machine(data, names, persistent)
+    machine = _Machine(len(data), names, persistent)
     try:
-        return machine.run()
-    except (_Truncated, struct.error) as error:
-        raise ManifestError(f"the pickle ends too early, after {len(data):,} bytes") from error
-    except (IndexError, KeyError) as error:
-        where = f"near byte {machine.position:,}"
-        raise ManifestError(f"the pickle is damaged {where}: {type(error).__name__}") from error
+        for opcode, argument, position in pickletools.genops(data):
+            machine.position = position or 0
+            step = _STEPS.get(opcode.name)
+            if step is None:
+                raise ManifestError(
+                    f"byte {position:,} of the pickle is {opcode.name}, an opcode that torch does "
+                    f"not write"
+                )
+            step(machine, argument)
+        return machine.result()
+    except XckptError:
+        raise
+    except (IndexError, KeyError, ValueError, DeprecationWarning) as error:
+        # pickletools warns of escapes in a name.
+        raise ManifestError(
+            f"the pickle of {len(data):,} bytes is truncated or damaged near byte "
+            f"{machine.position:,}: {str(error)[:200]}"
+        ) from error
 
 
 class _Machine:
-    """The stack machine; a method for each opcode."""
+    """The stack, the memo, and what opcodes do to them."""
 
     def __init__(
-        self, data: bytes, names: Mapping[str, Maker | None], persistent: Maker | None
+        self, length: int, names: Mapping[str, Maker | None], persistent: Maker | None
     ) -> None:
-        self.data = data
+        self.length = length
         self.names = names
         self.persistent = persistent
         self.position = 0
+        """Where the current opcode is."""
         self.stack: list[object] = []
         self.marks: list[int] = []
+        """How long the stack was at each open bracket."""
         self.memo: list[object] = []
         self.symbols: dict[str, Symbol] = {}
 
-    def run(self) -> object:
-        data, steps = self.data, _STEPS
-        while True:
-            if self.position >= len(data):
-                raise _Truncated
-            opcode = data[self.position]
-            self.position += 1
-            if opcode == _STOP:
-                (value,) = self.stack if len(self.stack) == 1 else (self._misplaced("STOP"),)
-                return value
-            step = steps[opcode]
-            if step is None:
-                raise ManifestError(
-                    f"byte {self.position - 1:,} of the pickle is {bytes([opcode])!r}, an opcode "
-                    f"that torch does not write"
-                )
-            step(self)
-
-    def take(self, count: int) -> bytes:
-        """The next bytes."""
-        start, self.position = self.position, self.position + count
-        if self.position > len(self.data):
-            raise _Truncated
-        return self.data[start : self.position]
-
-    def number(self, layout: struct.Struct) -> int:
-        """The next number."""
-        (number,) = layout.unpack_from(self.data, self.position)
-        self.position += layout.size
-        return number
-
-    def line(self) -> str:
-        """The text up to the end of the line."""
-        end = self.data.find(b"\n", self.position)
-        if end < 0:
-            raise _Truncated
-        start, self.position = self.position, end + 1
-        return self.text(self.data[start:end])
-
-    def text(self, raw: bytes) -> str:
-        try:
-            return raw.decode("utf-8", "surrogatepass")
-        except UnicodeDecodeError as error:
-            raise ManifestError(f"a string before byte {self.position:,} is no UTF-8") from error
+    def result(self) -> object:
+        """The one value that is left at the end."""
+        if len(self.stack) != 1:
+            raise self.misplaced("STOP")
+        return self.stack[0]
 
     def push(self, value: object) -> None:
         self.stack.append(value)
@@ -196,7 +108,7 @@ class _Machine:
     def pop(self) -> object:
         """The topmost value; what lies below an open bracket is out of reach."""
         if self.marks and self.marks[-1] == len(self.stack):
-            self._misplaced("a closing bracket")
+            raise self.misplaced("a closing bracket")
         return self.stack.pop()
 
     def since_mark(self) -> list[object]:
@@ -219,7 +131,7 @@ class _Machine:
     def remember(self, number: int) -> None:
         """Put the topmost value into the memo; the pickler numbers its entries from 0 up."""
         if not self.stack:
-            self._misplaced("a memo entry")
+            raise self.misplaced("a memo entry")
         if number < len(self.memo):
             self.memo[number] = self.stack[-1]
         elif number == len(self.memo):
@@ -227,51 +139,71 @@ class _Machine:
         else:
             raise ManifestError(f"memo entry {number:,} is written before the ones below it")
 
-    def _misplaced(self, what: str) -> object:
-        raise ManifestError(f"{what} is misplaced before byte {self.position:,} of the pickle")
+    def misplaced(self, what: str) -> ManifestError:
+        return ManifestError(f"{what} is misplaced at byte {self.position:,} of the pickle")
 
 
-# One function an opcode, in the order of the table at the end.
+# One function an opcode, in the order of the table at the end; each takes the opcode's argument.
 
 
-def _proto(m: _Machine) -> None:
-    version = m.take(1)[0]
+def _proto(m: _Machine, version: int) -> None:
     if not 2 <= version <= 5:
         raise ManifestError(f"pickle protocol {version}; torch writes 2 to 5")
 
 
-def _mark(m: _Machine) -> None:
+def _frame(m: _Machine, length: int) -> None:
+    if length > m.length - m.position:
+        raise ManifestError(f"a frame of {length:,} bytes, in a pickle of {m.length:,}")
+
+
+def _mark(m: _Machine, _: None) -> None:
     m.marks.append(len(m.stack))
 
 
-def _tuple_of(count: int) -> Callable[[_Machine], None]:
-    def make(m: _Machine) -> None:
+def _push(m: _Machine, value: object) -> None:
+    m.push(value)
+
+
+def _constant(value: object) -> Step:
+    return lambda m, _: m.push(value)
+
+
+def _empty_list(m: _Machine, _: None) -> None:
+    m.push([])
+
+
+def _empty_dict(m: _Machine, _: None) -> None:
+    m.push({})
+
+
+def _tuple_of(count: int) -> Step:
+    def make(m: _Machine, _: None) -> None:
         values = [m.pop() for _ in range(count)]
         m.push(tuple(reversed(values)))
 
     return make
 
 
-def _tuple(m: _Machine) -> None:
+def _tuple(m: _Machine, _: None) -> None:
     m.push(tuple(m.since_mark()))
 
 
-def _append(m: _Machine) -> None:
+def _append(m: _Machine, _: None) -> None:
     value = m.pop()
     _list(m).append(value)
 
 
-def _appends(m: _Machine) -> None:
+def _appends(m: _Machine, _: None) -> None:
     values = m.since_mark()
     _list(m).extend(values)
 
 
-def _set_item(m: _Machine) -> None:
+def _set_item(m: _Machine, _: None) -> None:
     value, key = m.pop(), m.pop()
     _put(_dict(m), [key, value])
 
 
-def _set_items(m: _Machine) -> None:
+def _set_items(m: _Machine, _: None) -> None:
     values = m.since_mark()
     _put(_dict(m), values)
 
@@ -304,64 +236,25 @@ def _put(into: dict[object, object], values: list[object]) -> None:
         into[key] = value
 
 
-def _counted(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def read(m: _Machine) -> None:
-        m.push(m.text(m.take(m.number(layout))))
-
-    return read
+def _global(m: _Machine, name: str) -> None:
+    m.push(m.symbol(name.replace(" ", ".", 1)))
 
 
-def _counted_bytes(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def read(m: _Machine) -> None:
-        m.push(m.take(m.number(layout)))
-
-    return read
-
-
-def _long(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def read(m: _Machine) -> None:
-        count = m.number(layout)
-        if count < 0:
-            raise ManifestError("an int of negative length")
-        m.push(int.from_bytes(m.take(count), "little", signed=True))
-
-    return read
-
-
-def _integer(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def read(m: _Machine) -> None:
-        m.push(m.number(layout))
-
-    return read
-
-
-def _constant(value: object) -> Callable[[_Machine], None]:
-    def push(m: _Machine) -> None:
-        m.push(value)
-
-    return push
-
-
-def _global(m: _Machine) -> None:
-    module = m.line()
-    m.push(m.symbol(f"{module}.{m.line()}"))
-
-
-def _stack_global(m: _Machine) -> None:
+def _stack_global(m: _Machine, _: None) -> None:
     name, module = m.pop(), m.pop()
     if not isinstance(name, str) or not isinstance(module, str):
         raise ManifestError("a name is no string")
     m.push(m.symbol(f"{module}.{name}"))
 
 
-def _reduce(m: _Machine) -> None:
+def _reduce(m: _Machine, _: None) -> None:
     arguments, function = m.pop(), m.pop()
     if not isinstance(function, Symbol) or not isinstance(arguments, tuple):
         raise UnsafePickleError(f"it calls a {type(function).__name__}, which is no function")
     m.push(function.call(arguments))
 
 
-def _build(m: _Machine) -> None:
+def _build(m: _Machine, _: None) -> None:
     state = m.pop()
     record = m.stack[-1]
     if isinstance(record, dict) and isinstance(state, dict) and all(map(_is_name, state)):
@@ -375,7 +268,7 @@ def _is_name(key: object) -> bool:
     return isinstance(key, str)
 
 
-def _persistent(m: _Machine) -> None:
+def _persistent(m: _Machine, _: None) -> None:
     identity = m.pop()
     if m.persistent is None or not isinstance(identity, tuple):
         raise UnsafePickleError("it refers to something outside itself")
@@ -385,70 +278,58 @@ def _persistent(m: _Machine) -> None:
         raise ManifestError("it refers to a storage in a way that torch does not") from error
 
 
-def _get(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def get(m: _Machine) -> None:
-        m.push(m.memo[m.number(layout)])
-
-    return get
+def _get(m: _Machine, number: int) -> None:
+    m.push(m.memo[number])
 
 
-def _put_memo(layout: struct.Struct) -> Callable[[_Machine], None]:
-    def put(m: _Machine) -> None:
-        m.remember(m.number(layout))
-
-    return put
+def _put_memo(m: _Machine, number: int) -> None:
+    m.remember(number)
 
 
-def _frame(m: _Machine) -> None:
-    if m.number(_U64) > len(m.data) - m.position:
-        raise _Truncated
+def _memoize(m: _Machine, _: None) -> None:
+    m.remember(len(m.memo))
 
 
-_U8, _U16, _U32, _U64 = (struct.Struct(code) for code in ("<B", "<H", "<I", "<Q"))
-_I32 = struct.Struct("<i")
-_STOP: Final = ord(".")
+def _pop(m: _Machine, _: None) -> None:
+    m.pop()
 
-_TABLE: Final[dict[bytes, Callable[[_Machine], None]]] = {
-    b"\x80": _proto,
-    b"\x95": _frame,
-    b"(": _mark,
-    b")": _constant(()),
-    b"\x85": _tuple_of(1),
-    b"\x86": _tuple_of(2),
-    b"\x87": _tuple_of(3),
-    b"t": _tuple,
-    b"]": lambda m: m.push([]),
-    b"a": _append,
-    b"e": _appends,
-    b"}": lambda m: m.push({}),
-    b"s": _set_item,
-    b"u": _set_items,
-    b"N": _constant(None),
-    b"\x88": _constant(True),
-    b"\x89": _constant(False),
-    b"K": _integer(_U8),
-    b"M": _integer(_U16),
-    b"J": _integer(_I32),
-    b"\x8a": _long(_U8),
-    b"\x8b": _long(_I32),
-    b"G": _integer(struct.Struct(">d")),
-    b"\x8c": _counted(_U8),
-    b"X": _counted(_U32),
-    b"\x8d": _counted(_U64),
-    b"C": _counted_bytes(_U8),
-    b"B": _counted_bytes(_U32),
-    b"\x8e": _counted_bytes(_U64),
-    b"c": _global,
-    b"\x93": _stack_global,
-    b"R": _reduce,
-    b"\x81": _reduce,  # NEWOBJ: a class and its arguments, as a call
-    b"b": _build,
-    b"Q": _persistent,
-    b"h": _get(_U8),
-    b"j": _get(_U32),
-    b"q": _put_memo(_U8),
-    b"r": _put_memo(_U32),
-    b"\x94": lambda m: m.remember(len(m.memo)),
-    b"0": lambda m: (m.pop(), None)[1],
+
+def _stop(m: _Machine, _: None) -> None:
+    """The last opcode; `_Machine.result` looks at the stack."""
+
+
+_STEPS: Final[Mapping[str, Step]] = {
+    "PROTO": _proto,
+    "FRAME": _frame,
+    "MARK": _mark,
+    **dict.fromkeys(("BININT1", "BININT2", "BININT", "LONG1", "LONG4", "BINFLOAT"), _push),
+    **dict.fromkeys(("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"), _push),
+    **dict.fromkeys(("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"), _push),
+    "NONE": _constant(None),
+    "NEWTRUE": _constant(True),
+    "NEWFALSE": _constant(False),
+    "EMPTY_TUPLE": _constant(()),
+    "EMPTY_LIST": _empty_list,
+    "EMPTY_DICT": _empty_dict,
+    "TUPLE1": _tuple_of(1),
+    "TUPLE2": _tuple_of(2),
+    "TUPLE3": _tuple_of(3),
+    "TUPLE": _tuple,
+    "APPEND": _append,
+    "APPENDS": _appends,
+    "SETITEM": _set_item,
+    "SETITEMS": _set_items,
+    "GLOBAL": _global,
+    "STACK_GLOBAL": _stack_global,
+    "REDUCE": _reduce,
+    "NEWOBJ": _reduce,  # a class and its arguments, as a call
+    "BUILD": _build,
+    "BINPERSID": _persistent,
+    "BINGET": _get,
+    "LONG_BINGET": _get,
+    "BINPUT": _put_memo,
+    "LONG_BINPUT": _put_memo,
+    "MEMOIZE": _memoize,
+    "POP": _pop,
+    "STOP": _stop,
 }
-_STEPS: Final = [_TABLE.get(bytes([opcode])) for opcode in range(256)]

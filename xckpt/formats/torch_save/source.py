@@ -27,17 +27,17 @@ from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
-from xckpt.formats.dcp.metadata import Where
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
-from xckpt.formats.foreign_paths import existing_path, naming
+from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, stated_length
+from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.file_range import stated_length
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.errors import naming, storage_errors
+from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, named
-from xckpt.storage.foreign.waiting import soon
+from xckpt.storage.foreign.paths import FilePath, existing_path, named
 
 __all__ = ["LEGACY", "SUFFIXES", "WEIGHTS", "TorchSaveSource", "read_mapped", "split_leaves"]
 
@@ -54,24 +54,24 @@ def _files(path: FilePath) -> Files:
         return Files((path / WEIGHTS,))
     if not path.is_dir():
         raise NotACheckpointError(f"{path} is neither a file nor a folder")
-    found = [each for each in named(path, *SUFFIXES) if each.is_file()]
-    if len(found) != 1:
-        some = ", ".join(each.name for each in found[:5]) or "none"
+    files = [each for each in named(path, *SUFFIXES) if each.is_file()]
+    if len(files) != 1:
+        some = ", ".join(each.name for each in files[:5]) or "none"
         raise NotACheckpointError(
             f"{path}: files of torch.save were looked for, {WEIGHTS} or the only one; found: "
             f"{some}; give the path of one"
         )
-    return Files((found[0],))
+    return Files((files[0],))
 
 
-class TorchSaveSource:
+class TorchSaveSource(TensorSource):
     """Files of `torch.save`, as a source of tensors.
 
     Args:
         path: a file, an index, or a folder.
 
     Raises:
-        NotACheckpointError: nothing is there, or it is not told which file is meant.
+        NotACheckpointError: nothing is there, or several files and no index.
         UnsafePickleError: a file holds an instance of a class, or a function.
         UnsupportedLeafError: it is of torch's old way, or holds what is neither tensor nor value.
         CorruptCheckpointError: a file is truncated, or no archive of torch.save.
@@ -90,30 +90,24 @@ class TorchSaveSource:
         array([[2, 5]])
     """
 
-    metadata: Mapping[str, str]
-    """Nothing: such files carry no texts of their own."""
-
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = existing_path(path)
-        self.metadata = {}
+        self.threads = reading_threads(self.path)
         self._state = hashlib.sha256()
         files = _files(self.path)
         trees: dict[FilePath, FlatTree] = {}
         for file, (tree, state) in zip(
-            files.paths, soon(self.path, _tree, files.paths), strict=True
+            files.paths, map_concurrently(self.path, _tree, files.paths), strict=True
         ):
             trees[file] = tree
             self._state.update(state)
         leaves, self.containers = _merged(files, trees)
-        """Leaf name of each container that is no plain dict -> its kind."""
         with naming(self.path):
-            self.leaf_names: Mapping[str, str] = by_mapping_name(leaves)
-            """Mapping name -> leaf name."""
+            self.leaf_names = by_mapping_name(leaves)
             self._tensors, self.values = split_leaves(self.leaf_names, leaves)
-        self.specs: Mapping[str, TensorSpec] = {
+        self.specs = {
             name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()
         }
-        """Mapping name -> what the tensor is."""
         with storage_errors(self.path):
             self._files: dict[FilePath, RangeFile] = {file: open_file(file) for file in trees}
 
@@ -147,18 +141,17 @@ class TorchSaveSource:
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
     """The leaves of one file, and what changes when it does."""
     with storage_errors(path), closing(open_file(path)) as file:
-        first = file.head(len(LEGACY))
+        if file.head(len(LEGACY)) == LEGACY:
+            raise UnsupportedLeafError(
+                f"{path}: written by torch before 1.6, whose files are no archives; load it with "
+                f"torch and save it again"
+            )
         size = file.size(lambda: stated_length(path))
         state = file.state()
-    if first == LEGACY:
-        raise UnsupportedLeafError(
-            f"{path}: written in the way of torch before 1.6, which is no archive; load it with "
-            f"torch and save it anew"
-        )
     archive = Archive.open(path.parent, Where(path.name, 0, size))
-    told = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
+    state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
     with naming(path):
-        return flatten(archive.value()), told
+        return flatten(archive.value()), state_text
 
 
 def read_mapped(
@@ -215,8 +208,8 @@ def _merged(
         [tree] = trees.values()
         return tree.leaves, tree.containers
     index = files.index and {join_keys((name,)): file for name, file in files.index.items()}
-    held = {file: tree.leaves for file, tree in trees.items()}
-    owners = owners_of(Files(files.paths, index, files.index_path), held)
+    leaves_of = {file: tree.leaves for file, tree in trees.items()}
+    owners = owners_of(Files(files.paths, index, files.index_path), leaves_of)
     containers = {name: kind for tree in trees.values() for name, kind in tree.containers.items()}
     containers.pop("", None)  # A file of an empty dict.
-    return {name: held[file][name] for name, file in owners.items()}, containers
+    return {name: leaves_of[file][name] for name, file in owners.items()}, containers

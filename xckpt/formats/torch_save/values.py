@@ -11,10 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, TypeGuard
 
-from xckpt.formats.dcp.metadata import DTYPE_NAMES, MOST_DIMENSIONS
-from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
+from xckpt.core.dtypes import DTYPES
+from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.symbols import Maker, Symbol
 
-__all__ = ["NAMES", "Storage", "View", "describe"]
+__all__ = ["DTYPE_NAMES", "MOST_DIMENSIONS", "NAMES", "Storage", "View", "describe"]
+
+MOST_DIMENSIONS: Final = 32
+
+# fmt: off
+DTYPE_NAMES: Final = (
+    *DTYPES, "complex32", "quint8", "qint8", "qint32", "quint4x2", "quint2x4", "bits8", "bits16",
+    "bits1x8", "bits2x4", "bits4x2", "float4_e2m1fn_x2",
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)),
+)
+"""torch's dtypes, those included that the format lacks: they are refused with their leaf's name."""
+# fmt: on
 
 _STORAGES: Final = {
     "FloatStorage": "float32",

@@ -1,9 +1,10 @@
-"""An array in a file of its own, written without torch as `torch.save` writes a tensor.
+"""A file as `torch.save` writes it, made without torch.
 
-1. ``data.pkl`` says of it what torch says of dtypes that have no storage class of their own: a
-   tensor of that dtype over a storage of untyped bytes. torch 2.1 and newer takes any dtype so.
-   Nothing is pickled: the text is put together here, from numbers and names.
-2. The bytes lie uncompressed under ``data/0``, at a multiple of 64 bytes, and can be mapped.
+1. ``data.pkl`` holds the value; each array in it is said to be what torch says of dtypes that have
+   no storage class of their own: a tensor of that dtype over a storage of untyped bytes. torch 2.1
+   and newer takes any dtype so.
+2. The bytes of array n lie uncompressed under ``data/n``, at a multiple of 64 bytes, and can be
+   mapped.
 3. A file appears under its name when it is whole, and may be written again.
 """
 
@@ -14,7 +15,6 @@ import struct
 import sys
 import uuid
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Final
 
@@ -22,8 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
+from xckpt.formats.torch_save.pickle_writer import Call, Outside, dump
+from xckpt.formats.torch_save.symbols import Symbol
 
-__all__ = ["SAVED_DTYPES", "write_array"]
+__all__ = ["SAVED_DTYPES", "write_saved"]
 
 SAVED_DTYPES: Final = frozenset(DTYPES) - {
     "float8_e3m4",
@@ -40,35 +42,54 @@ _LOCAL_HEADER: Final = 30
 _PADDING: Final = struct.Struct("<2sH")
 """torch's own mark of an extra field that only fills up, and its length."""
 
-# Of the pickle's language, version 2.
-_MARK, _TUPLE, _REFER, _CALL, _FALSE, _END = b"(", b"t", b"Q", b"R", b"\x89", b"."
 
-
-def write_array(path: Path, array: NDArray[np.generic]) -> None:
-    """Write an array of one of `SAVED_DTYPES`; `torch.load` makes a tensor of it.
+def write_saved(path: Path, value: object) -> None:
+    """Write a value: plain ones, and arrays of `SAVED_DTYPES`, of which `torch.load` makes tensors.
 
     Raises:
+        TypeError: it holds a value of another type.
         OSError: the file cannot be written.
 
     Example:
-        >>> write_array(Path("w.pt"), np.arange(3, dtype=np.float32))
+        >>> write_saved(Path("w.pt"), {"w": np.arange(3, dtype=np.float32), "step": 7})
         >>> import torch
         >>> torch.load("w.pt")
-        tensor([0., 1., 2.])
+        {'w': tensor([0., 1., 2.]), 'step': 7}
     """
-    whole = np.asarray(array, order="C")
+    arrays: list[NDArray[np.generic]] = []
+
+    def describe(part: object) -> Call:
+        if not isinstance(part, np.ndarray):
+            raise TypeError(f"a {type(part).__qualname__} is no plain value and no array")
+        arrays.append(np.asarray(part, order="C"))
+        return _tensor(arrays[-1], str(len(arrays) - 1))
+
+    pickled = dump(value, describe)
     staged = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:
         with staged.open("wb") as file, zipfile.ZipFile(file, "w") as archive:
-            archive.writestr(zipfile.ZipInfo("archive/data.pkl"), _described(whole))
+            archive.writestr(zipfile.ZipInfo("archive/data.pkl"), pickled)
             archive.writestr(zipfile.ZipInfo("archive/byteorder"), sys.byteorder)
-            elements = whole.reshape(-1).view(np.uint8)
-            archive.writestr(_aligned("archive/data/0", file), elements.data)
+            for key, array in enumerate(arrays):
+                elements = array.reshape(-1).view(np.uint8)
+                archive.writestr(_aligned(f"archive/data/{key}", file), elements.data)
             archive.writestr(zipfile.ZipInfo("archive/version"), "3\n")
         os.replace(staged, path)
     except BaseException:
         staged.unlink(missing_ok=True)
         raise
+
+
+def _tensor(array: NDArray[np.generic], key: str) -> Call:
+    """A call of torch's function that makes a tensor of a storage."""
+    kind = Symbol("torch.storage.UntypedStorage")
+    storage = Outside(("storage", kind, key, "cpu", array.nbytes))
+    strides = tuple(step // array.itemsize for step in array.strides)
+    hooks = Call("collections.OrderedDict")
+    dtype = Symbol(f"torch.{array.dtype.name}")
+    return Call(
+        "torch._utils._rebuild_tensor_v3", (storage, 0, array.shape, strides, False, hooks, dtype)
+    )
 
 
 def _aligned(name: str, file: IO[bytes]) -> zipfile.ZipInfo:
@@ -78,42 +99,3 @@ def _aligned(name: str, file: IO[bytes]) -> zipfile.ZipInfo:
     filling = -begin % _ALIGNMENT
     info.extra = _PADDING.pack(b"FB", filling) + bytes(filling)
     return info
-
-
-def _described(array: NDArray[np.generic]) -> bytes:
-    """What ``data.pkl`` says: a call of torch's function that makes a tensor of a storage."""
-    storage = (
-        _text("storage"),
-        _name("torch.storage", "UntypedStorage"),
-        _text("0"),
-        _text("cpu"),
-        _number(array.nbytes),
-    )
-    arguments = (
-        _tuple(storage) + _REFER,
-        _number(0),
-        _tuple([_number(size) for size in array.shape]),
-        _tuple([_number(step // array.itemsize) for step in array.strides]),
-        _FALSE,
-        _name("collections", "OrderedDict") + _tuple(()) + _CALL,
-        _name("torch", array.dtype.name),
-    )
-    called = _name("torch._utils", "_rebuild_tensor_v3") + _tuple(arguments) + _CALL
-    return b"\x80\x02" + called + _END
-
-
-def _tuple(items: Sequence[bytes]) -> bytes:
-    return _MARK + b"".join(items) + _TUPLE
-
-
-def _name(module: str, name: str) -> bytes:
-    return f"c{module}\n{name}\n".encode()
-
-
-def _text(text: str) -> bytes:
-    return b"X" + struct.pack("<I", len(text)) + text.encode("ascii")
-
-
-def _number(value: int) -> bytes:
-    size = value.bit_length() // 8 + 1
-    return b"\x8a" + bytes([size]) + value.to_bytes(size, "little", signed=True)

@@ -28,6 +28,7 @@ from typing import Any
 
 from xckpt.errors import MappingError
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.operations import is_list, is_table
 
 __all__ = ["Document", "families", "family_mapping"]
 
@@ -114,10 +115,10 @@ def _parameters(name: str, wanted: Document, config: Document, chosen: Document)
 
 def _held(config: Document, key: str) -> object:
     """What a configuration holds at "a.b"; None for nothing."""
-    held: object = config
+    value: object = config
     for part in key.split("."):
-        held = held.get(part) if isinstance(held, Mapping) else None
-    return held
+        value = value.get(part) if is_table(value) else None
+    return value
 
 
 def _spelt(value: object) -> str:
@@ -149,9 +150,9 @@ class _Filling:
             if alone and alone[1] in self.values:
                 return self.values[alone[1]]
             return _PLACE.sub(self._one, node)
-        if isinstance(node, Mapping):
+        if is_table(node):
             return {key: self.any(value) for key, value in node.items() if key != "when"}
-        return [self.any(value) for value in node] if isinstance(node, list) else node
+        return [self.any(value) for value in node] if is_list(node) else node
 
     def _one(self, place: re.Match[str]) -> str:
         if place[1] in self.words:

@@ -1,4 +1,4 @@
-"""How one framework lays out what another has, told from roles and shapes.
+"""Layouts: how one framework orders the elements that another has, by roles and shapes.
 
 A *layout* is an exact way from a source tensor's elements to a target's: operations of the mapping
 language, and the strides that they come down to, by which two layouts that move the same elements
@@ -9,33 +9,32 @@ the same way are one.
 2. From torch's ``weight`` to Flax's ``kernel`` the usual one is: two axes swapped; a convolution's
    (out, in, space...) as (space..., in, out); a row of heads split in two axes, or two merged.
    Everywhere else it is the same layout, axes of one element apart.
-3. Where the shapes allow two, the usual one is a guess: `Layout.sole` says that it is none.
+3. Where the shapes allow several, the usual one is a guess; `AxisLayout.sole` is then False.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
-from xckpt.mapping.infer.leaf_names import Leaf
+from xckpt.core.geometry.box import Shape
+from xckpt.mapping.infer.leaf_names import ModelLeaf
 
-__all__ = ["Layout", "Operation", "layouts"]
+__all__ = ["AxisLayout", "OperationTable", "layouts"]
 
-Operation = dict[str, object]
+OperationTable = dict[str, object]
 """An operation as a mapping file spells it: ``{"transpose": [1, 0]}``."""
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Layout:
+class AxisLayout:
     """A way from a source's elements to a target's."""
 
     kind: str
-    """What it is called where it is shown."""
-    operations: tuple[Operation, ...]
-    """What does it."""
+    """Its name in reports."""
+    operations: tuple[OperationTable, ...]
+    """The operations that do it."""
     strides: tuple[int, ...]
     """Of each target axis, in elements of the source; 0 where the axis has one element."""
     usual: bool = True
@@ -44,13 +43,13 @@ class Layout:
     """Whether the shapes allow no other."""
 
 
-def layouts(source: Leaf, target: Leaf) -> list[Layout]:
+def layouts(source: ModelLeaf, target: ModelLeaf) -> list[AxisLayout]:
     """The layouts that fit, the usual one first; none if the shapes do not fit.
 
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
-        >>> weight = Leaf.of("fc.weight", TensorSpec((2, 4), "float32"))
-        >>> kernel = Leaf.of("fc/kernel", TensorSpec((4, 2), "float32"))
+        >>> weight = ModelLeaf.of("fc.weight", TensorSpec((2, 4), "float32"))
+        >>> kernel = ModelLeaf.of("fc/kernel", TensorSpec((4, 2), "float32"))
         >>> [(layout.kind, layout.operations) for layout in layouts(weight, kernel)]
         [('transposed', ({'transpose': [1, 0]},))]
     """
@@ -68,7 +67,7 @@ def layouts(source: Leaf, target: Leaf) -> list[Layout]:
             return _distinct([*_kept(a, b), *_swapped(a, b, usual=False)])
 
 
-def _of_a_layer(weight: Shape, kernel: Shape, *, back: bool = False) -> list[Layout]:
+def _of_a_layer(weight: Shape, kernel: Shape, *, back: bool = False) -> list[AxisLayout]:
     """From torch's weight to Flax's kernel, or back."""
     a, b = (kernel, weight) if back else (weight, kernel)
     rank = len(weight)
@@ -106,36 +105,38 @@ def _signature(shape: Shape, strides: list[int]) -> tuple[int, ...]:
     return tuple(0 if size == 1 else stride for size, stride in zip(shape, strides, strict=True))
 
 
-def _permuted(a: Shape, b: Shape, axes: Shape, kind: str, *, usual: bool = True) -> list[Layout]:
+def _permuted(
+    a: Shape, b: Shape, axes: Shape, kind: str, *, usual: bool = True
+) -> list[AxisLayout]:
     if tuple(a[axis] for axis in axes) != b:
         return []
     strides = _contiguous(a)
     signature = _signature(b, [strides[axis] for axis in axes])
-    return [Layout(kind, ({"transpose": list(axes)},), signature, usual)]
+    return [AxisLayout(kind, ({"transpose": list(axes)},), signature, usual)]
 
 
-def _swapped(a: Shape, b: Shape, *, usual: bool = True) -> list[Layout]:
+def _swapped(a: Shape, b: Shape, *, usual: bool = True) -> list[AxisLayout]:
     return _permuted(a, b, (1, 0), "transposed", usual=usual) if len(a) == 2 else []
 
 
-def _kept(a: Shape, b: Shape, *, usual: bool = True) -> list[Layout]:
+def _kept(a: Shape, b: Shape, *, usual: bool = True) -> list[AxisLayout]:
     """The same elements in the same order, where one shape only splits the other's axes."""
     signature = _signature(b, _contiguous(b))
     if a == b:
-        return [Layout("same", (), signature, usual)]
+        return [AxisLayout("same", (), signature, usual)]
     fine, coarse = (a, b) if len(a) > len(b) else (b, a)
     groups = _grouped(fine, coarse)
     if groups is None or len(a) == len(b):
         return []
     whole, split, sizes = _notation(groups)
     pattern = f"{split} -> {whole}" if fine is a else f"{whole} -> {split}"
-    return [Layout("reshaped", (_rearrange(pattern, sizes),), signature, usual)]
+    return [AxisLayout("reshaped", (_rearrange(pattern, sizes),), signature, usual)]
 
 
 def _notation(groups: Sequence[Shape]) -> tuple[str, str, dict[str, int]]:
-    """Axes made of groups of others in einops' notation, those others, and their sizes.
+    """The merged axes in einops' notation, the axes that they consist of, and the sizes of these.
 
-    Of an axis that is made of one other no size is needed.
+    An axis that consists of one other needs no size.
     """
     letters = iter("abcdefghijklmnopqrstuvwxyz")
     whole: list[str] = []
@@ -169,7 +170,7 @@ def _grouped(fine: Shape, coarse: Shape) -> list[Shape] | None:
     return groups if at == len(fine) else None
 
 
-def _heads(weight: Shape, kernel: Shape, inputs: int, *, back: bool = False) -> Layout:
+def _heads(weight: Shape, kernel: Shape, inputs: int, *, back: bool = False) -> AxisLayout:
     """torch's (out, in) and a kernel whose first ``inputs`` axes are the inputs."""
     names = _axis_names(inputs, len(kernel) - inputs)
     ins, outs = names[:inputs], names[inputs:]
@@ -177,12 +178,12 @@ def _heads(weight: Shape, kernel: Shape, inputs: int, *, back: bool = False) -> 
     sizes = {name: size for name, size in zip(names, kernel, strict=True) if name in merged}
     torch_side, flax_side = f"{_joined(outs)} {_joined(ins)}", " ".join(names)
     if back:
-        pattern, strides = f"{flax_side} -> {torch_side}", [1, prod(kernel[inputs:])]
-        return Layout("heads merged", (_rearrange(pattern, sizes),), _signature(weight, strides))
+        merge = _rearrange(f"{flax_side} -> {torch_side}", sizes)
+        return AxisLayout("heads merged", (merge,), _signature(weight, [1, prod(kernel[inputs:])]))
     strides = [prod(kernel[axis + 1 : inputs]) for axis in range(inputs)]
     strides += [weight[1] * prod(kernel[axis + 1 :]) for axis in range(inputs, len(kernel))]
-    pattern = f"{torch_side} -> {flax_side}"
-    return Layout("heads split", (_rearrange(pattern, sizes),), _signature(kernel, strides))
+    split = _rearrange(f"{torch_side} -> {flax_side}", sizes)
+    return AxisLayout("heads split", (split,), _signature(kernel, strides))
 
 
 def _axis_names(inputs: int, outputs: int) -> list[str]:
@@ -203,16 +204,14 @@ def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"({' '.join(names)})"
 
 
-def _rearrange(pattern: str, sizes: dict[str, int]) -> Operation:
+def _rearrange(pattern: str, sizes: dict[str, int]) -> OperationTable:
     return {"rearrange": pattern, "sizes": sizes} if sizes else {"rearrange": pattern}
 
 
-def _distinct(found: list[Layout]) -> list[Layout]:
+def _distinct(found: list[AxisLayout]) -> list[AxisLayout]:
     """Each way of moving elements once; `sole` set."""
-    kept: dict[tuple[int, ...], Layout] = {}
+    kept: dict[tuple[int, ...], AxisLayout] = {}
     for layout in found:
         kept.setdefault(layout.strides, layout)
     sole = len(kept) == 1
-    return [
-        Layout(each.kind, each.operations, each.strides, each.usual, sole) for each in kept.values()
-    ]
+    return [replace(layout, sole=sole) for layout in kept.values()]

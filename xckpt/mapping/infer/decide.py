@@ -1,4 +1,4 @@
-"""Which of the pairs found are certain, and why the others are not.
+"""Which pairs are certain, and why the others are not.
 
 A pair is certain if one layout is left:
 
@@ -17,9 +17,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.align import Doubt, Pair
-from xckpt.mapping.infer.conventions import Layout
-from xckpt.mapping.infer.leaf_names import Leaf
+from xckpt.mapping.infer.conventions import AxisLayout
+from xckpt.mapping.infer.leaf_names import ModelLeaf
+from xckpt.mapping.infer.pairs import Doubt, Pair
 
 __all__ = ["Decided", "decide"]
 
@@ -31,7 +31,7 @@ class Decided:
     """A pair and the layout that it has."""
 
     pair: Pair
-    layout: Layout
+    layout: AxisLayout
 
 
 def decide(pairs: Sequence[Pair]) -> tuple[list[Decided], list[Doubt]]:
@@ -56,7 +56,7 @@ def decide(pairs: Sequence[Pair]) -> tuple[list[Decided], list[Doubt]]:
 
 
 def _class(pair: Pair) -> object:
-    """Pairs of one class are laid out alike, if the model is of one mind."""
+    """Pairs of one class have one layout, if the model is consistent."""
     source, target = pair.source.leaves[0], pair.target.leaves[0]
     ranks = len(source.shape), len(target.shape)
     return source.flavour, target.flavour, ranks, pair.source.position, pair.target.position
@@ -94,7 +94,7 @@ def _is_transposed_convolution(pair: Pair) -> bool:
 
 @dataclass(frozen=True)
 class _Flattened:
-    """What tells that a layer follows a flattened convolution."""
+    """Sizes that show whether a layer follows a flattened convolution."""
 
     channels: frozenset[int]
     """Output channels of the convolutions."""
@@ -131,7 +131,7 @@ class _Flattened:
         )
 
 
-def _in_torch(pair: Pair) -> Leaf:
+def _in_torch(pair: Pair) -> ModelLeaf:
     """The leaf of the pair that is laid out as torch does."""
     source, target = pair.source.leaves[0], pair.target.leaves[0]
     return target if target.flavour == "weight" and source.flavour != "weight" else source

@@ -1,7 +1,7 @@
-"""What one rule says: a pair that is certain, or the pairs of all parts of a fused leaf.
+"""Findings, the content of one rule each: a certain pair, or the pairs of all parts of a leaf.
 
 1. Pairs of parts of the same leaf, or of the same stack of leaves, are one finding.
-2. Of a leaf whose parts are not all certain, nothing is: there is a doubt instead.
+2. A leaf with parts that are not certain becomes a doubt as a whole.
 3. The operations are those of the pair: its layout, a cast where the dtypes differ, a stack. A
    source's parts are split before, a target's concatenated after.
 """
@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.align import Doubt, Item
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.decide import Decided
-from xckpt.mapping.infer.leaf_names import Part
+from xckpt.mapping.infer.leaf_names import FusedPart
+from xckpt.mapping.infer.pairs import Doubt, LeafGroup
 
 __all__ = ["STACKED", "Finding", "put_together"]
 
@@ -50,10 +50,10 @@ class Finding:
         return pair.source.position is not None or pair.target.position is not None
 
     @property
-    def operations(self) -> tuple[Operation, ...]:
-        """What makes the one of the other, as a mapping file spells it."""
+    def operations(self) -> tuple[OperationTable, ...]:
+        """The operations from source to target, as a mapping file spells them."""
         branches = [_operations(each) for each in self.pairs]
-        inner: tuple[Operation, ...] = branches[0]
+        inner: tuple[OperationTable, ...] = branches[0]
         if any(each != inner for each in branches):
             inner = ({"each": [list(each) for each in branches]},)
         if part := _part(self.pairs[0].pair.source):
@@ -64,7 +64,7 @@ class Finding:
 
 
 def put_together(decided: Sequence[Decided]) -> tuple[list[Finding], list[Doubt]]:
-    """What is certain, and doubts about leaves of which only some parts are."""
+    """The certain findings, and doubts about leaves with parts that are not certain."""
     grouped: dict[object, list[Decided]] = defaultdict(list)
     for place, each in enumerate(decided):
         grouped[_whole(each) or place].append(each)
@@ -88,7 +88,7 @@ def _whole(decided: Decided) -> object:
     return next(((side, _wholes(item)) for side, item in sides.items() if _part(item)), None)
 
 
-def _part_of(decided: Decided) -> Part | None:
+def _part_of(decided: Decided) -> FusedPart | None:
     return _part(decided.pair.source) or _part(decided.pair.target)
 
 
@@ -97,25 +97,25 @@ def _number(decided: Decided) -> int:
     return part.number if part else 0
 
 
-def _part(item: Item) -> Part | None:
+def _part(item: LeafGroup) -> FusedPart | None:
     return next((leaf.part for leaf in item.leaves if leaf.part), None)
 
 
-def _wholes(item: Item) -> tuple[str, ...]:
+def _wholes(item: LeafGroup) -> tuple[str, ...]:
     return tuple(leaf.whole for leaf in item.leaves)
 
 
-def _names(items: Iterable[Item]) -> Names:
+def _names(items: Iterable[LeafGroup]) -> Names:
     """Each leaf, or stack of leaves, once."""
     return tuple(dict.fromkeys(map(_wholes, items)))
 
 
-def _operations(decided: Decided) -> tuple[Operation, ...]:
+def _operations(decided: Decided) -> tuple[OperationTable, ...]:
     """The operations of one pair."""
     pair, operations = decided.pair, decided.layout.operations
     dtypes = [item.leaves[0].spec.dtype for item in (pair.source, pair.target)]
     if dtypes[0] != dtypes[1]:
-        cast: Operation = {"cast": dtypes}
+        cast: OperationTable = {"cast": dtypes}
         operations = (*operations, cast)
     if pair.source.position is not None:
         return (*operations, {"stack": STACKED, "axis": pair.axis})

@@ -1,4 +1,4 @@
-"""From leaves that belong together to few rules: twelve layers are one rule.
+"""Folding leaves that belong together into few rules: twelve layers are one rule.
 
 1. A name is a template and its numbers: those that are a whole component, or end one after ``_``.
 2. Links of the same templates and the same operations are one rule, if their numbers go along. The
@@ -16,16 +16,16 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.leaf_names import CONCEPTS
 
-__all__ = ["Link", "Rule", "counted", "fold", "literal", "rule", "without_numbers"]
+__all__ = ["Link", "RuleTable", "counted", "fold", "literal", "rule", "without_numbers"]
 
 _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 """A number that is a whole component, or ends one after an underscore."""
 
 
-Rule = dict[str, object]
+RuleTable = dict[str, object]
 """A rule as a mapping file spells it."""
 
 Template = tuple[str, ...]
@@ -41,16 +41,16 @@ class Link:
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
-    operations: tuple[Operation, ...]
+    operations: tuple[OperationTable, ...]
 
 
 @dataclass(frozen=True)
-class _Pattern:
+class _NamePattern:
     """A name of a rule in the making."""
 
     template: Template
     stands: Sequence[str]
-    """What stands for each number: digits, or an index in braces."""
+    """The text in place of each number: digits, or an index in braces."""
 
     @property
     def text(self) -> str:
@@ -73,29 +73,31 @@ class _Pattern:
 
 
 @dataclass(frozen=True)
-class _Names:
+class _NumberedNames:
     """The names of links that have the same templates."""
 
     templates: tuple[Template, ...]
     columns: list[Column]
-    """For each number of all names what it is in each link."""
+    """Every number of the names, with its value in each link."""
 
     @classmethod
-    def of(cls, links: Sequence[Sequence[str]]) -> _Names:
+    def of(cls, links: Sequence[Sequence[str]]) -> _NumberedNames:
         """The names of each link."""
         numbers = [[n for name in names for n in _split(name)[1]] for names in links]
         return cls(_templates(links[0]), list(zip(*numbers, strict=True)))
 
-    def patterns(self, stands: Sequence[str]) -> list[_Pattern]:
+    def patterns(self, stands: Sequence[str]) -> list[_NamePattern]:
         """The names with something in the place of each number."""
         left = iter(stands)
         return [
-            _Pattern(template, list(itertools.islice(left, len(template) - 1)))
+            _NamePattern(template, list(itertools.islice(left, len(template) - 1)))
             for template in self.templates
         ]
 
 
-def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[str]) -> list[Rule]:
+def fold(
+    links: Sequence[Link], sources: Collection[str], targets: Collection[str]
+) -> list[RuleTable]:
     """The rules, as a mapping file spells them.
 
     Args:
@@ -112,7 +114,7 @@ def fold(links: Sequence[Link], sources: Collection[str], targets: Collection[st
     for link in links:
         templates = _templates(link.sources), _templates(link.targets)
         groups[templates, repr(link.operations)].append(link)
-    rules: list[Rule] = []
+    rules: list[RuleTable] = []
     for group in groups.values():
         rules += _folded(group, sources, targets) or [
             rule(_literals(link.sources), _literals(link.targets), link.operations)
@@ -152,11 +154,11 @@ def _templates(names: Sequence[str]) -> tuple[Template, ...]:
 def rule(
     sources: Sequence[str],
     targets: Sequence[str],
-    operations: Sequence[Operation],
+    operations: Sequence[OperationTable],
     indices: object = None,
-) -> Rule:
+) -> RuleTable:
     """A rule as a mapping file spells it, without what is empty."""
-    document: Rule = {"source": _short(sources), "target": _short(targets)}
+    document: RuleTable = {"source": _short(sources), "target": _short(targets)}
     if operations:
         document["operations"] = list(operations)
     if indices:
@@ -169,7 +171,7 @@ def _short(names: Sequence[str]) -> str | list[str]:
 
 
 def counted(names: Sequence[str], index: str) -> str:
-    """The pattern of names that one number from 0 on tells apart; of one name that name.
+    """The pattern of names that differ in one number, counted from 0; a single name stays.
 
     Raises:
         ValueError: there is no such number.
@@ -180,21 +182,21 @@ def counted(names: Sequence[str], index: str) -> str:
     """
     if len(names) == 1:
         return literal(names[0])
-    one = _Names.of([[name] for name in names])
+    one = _NumberedNames.of([[name] for name in names])
     wanted = tuple(range(len(names)))
     stands = [f"{{{index}}}" if each == wanted else str(each[0]) for each in one.columns]
     if stands.count(f"{{{index}}}") != 1:
-        raise ValueError(f"{names[0]} and others are not told apart by one number")
+        raise ValueError(f"{names[0]} and others do not differ in just one number")
     return one.patterns(stands)[0].text
 
 
 def _folded(
     group: Sequence[Link], sources: Collection[str], targets: Collection[str]
-) -> list[Rule]:
+) -> list[RuleTable]:
     """One rule for a group; none if there is no such rule."""
     if len(group) == 1:
         return []
-    names = _Names.of([(*link.sources, *link.targets) for link in group])
+    names = _NumberedNames.of([(*link.sources, *link.targets) for link in group])
     found = _stands(names)
     if found is None:
         return []
@@ -217,13 +219,13 @@ def _folded(
     return [rule(*texts, group[0].operations, indices)]
 
 
-def _matching(patterns: Sequence[_Pattern], names: Collection[str]) -> set[str]:
+def _matching(patterns: Sequence[_NamePattern], names: Collection[str]) -> set[str]:
     """The names that fit one of the patterns."""
     return {name for name in names if any(each.matches(name) for each in patterns)}
 
 
-def _stands(names: _Names) -> tuple[list[str], dict[str, Column]] | None:
-    """What stands for each number, and each index's values; None if a number follows from none."""
+def _stands(names: _NumberedNames) -> tuple[list[str], dict[str, Column]] | None:
+    """The text for each number, and each index's values; None if a number follows from none."""
     values: dict[str, Column] = {}
     stands: list[str] = []
     first = len(names.templates[0]) - 1
@@ -243,9 +245,9 @@ def _stands(names: _Names) -> tuple[list[str], dict[str, Column]] | None:
 
 
 def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -> str | None:
-    """A number by an index; where that is simpler, the index becomes the number.
+    """A number in terms of an index; where that is simpler, the index becomes the number.
 
-    It may where the index stands nowhere but in the first name.
+    It may if the index is used only in the first name.
     """
     for name in values:
         if values[name] == column:
@@ -264,7 +266,7 @@ def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -
 
 
 def _indices(stand: str) -> list[str]:
-    """The indices in what stands for a number."""
+    """The indices in the text for a number."""
     return re.findall(r"[a-z_]\w*", stand)
 
 

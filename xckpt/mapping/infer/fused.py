@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xckpt.mapping.infer.leaf_names import Leaf, Part
+from xckpt.mapping.infer.leaf_names import FusedPart, ModelLeaf
 from xckpt.mapping.spec import TensorSpec
 
 __all__ = ["taken_apart"]
@@ -25,7 +25,7 @@ PARTS = ("qproj", "kproj", "vproj")
 """The layers whose parameters lie in a fused leaf, in their order."""
 
 
-def taken_apart(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> list[Leaf]:
+def taken_apart(leaves: Sequence[ModelLeaf], others: Sequence[ModelLeaf]) -> list[ModelLeaf]:
     """The leaves of a tree with the parts of fused ones in their place.
 
     Args:
@@ -33,7 +33,7 @@ def taken_apart(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> list[Leaf]:
         others: of the tree that it is compared with.
 
     Example:
-        >>> fused = Leaf.of("attn.in_proj_weight", TensorSpec((12, 4), "float32"))
+        >>> fused = ModelLeaf.of("attn.in_proj_weight", TensorSpec((12, 4), "float32"))
         >>> for part in taken_apart([fused], []):
         ...     print(part.name, part.path, part.spec)
         attn.in_proj_weight[0:4] ('attn', 'qproj') float32[4, 4]
@@ -47,7 +47,7 @@ def taken_apart(leaves: Sequence[Leaf], others: Sequence[Leaf]) -> list[Leaf]:
     return [part for leaf in leaves for part in (_parts(leaf) if _is_fused(leaf) else [leaf])]
 
 
-def _is_fused(leaf: Leaf) -> bool:
+def _is_fused(leaf: ModelLeaf) -> bool:
     """Whether it is (3E, E) or (3E,) and called so."""
     if leaf.role not in FUSED or len(leaf.shape) != (2 if FUSED[leaf.role] == "weight" else 1):
         return False
@@ -55,18 +55,18 @@ def _is_fused(leaf: Leaf) -> bool:
     return rows % len(PARTS) == 0 and columns in ([], [rows // len(PARTS)])
 
 
-def _parts(leaf: Leaf) -> list[Leaf]:
+def _parts(leaf: ModelLeaf) -> list[ModelLeaf]:
     size = leaf.shape[0] // len(PARTS)
     spec = TensorSpec((size, *leaf.shape[1:]), leaf.spec.dtype)
     role = FUSED[leaf.role]
     return [
-        Leaf(
+        ModelLeaf(
             f"{leaf.name}[{number * size}:{(number + 1) * size}]",
             spec,
             (*leaf.path, layer),
             role,
             role,
-            Part(leaf.name, number, (size,) * len(PARTS)),
+            FusedPart(leaf.name, number, (size,) * len(PARTS)),
         )
         for number, layer in enumerate(PARTS)
     ]

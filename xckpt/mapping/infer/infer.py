@@ -6,8 +6,8 @@
 4. `decide` keeps the pairs that only one layout fits, or that convention decides.
 5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
 
-Nothing is chosen between two candidates: both are told. A mapping inferred may so have gaps, which
-`LeafMapping.check` names; what is in it is certain.
+Nothing is chosen between two candidates: both are reported. An inferred mapping may have gaps,
+which `LeafMapping.check` names; what is in it is certain.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from xckpt.mapping.infer.align import Doubt, align
-from xckpt.mapping.infer.conventions import Operation
+from xckpt.mapping.infer.align import align
+from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.decide import decide
 from xckpt.mapping.infer.findings import STACKED, Finding, put_together
-from xckpt.mapping.infer.fold import Link, Rule, counted, fold, rule
+from xckpt.mapping.infer.fold import Link, RuleTable, counted, fold, rule
 from xckpt.mapping.infer.fused import taken_apart
-from xckpt.mapping.infer.leaf_names import Leaf, leaves_of, specs_of
+from xckpt.mapping.infer.leaf_names import ModelLeaf, leaves_of, specs_of
+from xckpt.mapping.infer.pairs import Doubt
 from xckpt.mapping.infer.structure import match_modules
 from xckpt.mapping.mapping import LeafMapping
 
@@ -36,8 +37,8 @@ class Match:
     sources: tuple[str, ...]
     """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
-    operations: tuple[Operation, ...]
-    """What makes the one of the other, as a mapping file spells it."""
+    operations: tuple[OperationTable, ...]
+    """The operations from source to target, as a mapping file spells them."""
     layout: str
     """The layout's name, such as ``"transposed"``."""
     reason: str
@@ -75,14 +76,14 @@ class Inference:
     ambiguous: tuple[Ambiguity, ...]
     """What may belong together; the mapping has no rule for it."""
     unmatched: Unmatched
-    """What is left over on either side."""
+    """The leaves left over on either side."""
 
 
 def infer(source: object, target: object) -> Inference:
     """Propose the mapping from one model's leaves to another's.
 
-    What neither names nor shapes show is taken to be the same on both sides: the order of rotary
-    channels in a head, a scale that is stored less one, a query that is scaled beforehand.
+    Properties that neither names nor shapes show are assumed to be the same on both sides: the
+    order of rotary channels in a head, a scale stored minus one, a query scaled in advance.
 
     Args:
         source: a tree (nested containers, or a flat dict) of anything with ``.shape`` and
@@ -114,16 +115,17 @@ def infer(source: object, target: object) -> Inference:
     findings, doubts_of_parts = put_together(decided)
     certain = tuple(map(_match, findings))
     ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
-    told = [*certain, *ambiguous]
-    here, there = chain(*(t.sources for t in told)), chain(*(t.targets for t in told))
+    reported = [*certain, *ambiguous]
+    sources_reported = set(chain(*(each.sources for each in reported)))
+    targets_reported = set(chain(*(each.targets for each in reported)))
     rules = _rules(findings, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
     return Inference(
         mapping=LeafMapping.from_document({"rule": rules}),
         certain=certain,
         ambiguous=ambiguous,
         unmatched=Unmatched(
-            _untold(alignment.sources, set(here), alignment.misfits),
-            _untold(alignment.targets, set(there), alignment.misfits),
+            _unmatched(alignment.sources, sources_reported, alignment.misfits),
+            _unmatched(alignment.targets, targets_reported, alignment.misfits),
         ),
     )
 
@@ -141,7 +143,7 @@ def _match(finding: Finding) -> Match:
 
 def _rules(
     findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
-) -> list[Rule]:
+) -> list[RuleTable]:
     links = [
         Link(tuple(chain(*each.sources)), tuple(chain(*each.targets)), each.operations)
         for each in findings
@@ -151,7 +153,7 @@ def _rules(
     return [*fold(links, sources, targets), *stacks]
 
 
-def _stack_rule(finding: Finding) -> Rule:
+def _stack_rule(finding: Finding) -> RuleTable:
     """The rule for a stack; the leaves of one are numbered from 0."""
     sides = finding.sources, finding.targets
     one, other = ([counted(names, STACKED) for names in side] for side in sides)
@@ -177,12 +179,12 @@ def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
     )
 
 
-def _untold(
-    leaves: Sequence[Leaf], told: Collection[str], misfits: dict[str, str]
+def _unmatched(
+    leaves: Sequence[ModelLeaf], reported: Collection[str], misfits: dict[str, str]
 ) -> dict[str, str]:
     """The leaves that neither a match nor an ambiguity names, and what is known of each."""
     found: dict[str, str] = {}
     for leaf in leaves:
-        if leaf.whole not in told:
+        if leaf.whole not in reported:
             found[leaf.whole] = found.get(leaf.whole) or misfits.get(leaf.name, "")
     return found

@@ -1,4 +1,4 @@
-"""What a leaf's name says, whichever framework wrote it.
+"""Parsing leaf names, whichever framework wrote them.
 
 1. A name is cut at ``/`` and at ``.`` into components. A component is a word in lower case without
    underscores, with the number that ends it apart: ``h/0``, ``h.0`` and ``h_0`` are all ``h, 0``,
@@ -16,20 +16,34 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeGuard
 
 import numpy as np
 
 from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["Leaf", "Part", "Path", "concepts", "leaves_of", "specs_of"]
+__all__ = [
+    "FusedPart",
+    "ModelLeaf",
+    "Path",
+    "concepts",
+    "leaves_of",
+    "numbered_alike",
+    "numbers_of",
+    "specs_of",
+    "words_of",
+]
 
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
@@ -81,7 +95,7 @@ CONCEPTS = {word: concept for concept, words in _CONCEPTS.items() for word in wo
 
 
 @dataclass(frozen=True)
-class Part:
+class FusedPart:
     """Which part of a leaf something is, where the leaf holds several tensors in a row."""
 
     whole: str
@@ -93,11 +107,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ModelLeaf:
     """A tensor of a tree, and what its name says.
 
     Example:
-        >>> leaf = Leaf.of("params/layers_3/LayerNorm/scale", TensorSpec((8,), "float32"))
+        >>> leaf = ModelLeaf.of("params/layers_3/LayerNorm/scale", TensorSpec((8,), "float32"))
         >>> leaf.path, leaf.role, leaf.flavour
         (('layers', 3, 'layernorm'), 'weight', 'scale')
     """
@@ -112,11 +126,11 @@ class Leaf:
     """``weight``, ``bias``, ``mean``, ``var``, or a word of the model's own."""
     flavour: str
     """How the framework spells the role: ``kernel``, ``embedding``, ``scale``, or the role."""
-    part: Part | None = None
+    part: FusedPart | None = None
     """What it is a part of, where it is no leaf itself (`xckpt.mapping.infer.fused`)."""
 
     @classmethod
-    def of(cls, name: str, spec: TensorSpec) -> Leaf:
+    def of(cls, name: str, spec: TensorSpec) -> ModelLeaf:
         """The leaf of a mapping name."""
         parts = [part for key in keys_of(name) for part in re.split(r"[./]", key) if part]
         if len(parts) > 1 and _word(parts[-1]) in VARIABLE_VALUES and _word(parts[-2]) in ROLES:
@@ -146,7 +160,7 @@ class Leaf:
         """The mapping name of the leaf that it is, or is a part of."""
         return self.name if self.part is None else self.part.whole
 
-    def without_axis(self, axis: int) -> Leaf:
+    def without_axis(self, axis: int) -> ModelLeaf:
         """What a stack along this axis holds one of."""
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         return replace(self, spec=TensorSpec(shape, self.spec.dtype))
@@ -182,6 +196,44 @@ def concepts(key: Path) -> Path:
     return (*found, key[-1])
 
 
+def words_of(key: Path) -> Path:
+    """A key with all its numbers replaced by 0.
+
+    Example:
+        >>> words_of(("h", 7, "fc", "weight"))
+        ('h', 0, 'fc', 'weight')
+    """
+    return tuple(0 if isinstance(component, int) else component for component in key)
+
+
+def numbers_of(keys: Iterable[Path]) -> dict[Path, set[Path]]:
+    """`words_of` a key -> the numbers of all keys that have these words.
+
+    Example:
+        >>> numbers_of([("net", 0, "weight"), ("net", 2, "weight")])[("net", 0, "weight")] == {
+        ...     (0,), (2,)}
+        True
+    """
+    numbers: dict[Path, set[Path]] = defaultdict(set)
+    for key in keys:
+        numbers[words_of(key)].add(tuple(each for each in key if isinstance(each, int)))
+    return numbers
+
+
+def numbered_alike(one: set[Path], other: set[Path]) -> bool:
+    """Whether equal numbers mean the same: they are the same, or one has the first of the other's.
+
+    So 0, 1 of 0, 1, 2, 3 are a model with fewer layers, and 0, 2 of 0, 1, 2 are not.
+    """
+    fewer, more = sorted((one, other), key=len)
+    if fewer == more:
+        return True
+    columns = zip(zip(*fewer, strict=True), zip(*more, strict=True), strict=True)
+    return fewer < more and all(
+        sorted(set(some)) == sorted(set(every))[: len(set(some))] for some, every in columns
+    )
+
+
 def specs_of(tree: object) -> dict[str, TensorSpec]:
     """Mapping name -> shape and dtype of every array of a tree.
 
@@ -199,21 +251,26 @@ def specs_of(tree: object) -> dict[str, TensorSpec]:
         >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
         {'layers/0/kernel': TensorSpec(shape=(2, 3), dtype='float16')}
     """
-    if isinstance(tree, Mapping) and all(isinstance(each, TensorSpec) for each in tree.values()):
+    if _are_specs(tree):
         return dict(tree)
-    found: dict[str, TensorSpec] = {}
+    specs: dict[str, TensorSpec] = {}
     problems: list[str] = []
-    for leaf_name, leaf in flatten(tree).leaves.items():
+    for leaf_name, leaf in flatten(tree, loaded_adapters()).leaves.items():
         shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
         if shape is None or dtype is None:
             continue
         name = mapping_name(split_name(leaf_name))
-        if name in found:
+        if name in specs:
             problems.append(f"{name}: two leaves have this name")
-        found[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
+        specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
     if problems:
         raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
-    return found
+    return specs
+
+
+def _are_specs(tree: object) -> TypeGuard[Mapping[str, TensorSpec]]:
+    """Whether a tree is a dict of nothing but specs."""
+    return is_table(tree) and all(isinstance(value, TensorSpec) for value in tree.values())
 
 
 def _dtype(dtype: object) -> str | None:
@@ -227,6 +284,6 @@ def _dtype(dtype: object) -> str | None:
         return None
 
 
-def leaves_of(specs: Mapping[str, TensorSpec] | Iterable[tuple[str, TensorSpec]]) -> list[Leaf]:
+def leaves_of(specs: Mapping[str, TensorSpec]) -> list[ModelLeaf]:
     """The leaves of named specs, in their order."""
-    return [Leaf.of(name, spec) for name, spec in dict(specs).items()]
+    return [ModelLeaf.of(name, spec) for name, spec in specs.items()]

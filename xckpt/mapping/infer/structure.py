@@ -1,4 +1,4 @@
-"""Which module of one tree is which of the other, where their names do not tell.
+"""Which module of one tree is which of the other, where names do not decide.
 
 A module is its leaves: a weight, often a bias, a normalisation's statistics. Only whole modules
 that nothing else has paired are looked at, and only the layouts that convention calls for.
@@ -15,7 +15,7 @@ that nothing else has paired are looked at, and only the layouts that convention
 5. Shapes that fit each other alone are not enough where both names mean something, and nothing
    alike: a pooler that one tree lacks is no teacher that the other lacks.
 
-What fits several is told as a doubt.
+A module that fits several becomes a doubt.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from xckpt.mapping.infer.align import Alignment, Doubt, Item, pair_of
-from xckpt.mapping.infer.leaf_names import CONCEPTS, Leaf, Path
+from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
+from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, Side, pair_of
 
 __all__ = ["match_modules"]
 
@@ -44,7 +44,7 @@ ALIKE = 0.6
 OF_ATTENTION = frozenset(("query", "key", "value"))
 """Concepts that are never one another, nor any other concept."""
 MOST_COMPARISONS = 4_000_000
-"""Pairs of modules beyond which nothing is compared: nothing is found rather than late."""
+"""Pairs of modules beyond which nothing is compared: nothing is alignment rather than late."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class _Module:
     """Leaves with one path, by role."""
 
     path: Path
-    leaves: Mapping[str, Leaf]
+    leaves: Mapping[str, ModelLeaf]
 
     @property
     def word(self) -> str:
@@ -91,14 +91,14 @@ class _Module:
 
 
 @dataclass(frozen=True)
-class _Group:
+class _ModuleGroup:
     """Modules whose paths differ in numbers alone, in the order of these."""
 
     modules: tuple[_Module, ...]
 
 
-def match_modules(found: Alignment) -> None:
-    """Pair, in ``found``, the modules that are left, where structure leaves one choice.
+def match_modules(alignment: Alignment) -> None:
+    """Pair, in ``alignment``, the modules that are left, where structure leaves one choice.
 
     Example:
         >>> import numpy as np
@@ -106,38 +106,38 @@ def match_modules(found: Alignment) -> None:
         >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
         >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
         >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
-        >>> found = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
-        >>> match_modules(found)
-        >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in found.pairs]
+        >>> alignment = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
+        >>> match_modules(alignment)
+        >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in alignment.pairs]
         [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
     """
-    sources = _groups(_modules(found, "source"))
-    targets = _groups(_modules(found, "target"))
+    sources = _groups(_modules(alignment, "source"))
+    targets = _groups(_modules(alignment, "target"))
     sizes = [sum(len(group.modules) for group in side) for side in (sources, targets)]
     if sizes[0] * sizes[1] > MOST_COMPARISONS:
         return
-    fitting = _Fitting(_parents(found))
-    _match_groups(found, fitting, sources, targets)
-    left = _unpaired(found, "source", sources), _unpaired(found, "target", targets)
-    _match_alone(found, fitting, *left)
+    fitting = _Fitting(_parents(alignment))
+    _match_groups(alignment, fitting, sources, targets)
+    left = _unpaired(alignment, "source", sources), _unpaired(alignment, "target", targets)
+    _match_alone(alignment, fitting, *left)
 
 
-def _unpaired(found: Alignment, side: str, groups: Sequence[_Group]) -> list[_Module]:
-    """The modules of which no leaf is in a pair."""
+def _unpaired(alignment: Alignment, side: Side, groups: Sequence[_ModuleGroup]) -> list[_Module]:
+    """The modules that have no leaf in a pair."""
     return [
         module
         for group in groups
         for module in group.modules
-        if found.used.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
+        if alignment.paired.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
     ]
 
 
-def _modules(found: Alignment, side: str) -> list[_Module]:
+def _modules(alignment: Alignment, side: Side) -> list[_Module]:
     """Modules that are left whole."""
-    leaves = found.sources if side == "source" else found.targets
-    grouped: dict[Path, dict[str, Leaf]] = defaultdict(dict)
+    leaves = alignment.sources if side == "source" else alignment.targets
+    grouped: dict[Path, dict[str, ModelLeaf]] = defaultdict(dict)
     spoilt: set[Path] = set()
-    taken = found.used | found.doubted
+    taken = alignment.paired | alignment.doubted
     for leaf in leaves:
         if leaf.role in IGNORED:
             continue
@@ -151,14 +151,14 @@ def _modules(found: Alignment, side: str) -> list[_Module]:
     ]
 
 
-def _groups(modules: Iterable[_Module]) -> list[_Group]:
+def _groups(modules: Iterable[_Module]) -> list[_ModuleGroup]:
     grouped: dict[object, list[_Module]] = defaultdict(list)
     for module in modules:
         words = tuple(each if isinstance(each, str) else None for each in module.path)
         ranks = {role: len(leaf.shape) for role, leaf in module.leaves.items()}
         grouped[words, tuple(sorted(ranks.items()))].append(module)
     return [
-        _Group(tuple(sorted(group, key=lambda module: _numbers(module.path))))
+        _ModuleGroup(tuple(sorted(group, key=lambda module: _numbers(module.path))))
         for group in grouped.values()
     ]
 
@@ -167,10 +167,10 @@ def _numbers(path: Path) -> tuple[int, ...]:
     return tuple(each for each in path if isinstance(each, int))
 
 
-def _parents(found: Alignment) -> dict[Path, set[Path]]:
+def _parents(alignment: Alignment) -> dict[Path, set[Path]]:
     """Path of a source's module -> the target's that pairs of leaves below them show it to be."""
     parents: dict[Path, set[Path]] = defaultdict(set)
-    for pair in found.pairs:
+    for pair in alignment.pairs:
         if pair.source.position is not None or pair.target.position is not None:
             continue
         one, other = pair.source.leaves[0].path, pair.target.leaves[0].path
@@ -199,15 +199,18 @@ class _Fitting:
         return all(_fits(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
 
 
-def _fits(source: Leaf, target: Leaf) -> bool:
-    pair = pair_of(Item((), (source,)), Item((), (target,)), "")
+def _fits(source: ModelLeaf, target: ModelLeaf) -> bool:
+    pair = pair_of(LeafGroup((), (source,)), LeafGroup((), (target,)), "")
     return pair is not None and pair.layouts[0].usual
 
 
 def _match_groups(
-    found: Alignment, fits: _Fitting, sources: Sequence[_Group], targets: Sequence[_Group]
+    alignment: Alignment,
+    fits: _Fitting,
+    sources: Sequence[_ModuleGroup],
+    targets: Sequence[_ModuleGroup],
 ) -> None:
-    together: list[tuple[_Group, _Group]] = []
+    together: list[tuple[_ModuleGroup, _ModuleGroup]] = []
     touched: dict[int, int] = defaultdict(int)
     for source in sources:
         for target in targets:
@@ -222,11 +225,11 @@ def _match_groups(
         pairs = list(zip(source.modules, target.modules, strict=True))
         if all(fits(one, other) and one.is_alike(other) for one, other in pairs):
             for one, other in pairs:
-                _accept(found, one, other, "same shapes" if len(pairs) == 1 else "same order")
+                _accept(alignment, one, other, "same shapes" if len(pairs) == 1 else "same order")
 
 
 def _match_alone(
-    found: Alignment, fits: _Fitting, sources: Sequence[_Module], targets: Sequence[_Module]
+    alignment: Alignment, fits: _Fitting, sources: Sequence[_Module], targets: Sequence[_Module]
 ) -> None:
     here: dict[Path, list[_Module]] = defaultdict(list)
     there: dict[Path, list[_Module]] = defaultdict(list)
@@ -235,7 +238,7 @@ def _match_alone(
             if fits(source, target):
                 here[target.path].append(source)
                 there[source.path].append(target)
-    told: set[frozenset[Path]] = set()
+    doubted: set[frozenset[Path]] = set()
     for target in targets:
         others = here[target.path]
         if not others:
@@ -243,28 +246,30 @@ def _match_alone(
         rivals = there[others[0].path]
         if len(others) == len(rivals) == 1:
             if target.is_alike(others[0]):
-                _accept(found, others[0], target, "same shapes")
+                _accept(alignment, others[0], target, "same shapes")
             else:
-                _doubt(found, others, rivals, "their shapes fit, but their names say other things")
+                _doubt(
+                    alignment, others, rivals, "their shapes fit, but their names say other things"
+                )
             continue
         paths = frozenset(module.path for module in (*others, *rivals))
-        if paths not in told:
-            told.add(paths)
+        if paths not in doubted:
+            doubted.add(paths)
             reason = "their shapes fit, and nothing in their names says which is which"
-            _doubt(found, others, rivals, reason)
+            _doubt(alignment, others, rivals, reason)
 
 
-def _accept(found: Alignment, source: _Module, target: _Module, reason: str) -> None:
+def _accept(alignment: Alignment, source: _Module, target: _Module, reason: str) -> None:
     for role, leaf in source.leaves.items():
         other = target.leaves[role]
-        found.offer(Item(leaf.key, (leaf,)), Item(other.key, (other,)), reason)
+        alignment.offer(LeafGroup(leaf.key, (leaf,)), LeafGroup(other.key, (other,)), reason)
 
 
 def _doubt(
-    found: Alignment, sources: Sequence[_Module], targets: Sequence[_Module], reason: str
+    alignment: Alignment, sources: Sequence[_Module], targets: Sequence[_Module], reason: str
 ) -> None:
     for role in sources[0].leaves:
-        found.doubt(
+        alignment.doubt(
             Doubt(
                 tuple(module.leaves[role] for module in sources),
                 tuple(module.leaves[role] for module in targets),

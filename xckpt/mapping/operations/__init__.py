@@ -7,8 +7,10 @@ which the rule states and which is asserted where it would be lost; or *lossy*, 
 from xckpt.mapping.operations.base import (
     Exactness,
     Operation,
-    look_at_operations,
+    is_list,
+    is_table,
     operation_from_document,
+    prepare_operations,
     run,
 )
 from xckpt.mapping.operations.each import Each
@@ -50,8 +52,10 @@ __all__ = [
     "Transpose",
     "Unstack",
     "Untie",
+    "is_list",
+    "is_table",
     "operation_from_document",
     "run",
 ]
 
-look_at_operations()
+prepare_operations()

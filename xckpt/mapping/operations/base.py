@@ -1,8 +1,8 @@
-"""What every operation is: a frozen value that acts on a bundle and knows its inverse.
+"""The base of all operations: a frozen value that acts on a bundle and knows its inverse.
 
-An `Operation` says what becomes of the whole bundle; a `TensorOperation` what becomes of one
-tensor, and does so with each of the bundle. A subclass that has a name is an operation of the
-language: one that forgets what it must say is refused where its class is made.
+An `Operation` maps a whole bundle; a `TensorOperation` maps one tensor, and is applied to each of
+the bundle. A subclass with a name is an operation of the language: if it lacks an abstract method,
+its class cannot be made.
 
 In a document (a mapping file) an operation is a table. Its first field stands under the operation's
 name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = [8, 4], axis = 1}``.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Bundle, Slot, Trace
 from xckpt.mapping.traced import Traced
@@ -26,8 +26,10 @@ __all__ = [
     "Operation",
     "TensorOperation",
     "axis_of",
-    "look_at_operations",
+    "is_list",
+    "is_table",
     "operation_from_document",
+    "prepare_operations",
     "run",
 ]
 
@@ -52,7 +54,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     name: ClassVar[str] = ""
     """What a document calls it; empty for a base of several."""
     usual: ClassVar[Exactness] = "bijection"
-    """What `exactness` is, whatever the arguments."""
+    """`exactness`, unless the arguments change it."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -65,7 +67,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
             value = getattr(self, field)
-            if isinstance(value, list | tuple):
+            if is_list(value):
                 msgspec.structs.force_setattr(self, field, _frozen(value))
         try:
             self.validate()
@@ -136,20 +138,30 @@ def _is_abstract(member: object) -> bool:
     return getattr(member, "__isabstractmethod__", False)
 
 
+def is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Whether a value of a document is a list."""
+    return isinstance(value, list | tuple)
+
+
+def is_table(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Whether a value of a document is a table."""
+    return isinstance(value, Mapping)
+
+
 def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+    return tuple(map(_frozen, value)) if is_list(value) else value
 
 
 def _plain(value: object) -> object:
-    return list(map(_plain, value)) if isinstance(value, list | tuple) else value
+    return list(map(_plain, value)) if is_list(value) else value
 
 
-def look_at_operations() -> None:
-    """Have msgspec look at all operations that there are; see `xckpt.core.struct_types`."""
-    look_at_types(*_OPERATIONS.values())
+def prepare_operations() -> None:
+    """Build msgspec's type information of all operations; see `prepare_structs`."""
+    prepare_structs(*_OPERATIONS.values())
 
 
-def operation_from_document(document: Mapping[str, Any]) -> Operation:
+def operation_from_document(document: object) -> Operation:
     """The operation that a table stands for.
 
     Raises:
@@ -159,7 +171,7 @@ def operation_from_document(document: Mapping[str, Any]) -> Operation:
         >>> operation_from_document({"transpose": [1, 0]})
         Transpose(axes=(1, 0))
     """
-    if not isinstance(document, Mapping):
+    if not is_table(document):
         raise MappingError(
             f"an operation is a table such as {{ transpose = [1, 0] }}: {document!r}"
         )

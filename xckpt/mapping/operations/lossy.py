@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import frexp
-from typing import ClassVar
+from typing import Any, ClassVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -180,11 +180,11 @@ def _reach(dtype: str) -> tuple[float, float, int, float]:
     real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
     kind = numpy_dtype(real)
     if is_floating(dtype):
-        info = ml_dtypes.finfo(kind)
-        least = float(info.smallest_subnormal)
-        return float(info.min), float(info.max), int(info.nmant) + 1, least
-    info = ml_dtypes.iinfo(kind)
-    return info.min, info.max, max(-info.min, info.max).bit_length() - (info.min < 0), 1.0
+        floats = cast("Any", ml_dtypes.finfo(kind))  # of a class of NumPy's or of ml_dtypes
+        least = float(floats.smallest_subnormal)
+        return float(floats.min), float(floats.max), int(floats.nmant) + 1, least
+    ints = ml_dtypes.iinfo(kind)
+    return ints.min, ints.max, max(-ints.min, ints.max).bit_length() - (ints.min < 0), 1.0
 
 
 def cast_bound(after: str) -> str:
@@ -195,6 +195,6 @@ def cast_bound(after: str) -> str:
 
 
 def roundings(dtype: str, count: int) -> str:
-    """The relative error of so many roundings to a type."""
+    """The relative error of ``count`` roundings to a type."""
     digits = _reach(dtype)[2]
     return f"a relative {count} x 2^-{digits}"

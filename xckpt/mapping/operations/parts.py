@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-class _Parts(Operation, frozen=True):
+class _PartsOperation(Operation, frozen=True):
     """A way in which the parts of a tensor lie in it."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class _Parts(Operation, frozen=True):
         """The parts of one tensor."""
 
 
-class _Join(_Parts, frozen=True):
+class _Join(_PartsOperation, frozen=True):
     """Base of what makes one tensor of several."""
 
     def arity(self) -> tuple[int, int]:
@@ -56,7 +56,7 @@ class _Join(_Parts, frozen=True):
         return (Slot(bundle[0].indices, joined),)
 
 
-class _Separate(_Parts, frozen=True):
+class _Separate(_PartsOperation, frozen=True):
     """Base of what makes several tensors of one."""
 
     def arity(self) -> tuple[int, int]:
@@ -83,7 +83,7 @@ def _positive(sizes: tuple[int, ...]) -> None:
         raise ValueError(f"{list(sizes)} are no sizes of parts")
 
 
-class _Row(_Parts, frozen=True):
+class _Row(_PartsOperation, frozen=True):
     """One part after the other along an axis."""
 
     sizes: tuple[int, ...]
@@ -139,7 +139,7 @@ class Split(_Separate, _Row, frozen=True):
 
 
 def join(tensors: tuple[Traced, ...], axis: int, sizes: tuple[int, ...]) -> Traced:
-    """Tensors in a row, after a look at whether they fit.
+    """Tensors in a row, if they fit.
 
     Raises:
         ValueError: a dtype, a rank, or a size differs from what it has to be.
@@ -170,7 +170,7 @@ def separate(tensor: Traced, axis: int, sizes: tuple[int, ...]) -> tuple[Traced,
     return tuple(part(tensor, axis, end - n, end) for end, n in zip(ends, sizes, strict=True))
 
 
-class _Turns(_Parts, frozen=True):
+class _Turns(_PartsOperation, frozen=True):
     """One slice of each part in turn along an axis; all parts have the same shape."""
 
     parts: int
@@ -188,21 +188,43 @@ class _Turns(_Parts, frozen=True):
 
     def joined(self, tensors: tuple[Traced, ...]) -> Traced:
         """The tensors interleaved."""
-        shape = tensors[0].shape
-        axis = axis_of(self.axis, len(shape))
-        narrow = [reshaped(t, (*t.shape[: axis + 1], 1, *t.shape[axis + 1 :])) for t in tensors]
-        whole = join(tuple(narrow), axis + 1, (1,) * self.parts)
-        return reshaped(whole, (*shape[:axis], shape[axis] * self.parts, *shape[axis + 1 :]))
+        axis = axis_of(self.axis, len(tensors[0].shape))
+        return _interleaved(tensors, axis, tensors[0].shape[axis], (1,) * self.parts)
 
     def separated(self, tensor: Traced) -> tuple[Traced, ...]:
         """Every n-th slice."""
         axis = axis_of(self.axis, len(tensor.shape))
-        before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
-        if size % self.parts:
-            raise ValueError(f"axis {axis} of {size} is not {self.parts} equal parts")
-        rows = reshaped(tensor, (*before, size // self.parts, self.parts, *after))
-        narrow = separate(rows, axis + 1, (1,) * self.parts)
-        return tuple(reshaped(t, (*before, size // self.parts, *after)) for t in narrow)
+        groups, rest = divmod(tensor.shape[axis], self.parts)
+        if rest:
+            raise ValueError(f"axis {axis} of {tensor.shape[axis]} is not {self.parts} equal parts")
+        return _deinterleaved(tensor, axis, groups, (1,) * self.parts)
+
+
+def _interleaved(
+    tensors: tuple[Traced, ...], axis: int, groups: int, sizes: tuple[int, ...]
+) -> Traced:
+    """One tensor whose every group along an axis has ``sizes[i]`` slices of tensor i."""
+    grouped: list[Traced] = []
+    for i, (tensor, size) in enumerate(zip(tensors, sizes, strict=True)):
+        shape = tensor.shape
+        if axis >= len(shape) or shape[axis] != size * groups:
+            raise ValueError(f"part {i} has shape {list(shape)}, not {groups} groups of {size}")
+        grouped.append(reshaped(tensor, (*shape[:axis], groups, size, *shape[axis + 1 :])))
+    whole = join(tuple(grouped), axis + 1, sizes)
+    merged = groups * sum(sizes)
+    return reshaped(whole, (*whole.shape[:axis], merged, *whole.shape[axis + 2 :]))
+
+
+def _deinterleaved(
+    tensor: Traced, axis: int, groups: int, sizes: tuple[int, ...]
+) -> tuple[Traced, ...]:
+    """The inverse of `_interleaved`: tensor i from ``sizes[i]`` slices of every group."""
+    before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
+    grouped = reshaped(tensor, (*before, groups, sum(sizes), *after))
+    return tuple(
+        reshaped(piece, (*before, groups * size, *after))
+        for piece, size in zip(separate(grouped, axis + 1, sizes), sizes, strict=True)
+    )
 
 
 class Interleave(_Join, _Turns, frozen=True):
@@ -235,7 +257,7 @@ class Deinterleave(_Separate, _Turns, frozen=True):
         return Interleave(self.parts, self.axis)
 
 
-class _GroupedTurns(_Parts, frozen=True):
+class _GroupedTurns(_PartsOperation, frozen=True):
     """Of every group some slices of each part in turn along an axis."""
 
     sizes: tuple[int, ...]
@@ -257,32 +279,17 @@ class _GroupedTurns(_Parts, frozen=True):
     def joined(self, tensors: tuple[Traced, ...]) -> Traced:
         """The tensors interleaved by groups."""
         axis = axis_of(self.axis, len(tensors[0].shape))
-        grouped: list[Traced] = []
-        for i, (t, size) in enumerate(zip(tensors, self.sizes, strict=True)):
-            if axis >= len(t.shape) or t.shape[axis] != size * self.groups:
-                raise ValueError(
-                    f"part {i} has shape {list(t.shape)}, not {self.groups} groups of {size}"
-                )
-            shape = (*t.shape[:axis], self.groups, size, *t.shape[axis + 1 :])
-            grouped.append(reshaped(t, shape))
-        whole = join(tuple(grouped), axis + 1, self.sizes)
-        size = self.groups * sum(self.sizes)
-        return reshaped(whole, (*whole.shape[:axis], size, *whole.shape[axis + 2 :]))
+        return _interleaved(tensors, axis, self.groups, self.sizes)
 
     def separated(self, tensor: Traced) -> tuple[Traced, ...]:
         """The slices of each part, of all groups."""
         axis = axis_of(self.axis, len(tensor.shape))
-        before, size, after = tensor.shape[:axis], tensor.shape[axis], tensor.shape[axis + 1 :]
-        if size != self.groups * sum(self.sizes):
+        size, wanted = tensor.shape[axis], self.groups * sum(self.sizes)
+        if size != wanted:
             raise ValueError(
                 f"axis {axis} has {size}, not {self.groups} groups of {sum(self.sizes)}"
             )
-        grouped = reshaped(tensor, (*before, self.groups, sum(self.sizes), *after))
-        parts = separate(grouped, axis + 1, self.sizes)
-        return tuple(
-            reshaped(t, (*before, self.groups * n, *after))
-            for t, n in zip(parts, self.sizes, strict=True)
-        )
+        return _deinterleaved(tensor, axis, self.groups, self.sizes)
 
 
 class GroupedInterleave(_Join, _GroupedTurns, frozen=True):

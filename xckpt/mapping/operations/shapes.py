@@ -67,7 +67,7 @@ class Reshape(TensorOperation, frozen=True):
                 raise ValueError(f"{list(shape)} is no shape with at most one size left open (-1)")
         before, after = self.shapes
         if -1 not in before and -1 not in after and prod(before) != prod(after):
-            raise ValueError(f"{list(before)} and {list(after)} have not as many elements")
+            raise ValueError(f"{list(before)} and {list(after)} differ in their number of elements")
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The reshaped tensor."""
@@ -117,7 +117,7 @@ class Rearrange(TensorOperation, frozen=True):
 
     expression: str
     """``"before -> after"``."""
-    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+    sizes: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     """Sizes of named dimensions."""
 
     def validate(self) -> None:
@@ -130,7 +130,7 @@ class Rearrange(TensorOperation, frozen=True):
         if odd := set(names[0]) ^ set(names[1]):
             raise ValueError(f"{', '.join(sorted(odd))} stands on one side only")
         if strange := set(self.sizes) - set(names[0]):
-            raise ValueError(f"a size is stated for {', '.join(sorted(strange))}, which it has not")
+            raise ValueError(f"a size is stated for {', '.join(sorted(strange))}, which it lacks")
         if wrong := {n: size for n, size in self.sizes.items() if size < 1}:
             raise ValueError(f"sizes are at least 1, got {wrong}")
         for group in (*before, *after):

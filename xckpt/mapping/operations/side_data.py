@@ -1,7 +1,7 @@
 """Operations whose way back needs data that the rule states: tie, pad, constant, and the inverses.
 
 What they take away is asserted: tied tensors must be equal, a pad or a dropped tensor must have the
-stated value, bit for bit. So whatever passes comes back the same.
+stated value, bit for bit. A state that passes is restored exactly by the inverse.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Number = bool | int | float
 UNCHECKED = "unchecked"
 
 
-class _Names(Operation, frozen=True):
-    """Base of what knows one tensor by several names."""
+class _SharedNames(Operation, frozen=True):
+    """Base of operations between one tensor and several names of it."""
 
     usual: ClassVar[Exactness] = "side data"
 
@@ -33,7 +33,7 @@ class _Names(Operation, frozen=True):
             raise ValueError(f"no tensor has {self.count} names")
 
 
-class Tie(_Names, frozen=True):
+class Tie(_SharedNames, frozen=True):
     """Give one tensor several names.
 
     Example:
@@ -57,7 +57,7 @@ class Tie(_Names, frozen=True):
         return Untie(self.count)
 
 
-class Untie(_Names, frozen=True):
+class Untie(_SharedNames, frozen=True):
     """Keep one of several tensors that must be equal; optional ones may be absent.
 
     Example:
@@ -91,7 +91,7 @@ class Untie(_Names, frozen=True):
 
 
 class _Padding(TensorOperation, frozen=True):
-    """Base of what adds or takes the last slices along an axis, which have one value."""
+    """Base of operations that add or remove the last slices along an axis, all of one value."""
 
     usual: ClassVar[Exactness] = "side data"
 
@@ -158,12 +158,12 @@ def _pad(tensor: Traced, axis: int, size: int) -> TensorSpec:
 
 
 class _Stated(Operation, frozen=True):
-    """Base of what knows a whole tensor by what the rule states of it."""
+    """Base of operations on a tensor whose content the rule states."""
 
     usual: ClassVar[Exactness] = "side data"
 
     value: Number | Literal["unchecked"]
-    """The value of its elements; "unchecked" where it is lost knowingly, and cannot be made."""
+    """The value of its elements; "unchecked" to drop it without a check: it cannot be made."""
     shape: tuple[int, ...] | None = None
     """Its shape; where None, what the target wants, or any that the source has."""
     dtype: str | None = None
@@ -172,7 +172,7 @@ class _Stated(Operation, frozen=True):
     """An axis along which the value grows by one a step."""
 
     def counting_axis(self, rank: int) -> int | None:
-        """`arange`, counted from 0, of a tensor of so many axes.
+        """`arange`, counted from 0, of a tensor of ``rank`` axes.
 
         Raises:
             ValueError: there is no such axis.
@@ -199,7 +199,7 @@ class Constant(_Stated, frozen=True):
     def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
         """A slot with the constant."""
         if self.value == UNCHECKED:
-            raise ValueError("it was dropped unchecked: nobody knows its value")
+            raise ValueError("it was dropped unchecked: its value is not known")
         wanted = trace.wanted
         shape = self.shape if self.shape is not None or wanted is None else wanted.shape
         dtype = self.dtype if self.dtype is not None or wanted is None else wanted.dtype

@@ -13,14 +13,14 @@ from itertools import product
 
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.fold import literal
-from xckpt.mapping.optimizer.states import Place
+from xckpt.mapping.optimizer.states import MomentLeaf
 from xckpt.mapping.pattern import Affine, Pattern
 
 __all__ = ["moment_pattern"]
 
 
 def moment_pattern(
-    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, Place]
+    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]
 ) -> tuple[str, dict[str, range]]:
     """The pattern of the moments of a pattern's leaves, and the ranges that it needs.
 
@@ -35,7 +35,7 @@ def moment_pattern(
     Example:
         >>> from xckpt.mapping.spec import TensorSpec
         >>> where = {"after": "/mu", "slot": "mu", "spec": TensorSpec((4,), "float32")}
-        >>> numbered = {f"h.{n}.b": Place("state/", f"{2 * n + 1}", **where, is_number=True)
+        >>> numbered = {f"h.{n}.b": MomentLeaf("state/", f"{2 * n + 1}", **where, is_number=True)
         ...             for n in range(3)}
         >>> moment_pattern(Pattern.parse("h.{layer}.b"), {}, numbered)
         ('state/{2*layer+1}/mu', {'layer': range(0, 3)})
@@ -53,7 +53,7 @@ def moment_pattern(
 
 
 def _numbered(
-    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, Place]
+    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]
 ) -> tuple[str, dict[str, range]]:
     """``state/{4*layer+2}/exp_avg`` for moments that are numbered."""
     texts = {(place.before, place.after) for place in places.values()}
@@ -95,9 +95,9 @@ def _affine(names: Sequence[str], points: Mapping[tuple[int, ...], int]) -> str 
 def _factors(
     columns: Sequence[Sequence[int]], points: Mapping[tuple[int, ...], int]
 ) -> list[int] | None:
-    """By how much the number grows with each index; None where not by a whole number from 1 up.
+    """By how much the number grows with each index; None if that is no whole number from 1 up.
 
-    Of an index of one value nobody can tell: 1.
+    An index with a single value gets 1.
     """
     first = tuple(column[0] for column in columns)
     factors: list[int] = []

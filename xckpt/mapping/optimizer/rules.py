@@ -1,4 +1,4 @@
-"""Optimizer states go along: moments follow their parameter, step counts become one another.
+"""Rules for optimizer states: moments follow their parameter, step counts their counterparts.
 
 1. A mapping speaks of a model's leaves. `with_optimizer` finds where these lie in the two states,
    and where the optimizer's leaves lie (`xckpt.mapping.optimizer.states`).
@@ -25,7 +25,7 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
 from xckpt.mapping.optimizer.moments import moment_pattern
-from xckpt.mapping.optimizer.states import Moments, Place, find_moments
+from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
 from xckpt.mapping.pattern import Pattern, skeleton
 from xckpt.mapping.rule import Rule
 
@@ -39,7 +39,7 @@ def with_optimizer(
     *,
     parameters: Sequence[str] | None = None,
 ) -> LeafMapping:
-    """The mapping of a whole training state, made of that of its model.
+    """The mapping of a whole training state, from the mapping of its model.
 
     Both states hold the model's leaves and the optimizer's, under names of their own: say
     ``{"model": ..., "optim": ...}`` and ``{"params": ..., "opt_state": ...}``. torch's ``exp_avg``
@@ -49,9 +49,9 @@ def with_optimizer(
     Args:
         mapping: how the model's leaves become the other's, without or with the names of the
             containers that hold them in the states.
-        source: the state that there is: a tree of anything with ``.shape`` and ``.dtype``, or a
+        source: the state to convert: a tree of anything with ``.shape`` and ``.dtype``, or a
             dict of `TensorSpec` and Python values by mapping name.
-        target: the state that is wanted, likewise.
+        target: the state to make, likewise.
         parameters: names of the torch model's parameters in the order in which its optimizer
             numbers them; needed where it does and was not given names. The names that
             ``get_optimizer_state_dict`` uses need none.
@@ -155,17 +155,17 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
 class _Table:
     """The moments of one slot, by the skeletons of their parameters' names."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, MomentLeaf]
     by_skeleton: Mapping[str, list[str]]
 
     @classmethod
-    def of(cls, places: Mapping[str, Place]) -> _Table:
+    def of(cls, places: Mapping[str, MomentLeaf]) -> _Table:
         by_skeleton: dict[str, list[str]] = {}
         for owner in places:
             by_skeleton.setdefault(skeleton(owner)[0], []).append(owner)
         return cls(places, by_skeleton)
 
-    def of_pattern(self, pattern: Pattern, ranges: Mapping[str, range]) -> dict[str, Place]:
+    def of_pattern(self, pattern: Pattern, ranges: Mapping[str, range]) -> dict[str, MomentLeaf]:
         """The moments of the parameters that a pattern matches."""
         alike = pattern.skeleton
         owners = self.places if alike is None else self.by_skeleton.get(alike[0], ())
@@ -177,7 +177,7 @@ class _Table:
 
 
 def _moment_rules(rules: Iterable[Rule], slots: Sequence[tuple[_Table, _Table]]) -> list[Rule]:
-    """The rules of the moments of all slots; where some cannot be, all of these are told."""
+    """The rules of the moments of all slots; all problems are listed in one error."""
     made: list[Rule] = []
     problems: list[str] = []
     for rule in rules:
@@ -201,8 +201,8 @@ def _moment_rule(rule: Rule, before: _Table, after: _Table) -> list[Rule]:
     lossy = [str(each) for each in steps if each.exactness == "lossy"]
     if lossy:
         raise MappingError(
-            f"{', '.join(lossy)} is lossy on a parameter; what it would be on a moment is not for "
-            "the mapping to guess: give the moments rules of their own"
+            f"{', '.join(lossy)} is lossy on a parameter; its effect on a moment is "
+            "not known: give the moments rules of their own"
         )
     operations = _without_absent(rule.operations, one, other)
     if one.dtype != other.dtype:

@@ -17,15 +17,18 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["Moments", "Place", "find_moments"]
+__all__ = ["MomentLeaf", "Moments", "find_moments"]
 
 SLOTS = {
     "exp_avg": "first moment",
@@ -37,7 +40,7 @@ SLOTS = {
     "momentum_buffer": "momentum",
     "trace": "momentum",
 }
-"""What each framework calls a slot -> what it is."""
+"""A framework's name of a slot -> the slot."""
 
 SIBLINGS = {"mu": "nu", "nu": "mu", "nu_max": "nu"}
 """Optax's slots that have another beside them, so that no model's layer is taken for one."""
@@ -54,7 +57,7 @@ _LISTED = re.compile(r"(?P<root>(?:.*/)?)param_groups/(\d+)/(?P<what>params|para
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MomentLeaf:
     """The leaf of a moment."""
 
     before: str
@@ -80,9 +83,11 @@ class Moments:
 
     specs: Mapping[str, TensorSpec]
     """Every tensor of the state."""
-    slots: dict[str, dict[str, Place]] = field(default_factory=dict)
+    slots: dict[str, dict[str, MomentLeaf]] = field(
+        default_factory=dict[str, dict[str, MomentLeaf]]
+    )
     """Slot -> name of a parameter's leaf -> where its moment is."""
-    steps: list[str] = field(default_factory=list)
+    steps: list[str] = field(default_factory=list[str])
     """Leaves that hold the number of steps."""
 
     @property
@@ -127,38 +132,43 @@ def find_moments(state: object, parameters: Sequence[str] | None = None) -> Mome
             found.slots.setdefault(SLOTS[place.slot], {})[owner] = place
     found.steps.extend(_counts(specs, places))
     if problems:
-        raise MappingError.listing("the optimizer's moments cannot be told apart", problems)
+        raise MappingError.listing("the parameters of some moments are unknown", problems)
     return found
 
 
-def _place(name: str, specs: Mapping[str, TensorSpec]) -> Place | None:
+def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
     """Where in its name a moment says whose it is; None if the leaf is no moment."""
     if match := _TORCH.fullmatch(name):
         before, key, after = match["before"], match["key"], match["after"]
         beside = (f"{before}{key}{match['mark']}{slot}" in specs for slot in TORCH_SLOTS)
         if match["slot"] != "step" or any(beside):
             is_number = match["mark"] == "/" and key.isdigit()
-            return Place(before, key, after, match["slot"], specs[name], is_number)
+            return MomentLeaf(before, key, after, match["slot"], specs[name], is_number)
     for match in _OPTAX.finditer(name):
         root, key = name[: match.start()], name[match.end() :]
         sibling = SIBLINGS.get(match["slot"])
         if key and (sibling is None or f"{root}{sibling}/{key}" in specs):
-            return Place(name[: match.end()], key, "", match["slot"], specs[name])
+            return MomentLeaf(name[: match.end()], key, "", match["slot"], specs[name])
     return None
 
 
 def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     """Tensors and Python values by mapping name."""
-    if isinstance(state, Mapping) and any(isinstance(each, TensorSpec) for each in state.values()):
+    if _has_specs(state):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
-    leaves = flatten(state).leaves
+    leaves = flatten(state, loaded_adapters()).leaves
     values: dict[str, object] = {
         mapping_name(split_name(name)): leaf
         for name, leaf in leaves.items()
         if isinstance(leaf, bool | int | float | str)
     }
     return specs_of(state), values
+
+
+def _has_specs(state: object) -> TypeGuard[Mapping[str, object]]:
+    """Whether a state is a dict of specs and Python values by mapping name."""
+    return is_table(state) and any(isinstance(value, TensorSpec) for value in state.values())
 
 
 def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> dict[str, str]:
@@ -187,7 +197,7 @@ class _Owners:
             for start in range(len(keys)):
                 self._names[mapping_name(keys[start:])].append(name)
 
-    def of(self, key: str, place: Place, problems: list[str]) -> str:
+    def of(self, key: str, place: MomentLeaf, problems: list[str]) -> str:
         """The parameter of this name; a problem if there is none, or several."""
         found = self._names.get(key, [])
         if key in found:
@@ -206,7 +216,7 @@ class _Owners:
         return ""
 
 
-def _counts(specs: Mapping[str, TensorSpec], places: Sequence[Place]) -> list[str]:
+def _counts(specs: Mapping[str, TensorSpec], places: Sequence[MomentLeaf]) -> list[str]:
     """Integer scalars called ``count`` near Optax's moments, and ``step`` of the whole state."""
     optax = [place.before for place in places if place.slot in OPTAX_SLOTS]
     if not optax:
@@ -214,7 +224,7 @@ def _counts(specs: Mapping[str, TensorSpec], places: Sequence[Place]) -> list[st
     # The optimizer's own container: "opt_state/" of "opt_state/1/0/mu/".
     outermost = {before.split("/")[0] + "/" for before in optax}
     outer = outermost.pop() if len(outermost) == 1 else ""
-    counts = []
+    counts: list[str] = []
     for name, spec in specs.items():
         *above, last = name.split("/")
         inside = last == "count" and name.startswith(outer)

@@ -1,17 +1,17 @@
-"""Staging folders beside a local checkpoint, and telling the dead ones from the living.
+"""Claims to staging folders beside a local path, which tell dead saves from living ones.
 
 A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a file beside it,
 ``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives.
 
-1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: whoever sees a claim
-   of a living save sees it locked. The staging folder is made after it and removed before it.
+1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
+   living save is never seen unlocked. The staging folder is made after it and removed before it.
 2. `remove_dead` removes each staging folder whose claim is of this host and no longer locked.
    The kernel drops the lock with the process, so neither a reused process number nor another
    container hides a death.
-3. A save of many hours can be gone on with: its ID is known, so `reclaim` takes over what a killed
-   one left. Its journals, ``.NAME.saving-ID.journal-RANK``, are removed with the rest.
-4. A ``.new`` file that can be locked is removed too. Should it be a living save's that has not come
-   to lock it yet, that save makes another.
+3. A save of many hours is resumable: its ID is fixed, so `reclaim` takes over what a killed one
+   left. Its journals, ``.NAME.saving-ID.journal-RANK``, are removed with the rest.
+4. A ``.new`` file that can be locked is removed too. If it belongs to a living save that has not
+   locked it yet, that save makes another.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ import glob
 import os
 import shutil
 import socket
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from xckpt.core.struct_types import look_at_types
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 
 __all__ = [
@@ -36,9 +37,11 @@ __all__ = [
     "claim",
     "journal_of",
     "journals",
+    "new_identity",
     "reclaim",
     "remove_dead",
     "remove_journals",
+    "staging_folder",
 ]
 
 _ATTEMPTS = 5
@@ -46,60 +49,74 @@ _ATTEMPTS = 5
 _LONGEST_NAME = 200
 """Bytes of the checkpoint's name that are kept; file systems take 255 for all of it."""
 
-
-_held: set[int] = set()
+_descriptors: set[int] = set()
 """Descriptors of this process's claims."""
 
 
-def _let_go() -> None:
-    """In a forked process, which may outlive its parent and must not keep its claims alive."""
-    for descriptor in _held:
+def _close_claims() -> None:
+    """Run in a forked process, which may outlive its parent and must not keep its claims alive."""
+    for descriptor in _descriptors:
         with contextlib.suppress(OSError):
             os.close(descriptor)
-    _held.clear()
+    _descriptors.clear()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_claims)
 
 
 class ClaimText(msgspec.Struct):
-    """Who is saving, for whoever finds the remains."""
+    """Owner of a save in progress, read when cleaning up after a crash."""
 
     host: str
     process: int
     save: str = ""
-    """The save's own: in containers, host and process of two savers may be the same."""
+    """Unique to the save: in containers, host and process of two savers may be the same."""
 
     @classmethod
     def own(cls, save: str) -> ClaimText:
-        """This process's."""
+        """The owner that this process is."""
         return cls(socket.gethostname(), os.getpid(), save)
 
 
-look_at_types(ClaimText)
+prepare_structs(ClaimText)
 
 
 @dataclass(slots=True)
 class Claim:
-    """A living save's claim to a staging folder."""
+    """The claim of a living save to a staging folder."""
 
     path: Path
     folder: Path
-    """The staging folder; made and filled by the save itself."""
+    """The staging folder, which the save makes and fills."""
     descriptor: int
 
     def __post_init__(self) -> None:
-        _held.add(self.descriptor)
+        _descriptors.add(self.descriptor)
 
     def release(self) -> None:
-        """Give the claim up; it stays, unlocked, if the staging folder could not be removed."""
+        """Unlock the claim, and remove it unless the staging folder is still there."""
         if self.descriptor >= 0:
             if not self.folder.exists():
                 with contextlib.suppress(OSError):
                     self.path.unlink()
-            _held.discard(self.descriptor)
+            _descriptors.discard(self.descriptor)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def new_identity() -> str:
+    """A name for a save that no other save has."""
+    return uuid.uuid4().hex[:12]
+
+
+def staging_folder(folder: Path, identity: str) -> Path:
+    """Where a save to ``folder`` is staged.
+
+    Example:
+        >>> staging_folder(Path("/data/model"), "conversion")
+        PosixPath('/data/.model.saving-conversion')
+    """
+    return folder.parent / f"{_prefix(folder)}{identity}"
 
 
 def claim(folder: Path, identity: str) -> Claim:
@@ -108,7 +125,7 @@ def claim(folder: Path, identity: str) -> Claim:
     Raises:
         OSError: the parent folder cannot be written.
     """
-    staged = folder.parent / f"{_prefix(folder)}{identity}"
+    staged = staging_folder(folder, identity)
     path = staged.with_name(f"{staged.name}.claim")
     unlocked = staged.with_name(f"{staged.name}.new")
     for attempt in range(_ATTEMPTS):
@@ -129,13 +146,13 @@ def claim(folder: Path, identity: str) -> Claim:
 
 
 def reclaim(folder: Path, identity: str) -> Claim | None:
-    """Take over what a save of this identity has left; None if there is nothing.
+    """Take over what a killed save of this identity left; None if there is nothing.
 
     Raises:
         CheckpointExistsError: that save is alive.
         OSError: its claim cannot be opened.
     """
-    staged = folder.parent / f"{_prefix(folder)}{identity}"
+    staged = staging_folder(folder, identity)
     path = staged.with_name(f"{staged.name}.claim")
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -146,34 +163,34 @@ def reclaim(folder: Path, identity: str) -> Claim | None:
         raise CheckpointExistsError(
             f"{folder}: another process is writing here; wait for it, or choose another path"
         )
-    found = Claim(path, staged, descriptor)
+    taken = Claim(path, staged, descriptor)
     with contextlib.suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():
-            return found
-    found.release()
+            return taken
+    taken.release()
     return None
 
 
 def journal_of(staged: Path, rank: int) -> Path:
-    """Where a rank of a save that can be gone on with notes what it has written."""
+    """Path of a rank's journal of a resumable save."""
     return staged.with_name(f"{staged.name}.journal-{rank}")
 
 
 def journals(staged: Path) -> list[Path]:
-    """The journals of a save that can be gone on with."""
+    """The journals of a resumable save."""
     return sorted(staged.parent.glob(f"{glob.escape(staged.name)}.journal-*"))
 
 
 def remove_journals(staged: Path) -> None:
-    """Remove the journals of a save, which has ended or cannot be gone on with."""
+    """Remove the journals of a save that has ended or cannot be resumed."""
     for path in journals(staged):
         path.unlink(missing_ok=True)
 
 
 def remove_dead(folder: Path, *, but: str = "") -> None:
-    """Remove what killed saves of this host left beside ``folder``, but for one identity's."""
+    """Remove what killed saves of this host left beside ``folder``, except those of ``but``."""
     for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.claim"):
-        if but and path.name == f"{_prefix(folder)}{but}.claim":
+        if but and path.with_suffix("") == staging_folder(folder, but):
             continue
         with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "r+b") as file:
             text = msgspec.json.decode(file.read(), type=ClaimText)

@@ -1,11 +1,11 @@
-"""Files that others wrote, open to be read by range: local ones, and objects of a bucket.
+"""Files of other libraries, open for reads by range: local files, and objects of a bucket.
 
-1. `OpenFile` is a local file: ranges are read straight into memory. Nothing is mapped: a file that
-   is cut off while it is read is an error, not the end of the process.
-2. `StoredFile` is an object: each range is a request, several of them in flight. Each answer tells
-   the object's generation, so that one that was replaced meanwhile is never mixed with another.
-3. TensorStore does not tell how long an object is. Who knows where it should end has that asked: of
-   its last byte, and of the one behind it. Only where it does not end there, the end is searched.
+1. `OpenFile` is a local file. Ranges are read straight into memory. Nothing is mapped, so that a
+   file cut off during a read is an error and does not end the process.
+2. `StoredFile` is an object. Each range is a request, with several in flight. Each answer carries
+   the object's generation, so that contents from before and after a replacement never mix.
+3. TensorStore does not tell how long an object is. A format that says where its file ends has that
+   checked, by asking for the last byte and for the one after it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import tensorstore as ts
@@ -25,6 +26,7 @@ from xckpt.storage.errors import is_beyond_end, storage_errors
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
 __all__ = [
+    "LONGEST_FILE",
     "OpenFile",
     "RangeFile",
     "StoredFile",
@@ -40,6 +42,7 @@ REQUEST_BYTES: Final = 1 << 22
 IN_FLIGHT: Final = 2
 """Requests that one call has in flight."""
 LONGEST_FILE: Final = 1 << 62
+"""`RangeFile.most_bytes` of an object, whose length the store does not tell."""
 
 Range = tuple[int, int]
 """[start, stop), bytes."""
@@ -47,66 +50,11 @@ Range = tuple[int, int]
 _Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
-class RangeFile(Protocol):
-    """A file that is read by range; thread-safe."""
-
-    @property
-    def path(self) -> FilePath:
-        """Where it is."""
-        ...
-
-    @property
-    def free_bytes(self) -> int:
-        """So many bytes between two ranges are read along: asking twice would take longer."""
-        ...
-
-    @property
-    def most_bytes(self) -> int:
-        """No more than this are in it."""
-        ...
-
-    def size(self, stated: Callable[[], int]) -> int:
-        """How long it is; ``stated`` says how long its contents make it, where that helps."""
-        ...
-
-    def state(self) -> bytes:
-        """What changes when its contents do."""
-        ...
-
-    def head(self, count: int) -> bytes:
-        """Its first bytes; fewer if it has no more."""
-        ...
-
-    def tail(self, count: int) -> bytes:
-        """Its last bytes; fewer if it has no more."""
-        ...
-
-    def whole(self, most: int) -> bytes | None:
-        """All of it; None if it is longer than ``most`` bytes."""
-        ...
-
-    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges.
-
-        Raises:
-            CorruptCheckpointError: the file ends before, or is not there.
-            StorageError: it cannot be read, or was replaced meanwhile.
-        """
-        ...
-
-    def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Fill memory from the bytes at ``position``; errors as of `fetch`."""
-        ...
-
-    def close(self) -> None:
-        """Let go of it; again does nothing."""
-        ...
-
-
 class OpenFile:
-    """A local file open for reading or for writing in place; closed when it is let go."""
+    """A local file open for reading, or for writing in place; closed when it is deleted."""
 
     free_bytes: int = 0
+    """Largest gap between two ranges, bytes, that is read along to save a request."""
 
     def __init__(self, path: Path, *, write: bool = False) -> None:
         self.path = path
@@ -123,9 +71,9 @@ class OpenFile:
         return self.most_bytes
 
     def state(self) -> bytes:
-        """Its size and time of change."""
-        found = os.fstat(self.descriptor)
-        return f"{found.st_size} {found.st_mtime_ns}".encode()
+        """A value that changes with its contents: size and time of change."""
+        status = os.fstat(self.descriptor)
+        return f"{status.st_size} {status.st_mtime_ns}".encode()
 
     def head(self, count: int) -> bytes:
         """Its first bytes; fewer if it has no more."""
@@ -141,12 +89,16 @@ class OpenFile:
         return None if len(data) > most else data
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges; see `RangeFile.fetch`."""
-        found = [os.pread(self.descriptor, stop - start, start) for start, stop in ranges]
-        for data, (start, stop) in zip(found, ranges, strict=True):
+        """The bytes of some ranges.
+
+        Raises:
+            CorruptCheckpointError: the file ends before that.
+        """
+        parts = [os.pread(self.descriptor, stop - start, start) for start, stop in ranges]
+        for data, (start, stop) in zip(parts, ranges, strict=True):
             if len(data) != stop - start:
                 raise _truncated(self.path, start, stop)
-        return found
+        return parts
 
     def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
         """Fill a run of bytes from those at ``position``.
@@ -174,7 +126,7 @@ class OpenFile:
         os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Close the file; again does nothing."""
+        """Close the file; a second call does nothing."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -210,27 +162,24 @@ class StoredFile:
         self._generation = b""
 
     def size(self, stated: Callable[[], int]) -> int:
-        """How long it is: as long as its contents say, or else searched for.
+        """How long it is: as long as its contents say, or it is damaged.
+
+        Args:
+            stated: says how long that is.
 
         Raises:
-            CorruptCheckpointError: it is not there.
+            CorruptCheckpointError: it does not end there, or is missing.
             StorageError: it cannot be read.
         """
         end = min(stated(), LONGEST_FILE)
         probes = [self._begin(slice(at, at + 1)) for at in (end - 1, end) if at >= 0]
-        *before, behind = [self._has(probe) for probe in probes]
-        if all(before) and not behind:
-            return end
-        low, high = (end + 1, 2 * end + 2) if behind else (0, end)
-        while behind and self._has(self._begin(slice(high - 1, high))):
-            low, high = high, 2 * high
-        while low < high:
-            middle = (low + high) // 2
-            if self._has(self._begin(slice(middle, middle + 1))):
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        *last, after = [self._has(probe) for probe in probes]
+        if after or not all(last):
+            how = "goes on after" if after else "is truncated: it ends before"
+            raise CorruptCheckpointError(
+                f"{self.path} {how} byte {end:,}, where its contents say that it ends"
+            )
+        return end
 
     def state(self) -> bytes:
         """Its generation."""
@@ -251,15 +200,20 @@ class StoredFile:
             return None
         return self._bytes(self._begin(None))
 
-    def _edge(self, wanted: slice) -> bytes:
+    def _edge(self, part: slice) -> bytes:
         """A range at one end, or the whole if that is shorter."""
         try:
-            return self._bytes(self._begin(wanted))
+            return self._bytes(self._begin(part))
         except _BeyondEndError:
             return self._bytes(self._begin(None))
 
     def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
-        """The bytes of some ranges, asked for at once; see `RangeFile.fetch`."""
+        """The bytes of some ranges, requested at once.
+
+        Raises:
+            CorruptCheckpointError: the object ends before that, or is missing.
+            StorageError: it cannot be read, or was replaced meanwhile.
+        """
         batch = ts.Batch()
         futures = [
             self._begin(slice(start, stop), batch) if stop > start else None
@@ -272,26 +226,28 @@ class StoredFile:
         ]
 
     def read_into(self, position: int, buffer: NDArray[np.uint8]) -> None:
-        """Fill memory from the bytes at ``position``; see `RangeFile.fetch`."""
-        begun: deque[tuple[int, int, _Answer]] = deque()
+        """Fill memory from the bytes at ``position``; errors as of `fetch`."""
+        requests: deque[tuple[int, int, _Answer]] = deque()
         starts = iter(range(0, len(buffer), REQUEST_BYTES))
         while True:
-            while len(begun) < IN_FLIGHT and (start := next(starts, None)) is not None:
+            while len(requests) < IN_FLIGHT and (start := next(starts, None)) is not None:
                 stop = min(start + REQUEST_BYTES, len(buffer))
-                begun.append((start, stop, self._begin(slice(position + start, position + stop))))
-            if not begun:
+                requests.append(
+                    (start, stop, self._begin(slice(position + start, position + stop)))
+                )
+            if not requests:
                 return
-            start, stop, future = begun.popleft()
+            start, stop, future = requests.popleft()
             data = self._finish(future, position + start, position + stop)
             buffer[start:stop] = np.frombuffer(data, np.uint8)
 
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _begin(self, wanted: slice | None, batch: ts.Batch | None = None) -> _Answer:
-        """Ask for a range, or for all."""
+    def _begin(self, part: slice | None, batch: ts.Batch | None = None) -> _Answer:
+        """Request a range, or everything."""
         with storage_errors(self.path):
-            return self._store.read(self.path.key, byte_range=wanted, batch=batch)
+            return self._store.read(self.path.key, byte_range=part, batch=batch)
 
     def _finish(self, future: _Answer, start: int, stop: int) -> bytes:
         try:
@@ -307,7 +263,7 @@ class StoredFile:
         return True
 
     def _bytes(self, future: _Answer) -> bytes:
-        """What was asked for, of the same object as everything else.
+        """The bytes of an answer, which must come from the same object as all others.
 
         Raises:
             _BeyondEndError: it reaches beyond the end.
@@ -316,20 +272,20 @@ class StoredFile:
         """
         with storage_errors(self.path):
             try:
-                found = future.result()
+                answer = future.result()
             except ValueError as error:
                 if is_beyond_end(error):
                     raise _BeyondEndError(str(error)) from error
                 raise
-        if found.state != "value":
+        if answer.state != "value":
             raise CorruptCheckpointError(f"{self.path} is missing")
-        self._generation = self._generation or found.stamp.generation
-        if found.stamp.generation != self._generation:
+        self._generation = self._generation or answer.stamp.generation
+        if answer.stamp.generation != self._generation:
             raise StorageError(
                 f"{self.path} was replaced while it was read; open it again to read what is "
                 f"there now"
             )
-        return found.value
+        return answer.value
 
 
 class _BeyondEndError(XckptError):
@@ -342,15 +298,18 @@ def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:
     )
 
 
-def open_file(path: FilePath) -> OpenFile | StoredFile:
-    """A file to be read by range.
+RangeFile: TypeAlias = OpenFile | StoredFile
+"""A file that is read by range; thread-safe."""
+
+
+def open_file(path: FilePath) -> RangeFile:
+    """Open a file for reads by range.
 
     Raises:
         OSError: a local file cannot be opened.
     """
     if isinstance(path, StoredPath):
         return StoredFile(path)
-    assert isinstance(path, Path)
     return OpenFile(path)
 
 
@@ -359,27 +318,23 @@ def read_whole(path: FilePath, most: int) -> bytes:
 
     Raises:
         StorageError: it is no plain file, longer than ``most`` bytes, or cannot be read.
-        OSError: a local file cannot be read.
     """
-    if not path.is_file():
-        raise StorageError(f"{path} is no plain file")
-    file = open_file(path)
-    try:
-        data = file.whole(most)
-    finally:
-        file.close()
-    if data is None:
-        raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
-    return data
+    with storage_errors(path):
+        if not path.is_file():
+            raise StorageError(f"{path} is no plain file")
+        with closing(open_file(path)) as file:
+            data = file.whole(most)
+        if data is None:
+            raise StorageError(f"{path} is longer than the {most:,} bytes that are read")
+        return data
 
 
 def state_of(path: FilePath) -> bytes:
-    """What changes when a file's contents do; empty if there is no such file.
+    """A value that changes with a file's contents; empty if there is no such file.
 
     Raises:
         StorageError: a storage refused.
     """
     if isinstance(path, StoredPath):
         return path.generation()
-    assert isinstance(path, Path)
     return str(path.stat().st_mtime_ns).encode() if path.is_file() else b""

@@ -1,10 +1,10 @@
-"""Paths of files that others wrote: local ones as `pathlib.Path`, those in a bucket alike.
+"""Paths of other libraries' files: `pathlib.Path` for local ones, and its like for a bucket.
 
 1. `find_path` takes what the user typed. A local path or ``file://`` URL becomes a `Path`, any
-   other URL a `StoredPath`; `FilePath` is what both can do.
-2. Object stores have no folders: a `StoredPath` is one where keys lie below it. A listing brings
-   every key below, so it is asked for once, kept by all paths that come of one `find_path`, and
-   answers for the files below too. A file alone is asked for without any listing.
+   other URL a `StoredPath`; `FilePath` is either.
+2. Object stores have no folders: a `StoredPath` is a folder where keys lie below it. A listing
+   returns every key below, so it is requested once, shared by all paths derived from one
+   `find_path`, and answers for the files below too. A single file is looked up without a listing.
 """
 
 from __future__ import annotations
@@ -14,53 +14,27 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol, Self, TypeVar
+from typing import TypeAlias
 
 import tensorstore as ts
 
+from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location, open_store
 
-__all__ = ["FilePath", "StoredPath", "find_path", "named"]
-
-
-P = TypeVar("P", bound="FilePath")
-
-
-class FilePath(Protocol):
-    """What is asked of a path; `pathlib.Path` has it all."""
-
-    @property
-    def name(self) -> str:
-        """The last part; empty for the root."""
-        ...
-
-    @property
-    def parent(self) -> Self:
-        """The folder that it is in."""
-        ...
-
-    def __truediv__(self, name: str, /) -> Self: ...
-
-    def exists(self) -> bool:
-        """Whether there is a file or a folder."""
-        ...
-
-    def is_file(self) -> bool:
-        """Whether there is a plain file."""
-        ...
-
-    def is_dir(self) -> bool:
-        """Whether there is a folder."""
-        ...
-
-    def iterdir(self) -> Iterator[Self]:
-        """Files and folders of a folder."""
-        ...
+__all__ = [
+    "FilePath",
+    "StoredPath",
+    "existing_path",
+    "file_name_problem",
+    "find_path",
+    "local_path",
+    "named",
+]
 
 
 class _Keys:
-    """What is known of a bucket's keys; each thing is asked for once."""
+    """What is known of a bucket's keys; nothing is requested twice."""
 
     def __init__(self, store: ts.KvStore) -> None:
         self.store = store
@@ -76,21 +50,21 @@ class _Keys:
                 return keys[first : bisect.bisect_left(keys, _after(start), first)]
         between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
         with storage_errors(path):
-            found = self.store.list(between).result()
-        keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in found)
+            listed_keys = self.store.list(between).result()
+        keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed_keys)
         return keys
 
     def generation(self, path: StoredPath) -> bytes:
-        """What tells an object from others of its key; empty if there is none."""
+        """The generation of an object, which changes with each write; empty without an object."""
         known = self._generations.get(path.key)
         if known is not None or not path.key or self._absent(path.key):
             return known or b""
         with storage_errors(path):
-            # A range of nothing asks for no content.
-            found = self.store.read(path.key, byte_range=slice(0, 0)).result()
-        told = found.stamp.generation if found.state == "value" else b""
-        self._generations[path.key] = told
-        return told
+            # An empty range requests no content.
+            answer = self.store.read(path.key, byte_range=slice(0, 0)).result()
+        generation = answer.stamp.generation if answer.state == "value" else b""
+        self._generations[path.key] = generation
+        return generation
 
     def _absent(self, key: str) -> bool:
         """Whether a listing that would have the key lacks it."""
@@ -167,7 +141,7 @@ class StoredPath:
         return (self / name for name in sorted(names) if name)
 
     def generation(self) -> bytes:
-        """What tells the object from others that had or will have its key; empty without one.
+        """The generation of the object, which changes with each write; empty without an object.
 
         Raises:
             StorageError: the storage refused.
@@ -175,8 +149,12 @@ class StoredPath:
         return self.keys.generation(self)
 
 
-def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
-    """What a path or URL means; nothing is asked of the storage.
+FilePath: TypeAlias = Path | StoredPath
+"""A path on any storage."""
+
+
+def find_path(path: str | os.PathLike[str]) -> FilePath:
+    """The path that a path or URL means; no request is made.
 
     Raises:
         TypeError: neither a str nor a PathLike.
@@ -193,11 +171,58 @@ def find_path(path: str | os.PathLike[str]) -> Path | StoredPath:
     return StoredPath(bucket, location.path, _Keys(open_store(bucket)))
 
 
-def named(folder: P, *suffixes: str) -> list[P]:
-    """What is in a folder, under any name or one with one of these ends, by name; nothing if it is
-    none.
+def existing_path(path: str | os.PathLike[str]) -> FilePath:
+    """The path of something that is there, on any storage.
+
+    Raises:
+        StorageError: it is no path, a URL that is not supported, or the storage refused.
+        NotACheckpointError: nothing is there.
+    """
+    place = find_path(path)
+    with storage_errors(place):
+        if not place.exists():
+            raise NotACheckpointError(f"{place}: nothing is there; check the path")
+    return place
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The local path that a path or ``file://`` URL means.
+
+    Raises:
+        StorageError: it is a URL of another scheme.
+    """
+    folder = Location.parse(path).folder
+    if folder is None:
+        raise StorageError(
+            f"{path}: other libraries' checkpoints are written on local file systems only; write "
+            f"it there and copy it"
+        )
+    return folder
+
+
+def file_name_problem(name: object) -> str:
+    """Why a name in a file does not name a file beside or below it; empty if it does.
+
+    Example:
+        >>> file_name_problem("model-00001-of-00002.safetensors")
+        ''
+        >>> file_name_problem("../../etc/passwd")
+        'leads out of the folder'
+    """
+    if not isinstance(name, str) or not name or "\0" in name or "\\" in name:
+        return "is no name of a file"
+    path = PurePosixPath(name)
+    return "leads out of the folder" if path.is_absolute() or ".." in path.parts else ""
+
+
+def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
+    """The entries of a folder, sorted by name; none if it is no folder.
+
+    Args:
+        folder: where.
+        suffixes: only names that end with one of these.
     """
     if not folder.is_dir():
         return []
-    found = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
-    return sorted(found, key=lambda each: each.name)
+    entries = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
+    return sorted(entries, key=lambda each: each.name)

@@ -1,9 +1,9 @@
-"""zarr arrays in a folder that another library wrote, or is to read: plain files or OCDBT.
+"""zarr arrays in a folder of another library, as plain files or in OCDBT.
 
 1. `ZarrFolder.open` reads an array's metadata itself and checks what could exhaust memory or kill
    the process (shape, element type, chunks). Only then does TensorStore open the array.
 2. `ZarrFolder.create` writes a zarr v3 array's metadata; chunks are uncompressed, each with a
-   crc32c, so that TensorStore notices damage whoever reads it.
+   crc32c, so that TensorStore detects damage in every reader.
 3. A `StoredZarr` reads any box, and writes boxes of whole chunks.
 """
 
@@ -22,7 +22,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.zarr_json import array_metadata
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.storage.errors import foreign_errors, storage_errors
@@ -34,15 +34,13 @@ __all__ = ["StoredZarr", "ZarrFolder"]
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
-"""What is kept of an OCDBT's index, so that it is not read again for each array."""
+"""Cache for the index of an OCDBT database, bytes, so that it is not read for each array."""
 MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 CODECS: Final = ("crc32c",)
 
 _TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
 """zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class StoredZarr:
     def _region(self, offsets: Sequence[int], sizes: Sequence[int]) -> ts.TensorStore:
         if not sizes:
             return self._store
-        return self._store[tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))]
+        return self._store[Box(tuple(offsets), tuple(sizes)).slices()]
 
 
 class ZarrFolder:
@@ -94,7 +92,7 @@ class ZarrFolder:
     Args:
         folder: where.
         ocdbt: whether the arrays lie in TensorStore's OCDBT database there, and not in files.
-        fill_missing: whether a chunk that is not there is one of zeros.
+        fill_missing: whether a missing chunk is one of zeros.
 
     Example:
         >>> from pathlib import Path
@@ -115,7 +113,7 @@ class ZarrFolder:
         self.ocdbt = ocdbt
         self.fill_missing = fill_missing
         self._root = open_store(self.location)
-        # An index that was read since then is as good as a new one.
+        # An index read since then need not be read again.
         self._opened = time.time()
         if ocdbt:
             spec = {
@@ -165,14 +163,14 @@ class ZarrFolder:
         if not self.ocdbt and isinstance(self.folder, StoredPath):
             content = self._bounded(self.folder / key)
         else:
-            found = self._root.read(key, staleness_bound=self._opened).result()
-            content = found.value if found.state == "value" else None
+            answer = self._root.read(key, staleness_bound=self._opened).result()
+            content = answer.value if answer.state == "value" else None
         if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
         return msgspec.json.decode(content, type=dict[str, object])
 
     def _bounded(self, path: StoredPath) -> bytes | None:
-        """What an object holds; None if there is none."""
+        """The content of an object; None if there is none."""
         if not path.is_file():
             return None
         content = open_file(path).whole(MAX_DOCUMENT_BYTES)
@@ -181,7 +179,7 @@ class ZarrFolder:
         return content
 
     def create(self, name: str, dtype: str, shape: Shape, chunk: Shape) -> StoredZarr:
-        """Make a zarr v3 array, or open the very same that was made before.
+        """Make a zarr v3 array, or open an identical one that is there.
 
         Raises:
             StorageError: the storage refused, or another array is there.

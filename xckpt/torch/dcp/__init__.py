@@ -12,8 +12,7 @@ and back.
 
 from __future__ import annotations
 
-from xckpt.torch.dcp.exports import export_checkpoint
-from xckpt.torch.dcp.imports import import_checkpoint
+from xckpt.torch.dcp.folders import export_checkpoint, import_checkpoint
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
 

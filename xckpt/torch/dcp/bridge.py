@@ -1,10 +1,10 @@
 """xckpt's planner protocol, answered by a DCP planner.
 
 xckpt's storage asks a planner for data and for places to put data. `SaveBridge` and `LoadBridge`
-pass these questions on, so that DCP's planners work with the same writer and reader as ours:
+pass these questions on, so that DCP's planners work with xckpt's own writer and reader:
 
 1. An item is passed on as the DCP item that it came from.
-2. What a planner hands out is looked at as every tensor of ours is: sparse, quantised and freed
+2. What a planner hands out is checked as every tensor is: sparse, quantised and freed
    ones are refused by name.
 3. DCP's protocol promises a load no concurrency, so its planner is called by one thread at a time.
 4. What a planner raises is raised as it is, though the storage takes it for its own failure.
@@ -25,28 +25,32 @@ import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadItemType
 
+from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import StoredObject
+from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.buffers import reachable, torch_dtype
-from xckpt.torch.dcp.keys import StoredObject
+from xckpt.torch.leaf import mark_changed
 from xckpt.torch.plain import check_readable, check_writable, plain
-from xckpt.torch.targets import mark_changed
 
 __all__ = ["LoadBridge", "SaveBridge", "Wanted"]
 
 
 def _planned_by_dcp(*_: object) -> NoReturn:
-    """Stands for the hooks of a planner that nobody calls here."""
+    """The hooks of a planner that are not called here."""
     raise AssertionError("torch's planner has planned already")
 
 
 class _Bridge:
     """Remembers what the planner has raised."""
 
+    adapters = Adapters((ADAPTER,))
     failure: BaseException | None = None
 
     @contextlib.contextmanager
@@ -118,8 +122,8 @@ class Wanted:
         """Of a tensor: the planner's own, where what is read goes elsewhere first."""
         self.values: dict[str, object] = {}
         """Of an object: leaf name -> value or tensor, as far as they have come."""
-        self.missing = dict.fromkeys(stored.leaves, 1)
-        """Of an object: leaf name -> elements that have not come yet."""
+        self.missing = Countdown(0)
+        """Of an object: how many values, and elements of tensors, are still to come."""
 
 
 class LoadBridge(_Bridge, LoadPlanner):
@@ -148,12 +152,16 @@ class LoadBridge(_Bridge, LoadPlanner):
                 if prod(wanted.item.lengths) == 0:
                     self._commit(wanted, self._resolve(wanted))
                 continue
+            missing = 0
             for name in wanted.stored.leaves:
                 stored = self.metadata.state_dict_metadata[name]
                 if isinstance(stored, TensorStorageMetadata):
                     wanted.values[name] = torch.empty(stored.size, dtype=self._dtype(name))
-                    wanted.missing[name] = prod(stored.size)
-            if not any(wanted.missing.values()):
+                    missing += prod(stored.size)
+                else:
+                    missing += 1
+            wanted.missing = Countdown(missing)
+            if not missing:
                 self._hand_over(wanted)
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
@@ -229,9 +237,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         """Note a part of an object; the last one completes it."""
         with self._lock:
             wanted.values[name] = value
-            wanted.missing[name] -= count
-            complete = not any(wanted.missing.values())
-        if complete:
+        if wanted.missing.land(count) == 0:
             self._hand_over(wanted)
 
     def _hand_over(self, wanted: Wanted) -> None:

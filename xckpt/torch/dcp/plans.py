@@ -37,8 +37,8 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out
 from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 from xckpt.torch.buffers import format_dtype, torch_dtype
-from xckpt.torch.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 
 __all__ = ["check_items", "check_metadata", "described", "torch_metadata", "write_item"]
 

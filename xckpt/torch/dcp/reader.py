@@ -27,13 +27,13 @@ from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.buffers import torch_dtype
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
-from xckpt.torch.dcp.keys import StoredObject, stored_objects
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
 
@@ -52,7 +52,7 @@ class _Told:
     """The storage's own."""
 
 
-class _Load:
+class _OpenLoad:
     """A load under way, as one rank sees it."""
 
     def __init__(self, reader: ZarrStorageReader) -> None:
@@ -162,7 +162,7 @@ class _Load:
 
 
 class XckptStorageReader(dcp.StorageReader):
-    """Has `dcp.load` read xckpt's format, whoever wrote it.
+    """Has `dcp.load` read xckpt's format.
 
     Python values, and the lists and tuples that DCP takes for one object, are handed to the planner
     as `torch.save` would write them; bytes that DCP has saved, as they were.
@@ -189,7 +189,7 @@ class XckptStorageReader(dcp.StorageReader):
         self.load_id = uuid.uuid4().hex
         self.bytes_read = 0
         """Bytes of chunks that this rank has read in the last load."""
-        self._load: _Load | None = None
+        self._load: _OpenLoad | None = None
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -197,7 +197,7 @@ class XckptStorageReader(dcp.StorageReader):
         return self.path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at another path if one is given."""
+        """Begin again, at another path if one is given."""
         self._end()
         if checkpoint_id:
             Location.parse(checkpoint_id)
@@ -218,7 +218,7 @@ class XckptStorageReader(dcp.StorageReader):
             TreeMismatchError: several leaves have one fqn; all are listed.
         """
         self._end()
-        self._load = _Load(ZarrStorageReader(self.path, options=self.options))
+        self._load = _OpenLoad(ZarrStorageReader(self.path, options=self.options))
         return dcp.Metadata(
             torch_metadata(self._load.metadata, self._load.objects),
             planner_data=self._load.planner_data,
@@ -300,7 +300,7 @@ class XckptStorageReader(dcp.StorageReader):
         return done
 
     @property
-    def _under_way(self) -> _Load:
+    def _under_way(self) -> _OpenLoad:
         assert self._load is not None, "read_metadata comes first"
         return self._load
 

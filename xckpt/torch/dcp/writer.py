@@ -3,14 +3,14 @@
 1. `prepare_local_plan`, on every rank: refuse by name what the format cannot hold.
 2. `prepare_global_plan`, on the coordinator: check that the items make up whole tensors, name the
    leaves, choose the grids, stage the save, and send each rank its `Orders`. Where the planner
-   repeats an earlier save's plans, only the place of the staging is told (`xckpt.torch.dcp.place`).
+   repeats an earlier save's plans, it only names the place of the staging
+   (`xckpt.torch.dcp.cached_plans`).
 3. `write_data`, on every rank: write the items and report the digests of their chunks.
 4. `finish`, on the coordinator: commit, if every chunk was written exactly once.
 
-DCP tells a writer nothing of another rank's failure. So a failure in `write_data` carries a
-`FailureNote`: on its way to the coordinator it is pickled, and when it is unpickled there, after
-all ranks have stopped writing, the staging is removed. Any other failure leaves a staging that goes
-with the writer, or with its next save.
+Where `write_data` fails on any rank, the coordinator removes the staging
+(`xckpt.torch.dcp.failures`). Any other failure leaves a staging that goes with the writer, or with
+its next save.
 
 A writer may serve several threads at a time, as `dcp.async_save` has them: DCP takes all steps of
 one save in one thread, so what belongs to a save is kept by thread.
@@ -18,11 +18,9 @@ one save in one thread, so what belongs to a save is kept by thread.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import uuid
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
@@ -35,96 +33,32 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.codec import BytesEntry, Manifest, build, to_metadata
+from xckpt.core.manifest.codec import build, to_metadata
+from xckpt.core.manifest.entries import BytesEntry, Manifest
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
-from xckpt.core.struct_types import look_at_types
 from xckpt.errors import PlanError
+from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
+from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import WriteOrders, Written
-from xckpt.torch.dcp import place
 from xckpt.torch.dcp.bridge import SaveBridge
-from xckpt.torch.dcp.keys import LeafNames
-from xckpt.torch.dcp.plan_cache import note_unsent, whole_plans
+from xckpt.torch.dcp.cached_plans import (
+    SESSION,
+    find_place,
+    name_place,
+    note_unsent,
+    whole_plans,
+)
+from xckpt.torch.dcp.failures import note_failed, note_stopped
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
+from xckpt.torch.dcp.staged_save import Orders, StagedSave
 
 __all__ = ["XckptStorageWriter"]
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class Orders(msgspec.Struct, array_like=True, frozen=True):
-    """What a rank's plan carries; it must stay true as long as DCP may repeat the plan."""
-
-    session: str
-    """The process that coordinates."""
-    place: place.Place
-    """Where the save for which the plan was made is staged."""
-    names: dict[str, str]
-    """fqn -> leaf name."""
-    writes: WriteOrders
-    layout: bytes = b""
-    """For the coordinator: the manifest, without what only a finished save knows."""
-
-
-look_at_types(Orders)
-
-
-class _Save:
-    """A save under way, as one rank sees it."""
-
-    def __init__(self, writer: ZarrStorageWriter, rank: int) -> None:
-        self.writer = writer
-        self.rank = rank
-        self.local = dcp.SavePlan([])
-        """What this rank offers to write."""
-        self.ranks = 0
-        """How many ranks write; known to the coordinator alone."""
-        self.place: place.Place | None = None
-        """Where the save is staged; known to the coordinator alone."""
-        self.metadata: Metadata | None = None
-        self.names: dict[str, str] = {}
-        self.let_go = weakref.finalize(self, _abort, writer)
-        """Removes the staging, if there is one; happens by itself with the last reference."""
-
-    def stage(self, ranks: int) -> place.Place:
-        """Reserve a place to write to, on the coordinator."""
-        self.writer.set_up_storage_writer(True)
-        location = self.writer.staged
-        assert location is not None
-        self.ranks, self.place = ranks, place.Place.of(uuid.uuid4().hex, location)
-        _under_way[self.place.save] = self
-        return self.place
-
-
-_under_way: weakref.WeakValueDictionary[str, _Save] = weakref.WeakValueDictionary()
-"""The saves that this process coordinates, by the name in their place."""
-
-
-def _abort(writer: ZarrStorageWriter) -> None:
-    place.forget(writer.target)
-    writer.abort()
-
-
-class FailureNote:
-    """Says with a failure which save it is of, and has the coordinator remove what was staged."""
-
-    def __init__(self, save: str) -> None:
-        self.save = save
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return _received, (self.save,)
-
-
-def _received(name: str) -> FailureNote:
-    """A `FailureNote` has come from another process."""
-    save = _under_way.get(name)
-    if save is not None:
-        save.let_go()
-    return FailureNote(name)
 
 
 class XckptStorageWriter(dcp.StorageWriter):
@@ -177,7 +111,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         return getattr(self._own, "path", self.path)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at another path if one is given."""
+        """Begin again, at another path if one is given."""
         if checkpoint_id:
             Location.parse(checkpoint_id)
             self.path = self._own.path = checkpoint_id
@@ -208,11 +142,11 @@ class XckptStorageWriter(dcp.StorageWriter):
             )
         before = getattr(self._own, "save", None)
         if before is not None:
-            before.let_go()
+            before.abort()
         writer = ZarrStorageWriter(
             self.checkpoint_id, overwrite=self.overwrite, options=self.options
         )
-        self._own.save = _Save(writer, int(str(kwargs.get("rank") or 0)))
+        self._own.save = StagedSave(writer, int(str(kwargs.get("rank") or 0)))
 
     def prepare_local_plan(self, plan: dcp.SavePlan) -> dcp.SavePlan:
         """The plan as it is.
@@ -237,14 +171,14 @@ class XckptStorageWriter(dcp.StorageWriter):
             whole = whole_plans(plans, save.local, save.rank)
             if whole is not None:
                 return self._plan(save, whole)
-            place.name(save.writer.target, save.stage(len(plans)))
+            name_place(save.writer.target, save.stage(len(plans)))
             return plans
         except BaseException:
             note_unsent(plans)
-            save.let_go()
+            save.abort()
             raise
 
-    def _plan(self, save: _Save, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
+    def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
         metadata, leaves = described(plans, options)
         where = save.stage(len(plans))
@@ -256,7 +190,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             and leaf.grid is not None
             and not leaf.grid.is_regular(leaf.size)
         }
-        ours = [
+        in_order = [
             SavePlan(
                 [
                     write_item(item, leaves.names[item.index.fqn])
@@ -266,7 +200,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             )
             for plan in plans
         ]
-        ordered, metadata = save.writer.prepare_global_plan(ours, metadata)
+        ordered, metadata = save.writer.prepare_global_plan(in_order, metadata)
         save.metadata, save.names = metadata, leaves.names
         layout = _encode(build(metadata, _placeholders(metadata), codecs=save.writer.codecs))
         known: dict[int, bytes] = {}
@@ -274,7 +208,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
             assert isinstance(writes, WriteOrders)
-            orders = Orders(place.SESSION, where, leaves.names, writes)
+            orders = Orders(SESSION, where, leaves.names, writes)
             if rank == save.rank:
                 data = _encode(msgspec.structs.replace(orders, layout=layout))
             else:
@@ -299,15 +233,16 @@ class XckptStorageWriter(dcp.StorageWriter):
                     "keep that: dataclasses.replace(plan, items=...)"
                 )
             orders = msgspec.msgpack.decode(plan.storage_data, type=Orders)
-            where = where or place.find(orders.session, save.writer.target) or orders.place
+            where = where or find_place(orders.session, save.writer.target) or orders.place
             result = _write(save, orders, where.location, plan, planner)
-        except BaseException as error:
+        except BaseException:
             if save.ranks == 1:
-                save.let_go()
+                save.abort()
             elif where is not None:
-                with contextlib.suppress(AttributeError, TypeError):
-                    error.xckpt_note = FailureNote(where.save)  # type: ignore[attr-defined]
+                note_failed(where.save)
             raise
+        if save.ranks != 1:
+            note_stopped(where.save)
         done: Future[list[WriteResult]] = Future()
         done.set_result([result])
         return done
@@ -316,7 +251,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         """Commit what all ranks have written.
 
         Raises:
-            PlanError: a chunk was written by nobody, or twice; or the planner's metadata holds
+            PlanError: a chunk was not written, or twice; or the planner's metadata holds
                 what cannot be stored.
             StorageError: the storage refused.
         """
@@ -333,16 +268,16 @@ class XckptStorageWriter(dcp.StorageWriter):
             ]
             save.writer.finish(replace(save.metadata, planner_data=planner_data), reports)
         finally:
-            save.let_go()
+            save.abort()
         metadata.storage_meta = self.storage_meta()
 
     @property
-    def _save(self) -> _Save:
+    def _save(self) -> StagedSave:
         return self._own.save
 
 
 def _write(
-    save: _Save,
+    save: StagedSave,
     orders: Orders,
     staged: Location,
     plan: dcp.SavePlan,
@@ -360,10 +295,10 @@ def _write(
         name = orders.names.get(item.index.fqn)
         if name is None:
             raise PlanError(f"{item.index.fqn}: in this rank's plan, but not in the global one")
-        ours = write_item(item, name)
-        if ours.tensor_data is None or prod(ours.tensor_data.chunk.sizes):
-            items.append(ours)
-            sources[name, ours.index.offset] = item
+        own = write_item(item, name)
+        if own.tensor_data is None or prod(own.tensor_data.chunk.sizes):
+            items.append(own)
+            sources[name, own.index.offset] = item
     fields = {"driver": staged.driver, "path": staged.path, "bucket": staged.bucket}
     writes = msgspec.structs.replace(orders.writes, **fields)
     bridge = SaveBridge(planner, sources)
@@ -374,7 +309,7 @@ def _write(
 
 
 def _placeholders(metadata: Metadata) -> dict[str, BytesEntry]:
-    """An entry for each value, which nobody has encoded yet."""
+    """An entry for each value; its content is not known yet."""
     return {
         name: BytesEntry(name, "opaque", 0, 1)
         for name, leaf in metadata.state_dict_metadata.items()

@@ -26,21 +26,28 @@ from torch.distributed.tensor.placement_types import Placement
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.copies import Anew, as_parameter
+from xckpt.torch.copies import RebuildRecipe, as_parameter
+from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.sharded import shards_wrapper
-from xckpt.torch.sharded.placements import Cut, Interval, Layout, layouts, length, literal, nested
-from xckpt.torch.sources import TensorSource
-from xckpt.torch.targets import Memory, TensorTarget, mark_changed
+from xckpt.torch.sharded.placements import (
+    Cut,
+    Interval,
+    LocalBoxes,
+    length,
+    literal,
+    nested,
+    readings,
+)
 
-__all__ = ["aim", "anew", "describe", "layout", "local_tensor", "sharding"]
+__all__ = ["describe", "local_boxes", "local_tensor", "rebuild_recipe", "sharding", "target_for"]
 
 
-def describe(leaf: torch.Tensor, name: str) -> TensorSource:
+def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A DTensor as a source: the boxes of its local tensor.
 
     Raises:
-        UnsupportedLeafError: see `layout`; or the local tensor has no plain elements to read.
+        UnsupportedLeafError: see `local_boxes`; or the local tensor has no plain elements to read.
     """
     tensor = cast(DTensor, leaf)
     local = local_tensor(tensor)
@@ -49,32 +56,32 @@ def describe(leaf: torch.Tensor, name: str) -> TensorSource:
         return shards_wrapper.describe(tensor, local, name, sharding(tensor))
     local = plain(local, name)
     check_readable(local, name)
-    held = layout(tensor, name)
-    return TensorSource(
+    local_part = local_boxes(tensor, name)
+    return TensorLeaf(
         tuple(tensor.shape),
         known_dtype(local.dtype, name),
-        held.boxes,
-        [local[view] for view in held.views],
+        local_part.boxes,
+        [local[view] for view in local_part.views],
         True,
         sharding(tensor),
     )
 
 
-def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
     """A target like a DTensor; a new one has its mesh and placements.
 
     Raises:
-        UnsupportedLeafError: see `layout`; or the local tensor cannot be filled in place.
+        UnsupportedLeafError: see `local_boxes`; or the local tensor cannot be filled in place.
     """
     tensor = cast(DTensor, like)
     local = local_tensor(tensor)
     if shards_wrapper.has_hooks(local):
         _check_placements(tensor.placements, name)
-        return shards_wrapper.aim(tensor, local, name, in_place=in_place)
+        return shards_wrapper.target_for(tensor, local, name, in_place=in_place)
     local = plain(local, name)
     if in_place:
         check_writable(local, name)
-    held = layout(tensor, name)
+    local_part = local_boxes(tensor, name)
 
     def allocate() -> Memory:
         filled = tensor if in_place else _empty_like(tensor)
@@ -86,13 +93,13 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
             mark_changed([filled])
             return filled
 
-        return Memory([memory[view] for view in held.views], finish)
+        return Memory([memory[view] for view in local_part.views], finish)
 
     dtype = known_dtype(local.dtype, name)
-    return TensorTarget(tuple(tensor.shape), dtype, held.boxes, allocate)
+    return TensorTarget(tuple(tensor.shape), dtype, local_part.boxes, allocate)
 
 
-def anew(leaf: torch.Tensor) -> Anew | None:
+def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
     """A DTensor as its local tensor; over another one it keeps mesh, placements and order of cuts.
 
     None where the local tensor is no plain one.
@@ -104,14 +111,14 @@ def anew(leaf: torch.Tensor) -> Anew | None:
     if type(local) is not torch.Tensor:
         return None
 
-    def over(made: Sequence[torch.Tensor]) -> torch.Tensor:
+    def rebuild(copies: Sequence[torch.Tensor]) -> torch.Tensor:
         # torch's protocol for wrappers, which knows more of a DTensor than from_local takes.
         inner, context = tensor.__tensor_flatten__()
-        held = {name: getattr(tensor, name) for name in inner} | {"_local_tensor": made[0]}
-        new = DTensor.__tensor_unflatten__(held, context, tensor.shape, tensor.stride())
+        parts = {name: getattr(tensor, name) for name in inner} | {"_local_tensor": copies[0]}
+        new = DTensor.__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
         return as_parameter(leaf, new)
 
-    return Anew([local.detach()], over)
+    return RebuildRecipe([local.detach()], rebuild)
 
 
 def _empty_like(like: DTensor) -> DTensor:
@@ -136,31 +143,31 @@ def sharding(tensor: DTensor) -> Sharding:
     )
 
 
-def layout(tensor: DTensor, name: str) -> Layout:
+def local_boxes(tensor: DTensor, name: str) -> LocalBoxes:
     """The boxes of this rank's local tensor; none if the rank is not part of the mesh.
 
     Raises:
         UnsupportedLeafError: a placement holds no plain rows (``Partial``), torch does not say
-            which rows are whose (a mesh in no ascending order), or the local tensor has not the
-            shape that mesh and placements give.
+            which rows are whose (a mesh in no ascending order), or the local tensor is not of
+            the shape that mesh and placements give.
     """
     _check_placements(tensor.placements, name)
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return Layout(Boxes.of([], rank=tensor.ndim), ())  # this rank is outside the mesh
+        return LocalBoxes(Boxes.of([], rank=tensor.ndim), ())  # this rank is outside the mesh
     _check_order(tensor, coordinate, name)
     shape = tuple(tensor.shape)
     local_shape = tuple(local_tensor(tensor).shape)
-    readings = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
+    possible = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
     if len(local_shape) != len(shape):
-        raise _misfit(tensor, name, [rows[0] for rows in readings], local_shape)
-    held: list[tuple[Interval, ...]] = []
-    for rows, size in zip(readings, local_shape, strict=True):
+        raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
+    chosen: list[tuple[Interval, ...]] = []
+    for rows, size in zip(possible, local_shape, strict=True):
         fitting = [intervals for intervals in rows if length(intervals) == size]
         if not fitting:
-            raise _misfit(tensor, name, [rows[0] for rows in readings], local_shape)
-        held.append(fitting[0])
-    return Layout.of(held)
+            raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
+        chosen.append(fitting[0])
+    return LocalBoxes.of(chosen)
 
 
 def _check_placements(placements: Sequence[Placement], name: str) -> None:
@@ -214,12 +221,12 @@ def _readings(
     if not axes:
         return [((0, size),) if size else ()]
     # What torch keeps beside the placements; absent before 2.9 or so, where only the two
-    # conventions that `layouts` knows exist.
+    # conventions that `readings` knows exist.
     spec = getattr(tensor, "_spec", None)
     if any(cut.factor > 1 for cut in cuts.values()):
         if getattr(spec, "use_strided_shard_as_shard_order", None) is False:
             return [literal(size, [cuts[axis] for axis in axes])]
-        return layouts(size, [cuts[axis] for axis in axes])
+        return readings(size, [cuts[axis] for axis in axes])
     for entry in getattr(spec, "shard_order", None) or ():
         if entry.tensor_dim == dim:
             axes = list(entry.mesh_dims)

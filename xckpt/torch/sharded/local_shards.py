@@ -2,10 +2,10 @@
 
 `ShardedTensor` and `LocalShardsWrapper` both are that. What they share:
 
-1. `held`: the shards that have elements, as boxes and plain tensors. An empty shard holds nothing
+1. Only shards that have elements count, as boxes and plain tensors. An empty shard holds nothing
    wherever it lies, and it may lie beyond the tensor.
-2. A `source` shows them, an `own` target fills them, and a `new` target fills those of a new leaf,
-   which whoever knows the class makes.
+2. `source` shows them, `target_in_place` fills them, and `new_target` fills those of a new leaf,
+   which the module for its class makes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
-from xckpt.torch.sources import TensorSource
-from xckpt.torch.targets import Memory, TensorTarget, mark_changed
 
 __all__ = ["LocalShard", "LocalShards"]
 
@@ -46,7 +46,7 @@ class LocalShards:
     shards: Sequence[LocalShard]
     sharding: Sharding | None = None
 
-    def source(self) -> TensorSource:
+    def source(self) -> TensorLeaf:
         """The shards as a source.
 
         Raises:
@@ -57,10 +57,10 @@ class LocalShards:
         for part, label in parts:
             check_readable(part, label)
         boxes, kept = self._boxes()
-        held = [parts[index][0] for index in kept]
-        return TensorSource(self.shape, dtype, boxes, held, True, self.sharding)
+        local = [parts[index][0] for index in kept]
+        return TensorLeaf(self.shape, dtype, boxes, local, True, self.sharding)
 
-    def own(self, leaf: torch.Tensor) -> TensorTarget:
+    def target_in_place(self, leaf: torch.Tensor) -> TensorTarget:
         """A target that fills the shards themselves; ``leaf`` is what they are shards of.
 
         Raises:
@@ -70,19 +70,21 @@ class LocalShards:
         for part, label in parts:
             check_writable(part, label)
         boxes, kept = self._boxes()
-        held = [parts[index][0] for index in kept]
+        local = [parts[index][0] for index in kept]
 
         def finish() -> torch.Tensor:
-            mark_changed(held)
+            mark_changed(local)
             return leaf
 
-        return TensorTarget(self.shape, dtype, boxes, lambda: Memory(held, finish))
+        return TensorTarget(self.shape, dtype, boxes, lambda: Memory(local, finish))
 
-    def new(self, make: Callable[[], tuple[torch.Tensor, Sequence[LocalShard]]]) -> TensorTarget:
+    def new_target(
+        self, make: Callable[[], tuple[torch.Tensor, Sequence[LocalShard]]]
+    ) -> TensorTarget:
         """A target that fills new shards; ``make`` gives the new leaf and its shards.
 
         Raises:
-            UnsupportedLeafError: as for `source`, though the meta device will do.
+            UnsupportedLeafError: as for `source`, but shards on the meta device are accepted.
         """
         _, dtype = self._plain(), self._dtype()
         boxes, _ = self._boxes()
@@ -96,7 +98,7 @@ class LocalShards:
         return TensorTarget(self.shape, dtype, boxes, allocate)
 
     def _dtype(self) -> str:
-        """The format's name of the element type; empty if no shard tells it."""
+        """The format's name of the element type; empty if there is no shard."""
         dtype = self.dtype
         for shard in self.shards:
             dtype = dtype or shard.tensor.dtype
@@ -116,7 +118,7 @@ class LocalShards:
         ]
 
     def _label(self, shard: LocalShard) -> str:
-        return f"{self.name}: the shard {shard}"
+        return f"{self.name}: the shard {Box(shard.offsets, shard.sizes)}"
 
     def _boxes(self) -> tuple[Boxes, list[int]]:
         """The boxes of the shards that have elements, and which shards those are."""

@@ -1,8 +1,8 @@
 """Which rows of a tensor dimension a rank holds: integer arithmetic, nothing of torch.
 
 A mesh axis that shards a tensor dimension is a `Cut` of it: into how many parts, and which part is
-ours. Several mesh axes may cut one dimension, and torch writes down the order of those cuts in two
-ways that agree for sizes that divide evenly and differ for others:
+this rank's. Several mesh axes may cut one dimension, and torch writes down the order of those cuts
+in two ways that agree for sizes that divide evenly and differ for others:
 
 1. **Nested** (`nested`): one cut after the other, each by `torch.chunk`: parts of
    ``ceil(n / parts)`` rows, the last ones shorter or empty. The result is one interval.
@@ -13,11 +13,11 @@ ways that agree for sizes that divide evenly and differ for others:
    cut into ``split_factor`` pieces, every piece into ``parts``, and the rank holds its part of
    *each* piece. The result is up to ``split_factor`` intervals. Reshaping a DTensor makes these.
 
-`layouts` gives the readings of a list of cuts, the likelier one first; whoever has the local tensor
-takes the first whose size is the tensor's. Taking the wrong one cannot go unnoticed: the ranks'
+`readings` gives the readings of a list of cuts, the likelier one first; the caller takes
+the first whose size is the local tensor's. Taking the wrong one cannot go unnoticed: the ranks'
 sizes add up under one reading only, so a wrong pick leaves a gap and an overlap in the cover.
 
-`Layout.of` combines the intervals of all dimensions into boxes.
+`LocalBoxes.of` combines the intervals of all dimensions into boxes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from xckpt.core.geometry.boxes import Boxes
 __all__ = [
     "Cut",
     "Interval",
-    "Layout",
+    "LocalBoxes",
     "chunk",
     "cut_order",
-    "layouts",
     "length",
     "literal",
     "nested",
+    "readings",
 ]
 
 Interval = tuple[int, int]
@@ -130,13 +130,13 @@ def cut_order(cuts: Sequence[Cut]) -> list[int] | None:
     return order
 
 
-def layouts(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
+def readings(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
     """The rows that the cuts may stand for: one reading, or two that differ, the likelier first.
 
     Example:
-        >>> layouts(8, [Cut(2, 0, factor=2), Cut(2, 1)])
+        >>> readings(8, [Cut(2, 0, factor=2), Cut(2, 1)])
         [((4, 6),)]
-        >>> layouts(7, [Cut(3, 2, factor=2), Cut(2, 0)])  # FSDP2 holds nothing, torch's text row 6
+        >>> readings(7, [Cut(3, 2, factor=2), Cut(2, 0)])  # FSDP2 holds nothing, torch's text row 6
         [(), ((6, 7),)]
     """
     written = literal(size, cuts)
@@ -148,7 +148,7 @@ def layouts(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class LocalBoxes:
     """The boxes that a rank holds, and where each lies in its local tensor."""
 
     boxes: Boxes
@@ -156,14 +156,14 @@ class Layout:
     """For each box, the slices of the local tensor that hold it."""
 
     @classmethod
-    def of(cls, held: Sequence[Sequence[Interval]]) -> Layout:
+    def of(cls, held: Sequence[Sequence[Interval]]) -> LocalBoxes:
         """Every combination of the dimensions' intervals, in the order of the local tensor.
 
         Example:
-            >>> layout = Layout.of([[(0, 2), (5, 6)], [(4, 8)]])
-            >>> layout.boxes
+            >>> local = LocalBoxes.of([[(0, 2), (5, 6)], [(4, 8)]])
+            >>> local.boxes
             Boxes([0, 2) x [4, 8), [5, 6) x [4, 8))
-            >>> layout.views[1]
+            >>> local.views[1]
             (slice(2, 3, None), slice(0, 4, None))
         """
         starts = [list(accumulate((hi - lo for lo, hi in rows), initial=0)) for rows in held]

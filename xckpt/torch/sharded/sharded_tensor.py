@@ -21,15 +21,14 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, empty
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 
 from xckpt.core.metadata import Sharding
-from xckpt.torch.copies import Anew
+from xckpt.torch.copies import RebuildRecipe
+from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
-from xckpt.torch.sources import TensorSource
-from xckpt.torch.targets import TensorTarget
 
-__all__ = ["aim", "anew", "describe"]
+__all__ = ["describe", "rebuild_recipe", "target_for"]
 
 
-def describe(leaf: torch.Tensor, name: str) -> TensorSource:
+def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A ShardedTensor as a source: the boxes of its local shards that have elements.
 
     Raises:
@@ -39,7 +38,7 @@ def describe(leaf: torch.Tensor, name: str) -> TensorSource:
     return _local_shards(cast(ShardedTensor, leaf), name).source()
 
 
-def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
     """A target like a ShardedTensor: its own local shards, or a new one with the same metadata.
 
     A new one like shards on the meta device has shards on the CPU.
@@ -50,29 +49,29 @@ def aim(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
     tensor = cast(ShardedTensor, like)
     local = _local_shards(tensor, name)
     if in_place:
-        return local.own(tensor)
+        return local.target_in_place(tensor)
 
     def make() -> tuple[ShardedTensor, Sequence[LocalShard]]:
-        made = _empty_like(tensor)
-        return made, _local_shards(made, name).shards
+        new = _empty_like(tensor)
+        return new, _local_shards(new, name).shards
 
-    return local.new(make)
+    return local.new_target(make)
 
 
-def anew(leaf: torch.Tensor) -> Anew | None:
+def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
     """A ShardedTensor as the tensors of its local shards; None where they are not on the CPU."""
     tensor = cast(ShardedTensor, leaf)
-    held = [shard.tensor.detach() for shard in tensor.local_shards()]
-    if any(each.device.type != "cpu" for each in held):
+    locals = [shard.tensor.detach() for shard in tensor.local_shards()]
+    if any(local.device.type != "cpu" for local in locals):
         return None
 
-    def over(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        made = _empty_like(tensor)
-        for shard, each in zip(made.local_shards(), tensors, strict=True):
-            shard.tensor = each
-        return made
+    def rebuild(copies: Sequence[torch.Tensor]) -> torch.Tensor:
+        new = _empty_like(tensor)
+        for shard, copy in zip(new.local_shards(), copies, strict=True):
+            shard.tensor = copy
+        return new
 
-    return Anew(held, over)
+    return RebuildRecipe(locals, rebuild)
 
 
 def _local_shards(tensor: ShardedTensor, name: str) -> LocalShards:

@@ -23,11 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
+from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
-from xckpt.torch.sources import TensorSource
-from xckpt.torch.targets import TensorTarget
 
-__all__ = ["aim", "describe", "has_hooks"]
+__all__ = ["describe", "has_hooks", "target_for"]
 
 
 class _Chunk(Protocol):
@@ -49,7 +48,7 @@ def has_hooks(local: torch.Tensor) -> bool:
 
 def describe(
     tensor: DTensor, local: torch.Tensor, name: str, sharding: Sharding | None
-) -> TensorSource:
+) -> TensorLeaf:
     """A DTensor as a source: the shards that its local tensor has.
 
     Raises:
@@ -59,16 +58,16 @@ def describe(
     return _local_shards(tensor, local, name, sharding).source()
 
 
-def aim(tensor: DTensor, local: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
+def target_for(tensor: DTensor, local: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
     """A target like a DTensor: its own local shards, or new ones.
 
     Raises:
         UnsupportedLeafError: as for `describe`, though a new one may be like shards on the meta
-            device; or a shard cannot be filled in place, or the local tensor not be made anew.
+            device; or a shard cannot be filled in place, or the local tensor cannot be made new.
     """
     shards = _local_shards(tensor, local, name, None)
     if in_place:
-        return shards.own(tensor)
+        return shards.target_in_place(tensor)
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
     if not isinstance(local, LocalShardsWrapper):
@@ -78,13 +77,13 @@ def aim(tensor: DTensor, local: torch.Tensor, name: str, *, in_place: bool) -> T
         )
 
     def make() -> tuple[DTensor, Sequence[LocalShard]]:
-        fresh = [
+        new_shards = [
             LocalShard(shard.offsets, shard.sizes, _new(shard.tensor)) for shard in shards.shards
         ]
         wrapper = LocalShardsWrapper(
-            [shard.tensor for shard in fresh], [shard.offsets for shard in fresh]
+            [shard.tensor for shard in new_shards], [shard.offsets for shard in new_shards]
         )
-        made = DTensor.from_local(
+        new = DTensor.from_local(
             wrapper,
             tensor.device_mesh,
             tensor.placements,
@@ -92,10 +91,10 @@ def aim(tensor: DTensor, local: torch.Tensor, name: str, *, in_place: bool) -> T
             shape=tensor.shape,
             stride=tensor.stride(),
         )
-        made.requires_grad_(tensor.requires_grad)
-        return made, fresh
+        new.requires_grad_(tensor.requires_grad)
+        return new, new_shards
 
-    return shards.new(make)
+    return shards.new_target(make)
 
 
 def _local_shards(

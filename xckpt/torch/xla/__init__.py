@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from xckpt.core.leaf import SourceLeaf
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.torch.xla.adapter import CpuShards
+from xckpt.torch.xla.cpu_shards import CpuShards
 
 __all__ = ["CpuShards", "SPMDLoadPlanner", "SPMDSavePlanner"]
 

@@ -12,7 +12,8 @@ be sharded as well (a parameter that `mark_sharding` was called on, a result of 
 4. `publish` is the one transfer back: a padded shard for each local device.
 
 The functions beneath `torch_xla._XLAC` are torch_xla's own and have no public spelling; nothing
-else in the package calls them. torch_xla is never imported here: whoever has an XLA tensor has it.
+else in the package calls them. torch_xla is never imported here: where an XLA tensor exists, it is
+already.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
     "ShardLayout",
     "fetch",
     "global_tensor",
+    "is_on_xla",
     "is_wrapped",
     "make",
     "publish",
@@ -54,6 +56,11 @@ def is_wrapped(leaf: object) -> bool:
     """Whether a leaf is an `XLAShardedTensor`."""
     spmd = sys.modules.get("torch_xla.distributed.spmd")
     return spmd is not None and isinstance(leaf, spmd.XLAShardedTensor)
+
+
+def is_on_xla(leaf: torch.Tensor) -> bool:
+    """Whether a tensor is on an XLA device, sharded or not."""
+    return "torch_xla" in sys.modules and (leaf.device.type == "xla" or is_wrapped(leaf))
 
 
 def global_tensor(leaf: torch.Tensor) -> torch.Tensor:

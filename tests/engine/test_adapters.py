@@ -1,0 +1,77 @@
+"""Adapters are found by the framework that a leaf can only come from if it was imported."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import xckpt.numpy
+from tests.support import sharded_arrays
+from tests.support.sharded_arrays import cut
+from xckpt.core.adapter import Adapters
+from xckpt.engine import adapters as registry
+from xckpt.engine.adapters import loaded_adapters, register_adapter
+
+W = np.arange(6.0).reshape(2, 3)
+
+
+class Thing:
+    """A leaf of a framework that is yet to be imported."""
+
+
+@pytest.fixture(autouse=True)
+def _own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MODULES", dict(registry._MODULES))
+
+
+def test_a_framework_that_was_never_imported_is_not_asked(monkeypatch: pytest.MonkeyPatch):
+    """Its adapter does not even exist; it is looked for once the framework is there."""
+    register_adapter("some_framework", "tests.no_such_adapter")
+    before = loaded_adapters()
+    assert before.describe(object(), "w") is None
+    monkeypatch.setitem(sys.modules, "some_framework", ModuleType("some_framework"))
+    with pytest.raises(ModuleNotFoundError, match="no_such_adapter"):
+        loaded_adapters()
+    with pytest.raises(ModuleNotFoundError, match="no_such_adapter"):
+        before.describe(object(), "w")
+    assert before.describe(W, "w") is not None
+
+
+def test_what_is_imported_during_a_save_is_found(monkeypatch: pytest.MonkeyPatch):
+    """A planner may import a framework in one of its hooks."""
+
+    class Late(xckpt.numpy.NumpyAdapter):
+        leaves = (Thing,)  # type: ignore[assignment]
+
+        def to_numpy(self, data: object) -> np.ndarray:
+            return W
+
+    home = ModuleType("late_adapter")
+    home.ADAPTER = Late()  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "late_adapter", home)
+    register_adapter("late_framework", "late_adapter")
+    before = loaded_adapters()
+    with pytest.raises(TypeError, match="Thing"):
+        before.to_numpy(Thing())
+    monkeypatch.setitem(sys.modules, "late_framework", ModuleType("late_framework"))
+    assert before.to_numpy(Thing()) is W
+    assert (*before.known, home.ADAPTER) == loaded_adapters().known
+
+
+def test_adapters_come_in_the_order_of_their_registration():
+    known = loaded_adapters().known
+    assert known.index(xckpt.numpy.ADAPTER) < known.index(sharded_arrays.ADAPTER)
+    sharded = cut(W, [((0, 0), (1, 3))])
+    assert loaded_adapters().owner(sharded) is sharded_arrays.ADAPTER
+
+
+def test_two_frameworks_may_share_an_adapter():
+    register_adapter("tests", "xckpt.numpy")
+    assert loaded_adapters().known.count(xckpt.numpy.ADAPTER) == 1
+
+
+def test_it_is_a_value():
+    assert loaded_adapters() == loaded_adapters() != Adapters()

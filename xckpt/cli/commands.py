@@ -1,0 +1,190 @@
+"""The group of all commands, with `xckpt ls`, `xckpt info` and `xckpt verify`.
+
+Exit codes: 0 all is well; 1 `verify` or `map check` found faults; 2 the question could not be
+answered (no checkpoint there, no such leaf, storage refused, wrong usage); 130 interrupted. Answers
+go to stdout, errors and progress to stderr.
+
+Everything heavy is imported by the command that needs it, so that `xckpt --help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from xckpt.cli.convert import convert_command
+from xckpt.cli.map import map_commands
+from xckpt.cli.output import Failure, Fault, print_json, progress_bar
+from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
+
+if TYPE_CHECKING:
+    from xckpt.cli.report import CheckpointReport, LeafReport
+    from xckpt.core.geometry.box import Box
+    from xckpt.storage.checkpoint import Checkpoint
+
+__all__ = ["commands"]
+
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """A group that turns xckpt's own errors into a line on stderr, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command that the context names."""
+        try:
+            return super().invoke(ctx)
+        except XckptError as error:
+            raise Failure(str(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+path_argument = click.argument("path")
+
+
+@click.group("xckpt", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="xckpt")
+def commands() -> None:
+    """Look into checkpoints, and convert them.
+
+    PATH is a folder or a URL (file://, s3://bucket/prefix, gs://...).
+    """
+
+
+commands.add_command(map_commands)
+commands.add_command(convert_command)
+
+
+@commands.command()
+@path_argument
+@as_json
+def ls(path: str, as_json: bool) -> None:
+    """List the leaves of a checkpoint: name, dtype, shape, size."""
+    from xckpt.cli.report import checkpoint_report
+
+    leaves = checkpoint_report(path, _open(path).manifest).leaves
+    if as_json:
+        print_json(
+            [
+                {"name": leaf.name, "dtype": leaf.dtype, "shape": leaf.shape, "bytes": leaf.bytes}
+                for leaf in leaves
+            ]
+        )
+        return
+    from xckpt.cli.tables import console, leaf_list
+
+    console().print(leaf_list(leaves))
+
+
+@commands.command()
+@path_argument
+@click.argument("leaf", required=False)
+@click.option("--box", "slice_", metavar="SLICE", help='Show what reading "0:100, 64:128" takes.')
+@as_json
+def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None:
+    """Show a checkpoint's tree, or one LEAF (or container) of it.
+
+    Gives dtypes, shapes, sizes, chunks and the sharding that wrote each tensor, and draws how one
+    LEAF lies in chunks. With --box, also which of them that slice of it reads, and their bytes.
+    """
+    from xckpt.cli.report import checkpoint_report, narrowed
+
+    checkpoint = _open(path)
+    whole = checkpoint_report(path, checkpoint.manifest)
+    report = whole if leaf is None else narrowed(whole, leaf)
+    if report is None:
+        raise Failure(_no_such_leaf(whole, str(leaf)))
+    one = _with_value(checkpoint, report.leaves[0]) if _is_leaf(report, leaf) else None
+    box = None
+    if slice_ is not None:
+        one, box = _with_reading(one, slice_)
+    if as_json:
+        print_json(one or report)
+        return
+    from xckpt.cli.tables import checkpoint_table, console, leaf_drawing, leaf_table
+
+    screen = console()
+    screen.print(leaf_table(one) if one else checkpoint_table(report))
+    if one and one.kind == "tensor" and not screen.options.ascii_only:
+        screen.print()
+        screen.print(leaf_drawing(one, box, screen.width))
+
+
+def _is_leaf(report: CheckpointReport, name: str | None) -> bool:
+    return [leaf.name for leaf in report.leaves] == [name]
+
+
+def _no_such_leaf(report: CheckpointReport, name: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, [leaf.name for leaf in report.leaves], n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else "xckpt ls lists the leaves"
+    return f"{report.path} has no leaf {name!r}; {hint}"
+
+
+def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
+    """Read a value that the manifest does not hold."""
+    if leaf.kind == "tensor" or leaf.value is not None:
+        return leaf
+    from msgspec.structs import replace
+
+    return replace(leaf, value=repr(checkpoint[leaf.name]))
+
+
+def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
+    """A leaf with what a slice of it reads."""
+    from msgspec.structs import replace
+
+    from xckpt.cli.slices import parse_box, reading
+
+    if leaf is None or leaf.shape is None:
+        raise click.UsageError("--box takes a slice of a tensor: name one as LEAF")
+    try:
+        box = parse_box(slice_, leaf.shape)
+    except ValueError as error:
+        raise click.UsageError(f"--box: {error}") from error
+    return replace(leaf, reading=reading(leaf, box)), box
+
+
+@commands.command()
+@path_argument
+@as_json
+def verify(path: str, as_json: bool) -> None:
+    """Read every chunk and check it against its digest.
+
+    Exit code 0: all is as it was saved. 1: something is damaged, and is named. 2: the checkpoint
+    could not be checked.
+    """
+    import time
+
+    from xckpt.cli.report import checkpoint_report, counted, holdings
+
+    started = time.perf_counter()
+    problems: Sequence[str]
+    summary = ""
+    try:
+        checkpoint = _open(path)
+        with progress_bar("verifying") as progress:
+            problems = checkpoint.verify(progress)
+        summary = holdings(checkpoint_report(path, checkpoint.manifest))
+    except VersionError:
+        raise
+    except (CorruptCheckpointError, ManifestError) as error:
+        problems = error.problems or (str(error),)
+    seconds = time.perf_counter() - started
+    if as_json:
+        print_json({"ok": not problems, "problems": problems, "seconds": seconds})
+    if problems:
+        raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
+    if not as_json:
+        click.echo(f"{path}: as it was saved: {summary} ({seconds:.1f} s)")
+
+
+def _open(path: str) -> Checkpoint:
+    import xckpt
+
+    return xckpt.open(path)

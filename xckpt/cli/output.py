@@ -1,0 +1,54 @@
+"""What every command prints the same way: failures on stderr, JSON on stdout, a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, ClassVar
+
+import click
+
+if TYPE_CHECKING:
+    from xckpt.options import Progress
+
+__all__ = ["Failure", "Fault", "print_json", "progress_bar"]
+
+
+class Failure(click.ClickException):
+    """The question could not be answered: a message on stderr, exit code 2."""
+
+    exit_code: ClassVar[int] = 2
+
+    def show(self, file: IO[str] | None = None) -> None:
+        """Print the message, without click's usage lines."""
+        click.echo(f"xckpt: {self.format_message()}", file=file, err=file is None)
+
+
+class Fault(Failure):
+    """The answer is no: what is wrong, a line for each problem, exit code 1."""
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, summary: str, problems: Sequence[str]) -> None:
+        super().__init__("\n  - ".join([summary, *problems]))
+
+
+def print_json(document: object) -> None:
+    """Print a document of plain values or msgspec structs."""
+    import msgspec
+
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+@contextmanager
+def progress_bar(doing: str) -> Iterator[Callable[[Progress], None]]:
+    """A progress callback that moves a bar, where stderr is a terminal."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from xckpt.cli.tables import console
+
+    screen = console(stderr=True)
+    columns = (doing, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task(doing, total=None)
+        yield lambda now: bar.update(task, completed=now.done, total=now.total)

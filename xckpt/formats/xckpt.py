@@ -1,0 +1,121 @@
+"""Our own checkpoints as a source of tensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from typing import cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.entries import BytesEntry
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import TensorSource, metadata_texts
+from xckpt.mapping.names import by_mapping_name
+from xckpt.mapping.spec import TensorSpec
+from xckpt.options import LoadOptions
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.stored_array import StoredArray
+
+__all__ = ["XckptSource"]
+
+
+class XckptSource(TensorSource):
+    """The tensors of a checkpoint of ours; a `TensorSource`.
+
+    Args:
+        path: where the checkpoint is; see `xckpt.save`.
+        options: memory maps and threads.
+        opaque: give objects that were serialised as `Opaque` ones; by default they are bytes.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is there.
+        MappingError: two leaves have one mapping name.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://a-source", {"w": np.arange(6.0).reshape(2, 3), "step": 7})
+        >>> source = XckptSource("memory://a-source")
+        >>> source.specs, source.values
+        ({'w': TensorSpec(shape=(2, 3), dtype='float64')}, {'step': 7})
+        >>> row = np.empty((1, 3))
+        >>> source.read("w", Box((1, 0), (1, 3)), row)
+        >>> row
+        array([[3., 4., 5.]])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        options: LoadOptions | None = None,
+        opaque: bool = False,
+    ) -> None:
+        self.checkpoint = Checkpoint(path, options=options)
+        """The open checkpoint."""
+        self._opaque = {
+            entry.name
+            for entry in self.checkpoint.manifest.leaves
+            if opaque and isinstance(entry, BytesEntry) and entry.type == "opaque"
+        }
+        self.leaf_names = by_mapping_name(self.checkpoint)
+        """Mapping name -> leaf name."""
+        self._tensors = {
+            name: cast(StoredArray, self.checkpoint[leaf])
+            for name, leaf in self.leaf_names.items()
+            if isinstance(self._described(leaf), TensorStorageMetadata)
+        }
+        self.specs = {
+            name: TensorSpec(tuple(stored.shape), stored.dtype)
+            for name, stored in self._tensors.items()
+        }
+        self.containers = self.checkpoint.metadata.containers
+        self.shardings = {name: t.sharding for name, t in self._tensors.items() if t.sharding}
+        self.annotations = {name: t.annotation for name, t in self._tensors.items() if t.annotation}
+        self.metadata = metadata_texts(self.checkpoint.user_metadata)
+
+    def _described(self, leaf: str) -> object:
+        return self.checkpoint.metadata.state_dict_metadata[leaf]
+
+    @cached_property
+    def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Name -> every leaf that is a Python value; long ones are read when this is asked for."""
+        return {
+            name: self._value(leaf)
+            for name, leaf in self.leaf_names.items()
+            if name not in self._tensors
+        }
+
+    def _value(self, leaf: str) -> object:
+        if leaf not in self._opaque:
+            return self.checkpoint[leaf]
+        return Opaque(lambda: cast(bytes, self.checkpoint[leaf]))
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of chunks read so far."""
+        return self.checkpoint.chunk_source.bytes_read
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """The chunk shape; of a leaf in pieces that of its first."""
+        stored = self._tensors[name]
+        if not stored.pieces:
+            return tuple(max(1, size) for size in stored.shape)
+        return stored.pieces[0].chunk
+
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box of a tensor, verified; see `TensorSource.read`."""
+        self._tensors[name].read(box, into)
+
+    def identity(self) -> bytes:
+        """The digest of the manifest, which has the digest of all digests in it."""
+        return digest_bytes(msgspec.json.encode(self.checkpoint.manifest))
+
+    def close(self) -> None:
+        """Nothing is held open beyond this object's life."""

@@ -1,0 +1,106 @@
+"""Carrying out strided copies on NumPy arrays.
+
+1. `view` is what one side of a copy touches, as an array that copies nothing.
+2. `copy_elements` takes the source's view, or makes constants, through the arithmetic, and writes
+   it to the target's view.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.transpose import copy_bits
+from xckpt.mapping.strided_copy import Ints, StridedCopy, bounds
+
+__all__ = ["copy_elements", "view"]
+
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
+
+
+def view(
+    array: NDArray[Any], offsets: Ints, strides: tuple[Ints, ...], sizes: Ints
+) -> NDArray[Any]:
+    """What one side of a copy touches, as a view of shape ``sizes``; nothing is copied.
+
+    ``array`` may be a box of the leaf: pass offsets relative to the box.
+
+    Raises:
+        IndexError: the copy reaches outside ``array``.
+
+    Example:
+        >>> view(np.arange(6).reshape(2, 3), (0, 1), ((0, 1), (1, 0)), (2, 2))
+        array([[1, 4],
+               [2, 5]])
+    """
+    touched = bounds(sizes, offsets, strides)
+    for low, size, length in zip(touched.offsets, touched.sizes, array.shape, strict=True):
+        if low < 0 or low + size > length:
+            raise IndexError(f"a copy touches {touched} of an array of shape {list(array.shape)}")
+    steps = [
+        sum(step * width for step, width in zip(row, array.strides, strict=True)) for row in strides
+    ]
+    # With an ellipsis even an array without dimensions gives a view, not a scalar.
+    start = array[(*(slice(offset, None) for offset in offsets), ...)]
+    # NumPy does not stride over all types of ml_dtypes; it does over their bits.
+    bits = start.view(_BITS[array.dtype.itemsize])
+    return np.lib.stride_tricks.as_strided(bits, shape=sizes, strides=steps).view(array.dtype)
+
+
+def copy_elements(
+    copy: StridedCopy,
+    source: NDArray[Any] | None,
+    target: NDArray[Any],
+    *,
+    source_origin: Ints | None = None,
+    target_origin: Ints | None = None,
+) -> None:
+    """Carry out one copy between arrays that hold the leaves, or boxes of them from an origin on.
+
+    ``source`` is None for a constant.
+
+    Example:
+        >>> target = np.zeros(2, "int32")
+        >>> copy = StridedCopy("a", "b", (2,), (10,), ((3,),), (4,), ((1,),))
+        >>> copy_elements(copy, np.arange(10, 14, dtype="int32"), target, source_origin=(10,),
+        ...               target_origin=(4,))
+        >>> target
+        array([10, 13], dtype=int32)
+    """
+    into = view(target, _less(copy.target_offsets, target_origin), copy.target_strides, copy.sizes)
+    if source is None:
+        values = _constants(copy, target.dtype)
+    else:
+        offsets = _less(copy.source_offsets, source_origin)
+        values = view(source, offsets, copy.source_strides, copy.sizes)
+    for step in copy.arithmetic:
+        values = step(values)
+    if values.dtype != into.dtype:
+        raise TypeError(f"{copy.target!r}: {values.dtype} elements do not go into {into.dtype}")
+    copy_bits(into, values)
+
+
+def _less(offsets: Ints, origin: Ints | None) -> Ints:
+    if origin is None:
+        return offsets
+    return tuple(o - start for o, start in zip(offsets, origin, strict=True))
+
+
+def _constants(copy: StridedCopy, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The values that a copy from "" writes."""
+    if copy.arithmetic:
+        dtype = numpy_dtype(copy.arithmetic[0].source)
+    if not copy.source_offsets:
+        value = (
+            copy.value.real if dtype.kind != "c" and isinstance(copy.value, complex) else copy.value
+        )
+        return np.broadcast_to(np.asarray(value).astype(dtype), copy.sizes)
+    index = np.full((), copy.source_offsets[0], np.int64)
+    for axis, ((step,), size) in enumerate(zip(copy.source_strides, copy.sizes, strict=True)):
+        shape = [1] * len(copy.sizes)
+        shape[axis] = size
+        index = index + (step * np.arange(size)).reshape(shape)
+    return (np.asarray(copy.value) + index).real.astype(dtype)

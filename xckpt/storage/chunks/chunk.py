@@ -1,0 +1,262 @@
+"""The chunks of a checkpoint: each read on its own and verified against its digest.
+
+1. `ChunkSource.begin` starts the read of a `Chunk` into C-contiguous memory. A small chunk that is
+   an object by itself is read as a value; any other through its array, which is opened once.
+2. `ChunkSource.finish` waits for it and compares the digest. That is taken at the destination, so
+   it also catches a chunk swapped with another, or of an earlier save.
+
+`xckpt.storage.chunks.window` has many chunks in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
+from xckpt.storage.array import open_array
+from xckpt.storage.errors import chunk_damage, storage_errors
+from xckpt.storage.integrity import Integrity, digest_array
+from xckpt.storage.location import Location, file_problem, open_store
+
+__all__ = ["Chunk", "ChunkSource", "PendingRead", "allocate", "chunks_of"]
+
+SMALL_BYTES = 1 << 18
+"""Chunks up to this size (bytes) are read as values: opening an array would cost more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a zarr array."""
+
+    array: ZarrArray
+    number: int
+    """Its number in the array, C order."""
+    box: Box
+    """Its elements that are inside the array, counted from the array's first."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The element type."""
+        return numpy_dtype(self.array.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.box.elements * item_size(self.array.dtype)
+
+    def allocate(self) -> NDArray[np.generic]:
+        """New memory for its elements.
+
+        Raises:
+            LeafTooLargeError: there is none.
+        """
+        return allocate(self.box.sizes, self.dtype, self.array.leaf)
+
+
+def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
+    """The chunks that a non-empty box of an array meets; by default all of its chunks."""
+    if array.count:
+        box = Box.whole(array.shape) if box is None else box
+        numbers, boxes = cells(box.offsets, box.ends, array.shape, array.chunk)
+        for number, cell in zip(numbers.tolist(), boxes, strict=True):
+            yield Chunk(array, number, cell)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """A read that was started and not yet verified."""
+
+    chunk: Chunk
+    into: NDArray[np.generic]
+    wait: Callable[[], str]
+    """Waits until the elements are in `into`; returns what is wrong with the chunk, else empty."""
+
+    def give_up(self) -> None:
+        """Wait until nothing writes into the memory any more."""
+        with contextlib.suppress(ValueError):
+            self.wait()
+
+
+@dataclass(slots=True)
+class ChunkSource:
+    """Chunks of a checkpoint's arrays, opened lazily and verified when read."""
+
+    home: Location
+    """The checkpoint's place, where its manifest is."""
+    root: Location
+    """The root group's place."""
+    manifest: Manifest
+    mapped: bool
+    """Whether local files are memory-mapped."""
+    integrity: Integrity = field(init=False)
+    bytes_read: int = 0
+    """Bytes of chunks read so far."""
+    _arrays: dict[tuple[str, int], ZarrArray] = field(init=False)
+    _chunks: ts.KvStore | None = None
+    _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._arrays = {(array.leaf, array.number): array for array in arrays(self.manifest)}
+        last = next(reversed(self._arrays.values()), None)
+        total = last.first + last.count if last else 0
+        self.integrity = Integrity(self.home, self.root, self.manifest, total)
+
+    def array(self, leaf: str, number: int = 0) -> ZarrArray:
+        """The array with a number among those of a leaf."""
+        return self._arrays[leaf, number]
+
+    def read(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
+        """Read a chunk into C-contiguous memory of its sizes and verify it.
+
+        Raises:
+            CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+        """
+        self.finish(self.begin(chunk, into))
+
+    def begin(self, chunk: Chunk, into: NDArray[np.generic]) -> PendingRead:
+        """Start a `read` whose memory must stay until `finish`.
+
+        Raises:
+            CorruptCheckpointError: what is there can be no chunk.
+        """
+        self._check_file(chunk)
+        if into.nbytes <= SMALL_BYTES and self._is_plain(chunk):
+            value = self._store.read(chunk.array.key(chunk.box.offsets))
+            return PendingRead(chunk, into, partial(_take_value, value, into))
+        memory = ts.array(into, copy=False, write=True)
+        with storage_errors(self.root):
+            write = memory.write(self._open(chunk.array)[chunk.box.slices()])
+        return PendingRead(chunk, into, partial(_take_copy, write))
+
+    def finish(self, pending: PendingRead) -> None:
+        """Wait for a read and verify it.
+
+        Raises:
+            CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+            StorageError: the storage gave no answer.
+        """
+        try:
+            reason = pending.wait()
+        except ValueError as error:
+            reason = chunk_damage(error)
+            if reason:
+                raise self.damage(pending.chunk, reason) from error
+            with storage_errors(self._place(pending.chunk)):
+                raise
+        if reason:
+            raise self.damage(pending.chunk, reason)
+        self.verify(pending.chunk, digest_array(pending.into))
+
+    def verify(self, chunk: Chunk, digest: bytes) -> None:
+        """Compare the digest of what was read with the one that was saved.
+
+        Raises:
+            CorruptCheckpointError: they differ.
+        """
+        if digest != self.integrity.digest(chunk.array, chunk.number):
+            raise self.damage(chunk, "its digest differs from the one saved")
+        with self._lock:
+            self.bytes_read += chunk.nbytes
+
+    def plain_file(self, chunk: Chunk) -> str:
+        """The local file that holds just a chunk's elements in C order; empty if there is none.
+
+        Chunks that are read as values have none.
+
+        Raises:
+            CorruptCheckpointError: what is there can be no chunk.
+        """
+        small = chunk.nbytes <= SMALL_BYTES
+        if small or self.root.driver != "file" or not self._is_plain(chunk):
+            return ""
+        self._check_file(chunk)
+        return f"{self.root.path}/{chunk.array.key(chunk.box.offsets)}"
+
+    def damage(self, chunk: Chunk, reason: str) -> CorruptCheckpointError:
+        """The error that says what is wrong with a chunk, and where it is."""
+        return CorruptCheckpointError(
+            f"{self._place(chunk)}: {reason}; restore it from a copy of the checkpoint"
+        )
+
+    def _check_file(self, chunk: Chunk) -> None:
+        most = _most_bytes(chunk.array, self.manifest.codecs)
+        problem = file_problem(self.root, chunk.array.key(chunk.box.offsets), most)
+        if problem:
+            raise self.damage(chunk, f"the file is {problem}")
+
+    def _is_plain(self, chunk: Chunk) -> bool:
+        """Whether a chunk's object holds just its elements in C order."""
+        array = chunk.array
+        return not self.manifest.codecs and array.shard is None and chunk.box.sizes == array.chunk
+
+    @property
+    def _store(self) -> ts.KvStore:
+        if self._chunks is None:
+            self._chunks = open_store(self.root, mapped=self.mapped)
+        return self._chunks
+
+    def _open(self, array: ZarrArray) -> ts.TensorStore:
+        if array.path not in self._opened:
+            self._opened[array.path] = open_array(self._store, array, self.manifest.codecs)
+        return self._opened[array.path]
+
+    def _place(self, chunk: Chunk) -> str:
+        array = chunk.array
+        box = chunk.box.shifted(array.offset)
+        return f"{array.leaf or 'the root'}: {box} in {self.root.child(array.path)}"
+
+
+def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> NDArray[np.generic]:
+    """New memory for elements of a leaf.
+
+    Raises:
+        LeafTooLargeError: there is none.
+    """
+    try:
+        return np.empty(sizes, dtype)
+    except MemoryError as error:
+        raise LeafTooLargeError(
+            f"{leaf or 'the root'}: no memory for {tuple(sizes)} elements of {dtype} ({error})"
+        ) from error
+
+
+def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic]) -> str:
+    """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
+    read = value.result()
+    if read.state == "missing":
+        return "the chunk is missing"
+    if read.state != "value" or len(read.value) != into.nbytes:
+        return "the chunk is truncated"
+    into.reshape(-1).view(np.uint8)[:] = np.frombuffer(read.value, np.uint8)
+    return ""
+
+
+def _take_copy(write: ts.WriteFutures) -> str:
+    """Wait until TensorStore has copied a chunk into its memory; refusals are raised."""
+    write.result()
+    return ""
+
+
+def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
+    """The most bytes of an object of an array: chunks, checksums, a shard's index.
+
+    TensorStore does not mind what follows a chunk with a checksum.
+    """
+    unit = array.shard or array.chunk
+    chunks = prod(unit) // prod(array.chunk)
+    index = 0 if array.shard is None else chunks * 16 + 4
+    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index

@@ -1,0 +1,278 @@
+"""Many chunks in flight: the one loop over chunks, for loads, slices, verification, conversions.
+
+1. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
+   destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
+   memory, or slab by slab from its file (`xckpt.storage.chunks.stream`).
+2. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
+   processors for them: wait, verify, copy the parts to their destinations.
+3. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.transpose import copy_bits
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.errors import XckptError
+from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.chunk import SMALL_BYTES, ChunkSource, PendingRead
+from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.chunks.stream import ChunkStream
+
+__all__ = ["ChunkWindow", "Destinations", "Views", "read_box"]
+
+IN_FLIGHT = 4
+"""Chunks that `read_box` has in flight."""
+
+
+class Destinations(Protocol):
+    """Where the parts of chunks go."""
+
+    def memory(self, number: int) -> NDArray[np.generic]:
+        """The memory of destination ``number``; called from several threads."""
+        ...
+
+    def landed(self, number: int) -> bool:
+        """One more part of a destination is there and verified; whether it was the last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Destinations that are memory already."""
+
+    views: Sequence[NDArray[np.generic]] = ()
+
+    def memory(self, number: int) -> NDArray[np.generic]:
+        """The view."""
+        return self.views[number]
+
+    def landed(self, number: int) -> bool:
+        """Nothing is to be done."""
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A chunk that is being read."""
+
+    request: ChunkRequest
+    read: PendingRead | ChunkStream
+    direct: bool
+    """Whether it goes straight to its destination."""
+
+
+class ChunkWindow:
+    """Chunks in flight. Leaving the ``with`` block ends all reads and raises the first failure.
+
+    Args:
+        source: the chunks; their arrays' digests are fetched already (`Integrity.prepare`).
+        destinations: where parts go.
+        threads: how many finish chunks; None chooses.
+        budget: bytes of chunks in flight; a larger chunk goes alone.
+        progress: counts the bytes of each chunk that has landed.
+        on_error: takes the error of a chunk; by default the first one ends all.
+    """
+
+    def __init__(
+        self,
+        source: ChunkSource,
+        destinations: Destinations,
+        *,
+        threads: int | None,
+        budget: int,
+        progress: ProgressCounter | None = None,
+        on_error: Callable[[XckptError], None] | None = None,
+    ) -> None:
+        self.pool = Pool(threads=threads, budget=budget)
+        self._source = source
+        self._destinations = destinations
+        self._progress = progress
+        self._on_error = on_error
+        self._lock = threading.Lock()
+        self._queue: deque[_Begun] = deque()
+        """What the caller's thread will finish."""
+        self._in_flight: dict[int, _Begun] = {}
+
+    def read(self, requests: Iterable[ChunkRequest], arrays: Iterable[ZarrArray]) -> None:
+        """Read chunks, large ones first, and compare the zarr.json of ``arrays`` meanwhile."""
+        small: list[ChunkRequest] = []
+        large: deque[ChunkRequest] = deque()
+        for request in requests:
+            (small if request.nbytes <= SMALL_BYTES else large).append(request)
+        while large and self.pool.has_room(large[0].nbytes) and not self.pool.failed:
+            self.submit(large.popleft())
+        # Now that TensorStore is busy with large chunks.
+        documents = self._source.integrity.request_documents(arrays)
+        for request in (*small, *large):
+            if not self.pool.failed:
+                self.submit(request)
+        self._finish_queue()
+        self._source.integrity.check(documents)
+
+    def submit(self, request: ChunkRequest) -> None:
+        """Begin a chunk as soon as the budget has room for it."""
+        size = request.nbytes
+        while self._queue and not self.pool.has_room(size):
+            self._finish(self._queue.popleft())
+        self.pool.reserve(size)
+        try:
+            begun = self._begin(request)
+        except XckptError as error:
+            self.pool.release(size)
+            self._refuse(error)
+            return
+        if size <= SMALL_BYTES or self.pool.alone:
+            self._queue.append(begun)
+        else:
+            self.pool.submit(partial(self._finish, begun))
+
+    def _finish_queue(self) -> None:
+        while self._queue and not self.pool.failed:
+            self._finish(self._queue.popleft())
+
+    def __enter__(self) -> ChunkWindow:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish_queue()
+        except BaseException as failure:
+            self.pool.fail(failure)
+        try:
+            self.pool.__exit__(kind, error, trace)
+        finally:
+            for begun in self._in_flight.values():
+                begun.read.give_up()
+
+    def deliver(
+        self, request: ChunkRequest, data: NDArray[np.generic], at: Box | None = None
+    ) -> None:
+        """Copy the parts of a chunk to their destinations.
+
+        Args:
+            request: the chunk.
+            data: its elements, or those of the box ``at``, which counts from the chunk's first.
+        """
+        for part in request.parts:
+            memory = self._destinations.memory(part.destination)
+            target = memory[(*part.region, ...)]
+            if at is None:
+                _copy(target, data if part.box is None else data[(*part.box.slices(), ...)])
+                continue
+            wanted = Box.whole(request.chunk.box.sizes) if part.box is None else part.box
+            shared = wanted.meets(at)
+            if shared is not None:
+                _copy(target[shared.slices(wanted.offsets)], data[shared.slices(at.offsets)])
+
+    def landed(self, request: ChunkRequest) -> None:
+        """Every part of a chunk has been delivered and verified."""
+        for part in request.parts:
+            self._destinations.landed(part.destination)
+        if self._progress is not None:
+            self._progress.add(request.nbytes)
+
+    def _begin(self, request: ChunkRequest) -> _Begun:
+        direct = self._direct_view(request)
+        file = "" if direct is not None else self._source.plain_file(request.chunk)
+        if file:
+            begun = _Begun(request, ChunkStream(self._source, request.chunk, file), False)
+        else:
+            into = request.chunk.allocate() if direct is None else direct
+            pending = self._source.begin(request.chunk, into)
+            begun = _Begun(request, pending, direct is not None)
+        with self._lock:
+            self._in_flight[id(begun)] = begun
+        return begun
+
+    def _direct_view(self, request: ChunkRequest) -> NDArray[np.generic] | None:
+        """The destination's own memory, if the chunk can be read straight into it."""
+        if len(request.parts) != 1 or request.parts[0].box is not None:
+            return None
+        (part,) = request.parts
+        view = self._destinations.memory(part.destination)[(*part.region, ...)]
+        suits = view.flags.c_contiguous and view.flags.aligned and view.flags.writeable
+        return view if suits and view.dtype == request.chunk.dtype else None
+
+    def _finish(self, begun: _Begun) -> None:
+        """Wait for a chunk, verify it, and bring its parts to their destinations."""
+        request, read = begun.request, begun.read
+        try:
+            if isinstance(read, ChunkStream):
+                with contextlib.closing(read):
+                    for at, slab in read.slabs():
+                        self.deliver(request, slab, at)
+            else:
+                self._source.finish(read)
+                if not begun.direct:
+                    self.deliver(request, read.into)
+            self.landed(request)
+        except XckptError as error:
+            self._refuse(error)
+        finally:
+            with self._lock:
+                del self._in_flight[id(begun)]
+            self.pool.release(request.nbytes)
+
+    def _refuse(self, error: XckptError) -> None:
+        if self._on_error is None:
+            raise error
+        self._on_error(error)
+
+
+def read_box(
+    source: ChunkSource, arrays: Sequence[ZarrArray], box: Box, into: NDArray[np.generic]
+) -> None:
+    """Read a box of a tensor in the calling thread, verified.
+
+    Args:
+        source: the checkpoint's chunks.
+        arrays: the zarr arrays that hold the tensor.
+        box: which elements, counted from the tensor's first.
+        into: writable memory of the box's sizes and the tensor's dtype, of any strides.
+
+    Raises:
+        CorruptCheckpointError: a chunk or zarr.json is not what was saved.
+        StorageError: the storage refused, or the checkpoint was replaced meanwhile.
+    """
+    stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
+    _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
+    requests = ChunkRequests()
+    views: list[NDArray[np.generic]] = []
+    for number, part in zip(numbers.tolist(), shared, strict=True):
+        requests.add(arrays[number], part.relative_to(arrays[number].offset))
+        views.append(into[(*part.slices(box.offsets), ...)])
+    budget = IN_FLIGHT * max((request.nbytes for request in requests.values()), default=0)
+    with (
+        source.integrity.noticing_replacement(),
+        ChunkWindow(source, Views(views), threads=1, budget=budget) as window,
+    ):
+        source.integrity.prepare(requests.arrays)
+        window.read(requests.values(), requests.arrays)
+
+
+def _copy(target: NDArray[np.generic], data: NDArray[np.generic]) -> None:
+    """Copy elements to their place; a destination of another dtype converts them."""
+    if target.dtype == data.dtype and data.nbytes > SMALL_BYTES:
+        copy_bits(target, data)
+    else:
+        np.copyto(target, data, casting="unsafe")

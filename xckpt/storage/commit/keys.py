@@ -1,0 +1,243 @@
+"""A save that is staged among keys, and committed by a conditional write of the manifest.
+
+Object stores and ``memory://`` rename nothing, and some local folders cannot be renamed (a mount
+point).
+
+1. Where nothing is, the save claims the path by creating `CLAIM`, and writes there. Where a
+   checkpoint is, it writes to ``.generations/ID`` beside the old data.
+2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
+   beginning. What is to be deleted then is listed before: any save that was writing it began before
+   this commit and cannot commit after it.
+3. An object store may carry a request out and lose the answer; asked again, it says that the
+   condition does not hold. So the key is read then, and its content tells who has won. Where that
+   stays unknown, nothing that the manifest names is removed: it may still be written.
+4. To write the local key ``K`` TensorStore locks ``K.__lock``, fills it and renames it to ``K``. A
+   process killed in between leaves the file, and the next one writes over it without cutting off
+   what is longer: the key would end in a tail of the dead process's. `empty_stale_lock` prevents
+   that for the one local key that is replaced, the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import tensorstore as ts
+
+from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.errors import CheckpointExistsError, StorageError, XckptError
+from xckpt.storage.commit.claims import ClaimText, new_identity
+from xckpt.storage.commit.folder import sync_folder, sync_tree
+from xckpt.storage.errors import storage_errors
+from xckpt.storage.location import MANIFEST, Location, open_store
+
+__all__ = ["CLAIM", "GENERATIONS", "KeyStaging", "begin_keys", "empty_stale_lock", "stage_beside"]
+
+CLAIM: Final = "xckpt.saving"
+"""Key of the claim of a save that is staged in place."""
+GENERATIONS: Final = ".generations"
+"""Folder of saves that are staged beside the old data."""
+
+
+@dataclass(slots=True)
+class KeyStaging:
+    """A save in progress among keys."""
+
+    step: Step
+    target: Location
+    """The checkpoint's place."""
+    location: Location
+    """Where data is written: the root group goes here."""
+    seen: bytes
+    """Generation of the manifest at the beginning, or of its absence."""
+    root: str = ""
+    """`location` relative to the manifest; goes into the manifest."""
+    claimed: bytes = b""
+    """Generation of the key `CLAIM`, where this save has written it."""
+    committed: bool = False
+    sent: bool = False
+    """Whether the manifest was written, or still may be, for the store did not say that it was
+    not."""
+
+    def publish(self, manifest: bytes) -> None:
+        """Make the checkpoint visible; afterwards it is committed.
+
+        Raises:
+            CheckpointExistsError: another save committed to the path meanwhile.
+            StorageError: the storage refused.
+        """
+        with storage_errors(self.target):
+            self._sync()
+            store = open_store(self.target)
+            # Listed before the commit: what others begin to write after it is not to be touched.
+            replaced = self._replaced(store)
+            if self.target.folder is not None:
+                empty_stale_lock(self.target.folder, MANIFEST)
+            self._write_manifest(store, manifest)
+            self.committed = True
+            with contextlib.suppress(ValueError, OSError):
+                self._delete(store, replaced)
+
+    def _sync(self) -> None:
+        folder = self.location.folder
+        if folder is not None:
+            sync_tree(folder)
+            sync_folder(folder.parent)
+            if self.step is Step.GENERATION:
+                # The manifest may survive a power cut before the name of the generations' folder.
+                sync_folder(folder.parent.parent)
+
+    def _write_manifest(self, store: ts.KvStore, manifest: bytes) -> None:
+        self.sent = True
+        try:
+            if _write_if(store, MANIFEST, manifest, self.seen):
+                return
+        except (OSError, ValueError) as error:
+            written = bool(_generation_if(store, MANIFEST, manifest))
+            if self.target.folder is not None:
+                self.sent = written  # a file that is not there now doesn't come later
+                raise
+            if written:
+                return
+            raise StorageError(
+                f"{self.target}: the storage did not say whether it wrote the manifest ({error}); "
+                f"this save may be committed yet, so what it wrote is left: load it, or save again "
+                f"with overwrite=True"
+            ) from error
+        self.sent = False
+        raise CheckpointExistsError(
+            f"{self.target}: another save committed here meanwhile; this one is not committed"
+        )
+
+    def _replaced(self, store: ts.KvStore) -> list[str]:
+        """What the new manifest will no longer name."""
+        if self.step is Step.IN_PLACE:
+            return [CLAIM]
+        return self._all_but(store, MANIFEST, f"{MANIFEST}.__lock", self.root)
+
+    def _all_but(self, store: ts.KvStore, *kept: str) -> list[str]:
+        """The keys at the path, but for some; of a local folder also empty folders and locks."""
+        folder = self.target.folder
+        if folder is None:
+            keys = [key.decode() for key in store.list().result()]
+        else:
+            keys = [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
+        return [key for key in keys if not any(f"{key}/".startswith(f"{k}/") for k in kept)]
+
+    def abort(self) -> None:
+        """Remove what was written, as far as possible; what is readable stays as it is."""
+        if not (self.committed or self.sent):
+            with contextlib.suppress(OSError, ValueError, XckptError):
+                self._abort()
+
+    def _abort(self) -> None:
+        store = open_store(self.target)
+        own = self.location.folder
+        if self.step is Step.GENERATION and own is not None:
+            shutil.rmtree(own, ignore_errors=True)
+            own.parent.rmdir()
+        elif self.step is Step.GENERATION:
+            keys = self._all_but(store)
+            self._delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
+        elif store.read(CLAIM).result().stamp.generation == self.claimed:
+            # While the claim is ours, so is all but a committed manifest and its generation.
+            self._delete(store, self._all_but(store, CLAIM, MANIFEST, GENERATIONS))
+            store.write(CLAIM, None, if_equal=self.claimed).result()
+
+    def _delete(self, store: ts.KvStore, keys: list[str]) -> None:
+        folder = self.target.folder
+        if folder is None:
+            for future in [store.write(key, None) for key in keys]:
+                future.result()
+            return
+        for entry in sorted((folder / key for key in keys), reverse=True):
+            with contextlib.suppress(OSError):
+                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+
+def begin_keys(target: Location, *, overwrite: bool) -> KeyStaging:
+    """Look at a path and open a place to write to among its keys; see `staging.begin`."""
+    store = open_store(target)
+    seen = store.read(MANIFEST).result()
+    found = find_keys(store, committed=seen.state == "value")
+    step = decide(target, found, Place.KEYS, overwrite=overwrite)
+    if step is Step.GENERATION:
+        return _beside(target, seen.stamp.generation)
+    text = msgspec.json.encode(ClaimText.own(new_identity()))
+    # Neither manifest nor claim is there, and one absence is like the other.
+    absent = seen.stamp.generation
+    claimed = _write_if(store, CLAIM, text, absent)
+    if not claimed:
+        raise CheckpointExistsError(f"{target}: another save has just begun here")
+    return KeyStaging(step, target, target, absent, claimed=claimed)
+
+
+def stage_beside(target: Location) -> KeyStaging:
+    """Stage beside the data that are at a path."""
+    return _beside(target, open_store(target).read(MANIFEST).result().stamp.generation)
+
+
+def _beside(target: Location, seen: bytes) -> KeyStaging:
+    root = f"{GENERATIONS}/{new_identity()}"
+    return KeyStaging(Step.GENERATION, target, target.within(root), seen, root)
+
+
+def find_keys(store: ts.KvStore, *, committed: bool) -> Found:
+    """What is at a path; ``committed`` says whether a manifest is."""
+    if committed:
+        return Found.CHECKPOINT
+    if store.read(CLAIM).result().state == "value":
+        return Found.UNFINISHED
+    keys = store.list().result()
+    if any(key.startswith(f"{GENERATIONS}/".encode()) for key in keys):
+        return Found.UNFINISHED
+    return Found.FOREIGN if keys else Found.NOTHING
+
+
+def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes:
+    """Write to a key if its generation is ``seen``.
+
+    No two savers write the same content, so it tells whose the key is where the answer was lost.
+
+    Returns:
+        The key's new generation; empty if another save has written it.
+
+    Raises:
+        StorageError: ``seen`` is empty, which would be no condition.
+    """
+    if not seen:
+        raise StorageError(
+            f"the storage does not tell the generation of {key}, so that two saves at once could "
+            f"not be told apart; save to another storage"
+        )
+    written = store.write(key, content, if_equal=seen).result().generation
+    return written or _generation_if(store, key, content)
+
+
+def _generation_if(store: ts.KvStore, key: str, content: bytes) -> bytes:
+    """The generation of a key that holds this content; empty if it does not."""
+    answer = store.read(key).result()
+    return answer.stamp.generation if answer.state == "value" and answer.value == content else b""
+
+
+def empty_stale_lock(folder: Path, key: str) -> None:
+    """Empty the lock file of a local key, unless a living process holds it.
+
+    Raises:
+        OSError: it can be neither opened nor emptied.
+    """
+    path = folder / f"{key}.__lock"
+    with contextlib.suppress(FileNotFoundError), open(path, "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return  # its holder fills it
+        # Only a holder renames it, so what it is now it stays: it may be the key itself by now.
+        if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+            file.truncate(0)

@@ -1,0 +1,157 @@
+"""An output in another library's format, which gets its name only when it is whole.
+
+1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
+   (`xckpt.storage.commit.claims`), and makes a folder for the output in it.
+2. `StagedOutput.note` keeps a digest of the output's layout there. Another process, or a resumed
+   conversion, that knows the token and means the same layout joins with `OutputPath.attach`.
+3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
+   that the rules of `xckpt.core.commit` say.
+
+Only what the format itself would write is ever replaced: a folder with other files in it is
+refused, and so is a file of another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.errors import CheckpointExistsError, NotACheckpointError
+from xckpt.storage.commit.claims import reclaim, staging_folder
+from xckpt.storage.commit.folder import (
+    StagedFolder,
+    can_exchange,
+    claim_folder,
+    sync_tree,
+    taken_meanwhile,
+)
+from xckpt.storage.errors import storage_errors
+
+__all__ = ["OutputPath", "StagedOutput"]
+
+_LAYOUT = "layout"
+_OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class OutputPath:
+    """The path that an output is to have."""
+
+    path: Path
+    """Symbolic links followed."""
+    foreign: Callable[[Path], str]
+    """Says why what is at the path is no output of the format; empty if it is one."""
+    overwrite: bool = False
+    """Whether an output of the same format may be replaced."""
+    single: bool = False
+    """Whether the output is one file and no folder."""
+
+    def begin(self) -> StagedOutput:
+        """Make a staging folder for an output.
+
+        Raises:
+            CheckpointExistsError: something is there that may not be replaced.
+            StorageError: the folder cannot be made.
+        """
+        with storage_errors(self.path):
+            step = self.step()
+            claim, _ = claim_folder(self.path)
+            staged = StagedOutput(self.path, claim.folder, claim, self)
+            try:
+                if step is Step.EXCHANGE and not can_exchange(staged.staging):
+                    self.step(Place.PLAIN_OUTPUT)
+                staged.folder.mkdir()
+            except BaseException:
+                staged.abort()
+                raise
+            return staged
+
+    def attach(self, token: str, layout: bytes) -> StagedOutput:
+        """The staging folder that another process has begun; claimed if its claim is free.
+
+        Raises:
+            NotACheckpointError: it is not there, or was begun for another layout.
+        """
+        staging = staging_folder(self.path, token)
+        note = staging / _LAYOUT
+        with storage_errors(note):
+            if not token.isalnum() or not note.is_file():
+                raise NotACheckpointError(
+                    f"{staging}: what was written of {self.path} is gone; start again"
+                )
+            if note.read_bytes() != layout:
+                raise NotACheckpointError(f"{staging} was begun for other tensors")
+            try:
+                claim = reclaim(self.path, token)
+            except CheckpointExistsError:  # the process that began it is alive
+                claim = None
+        return StagedOutput(self.path, staging, claim, self)
+
+    def step(self, place: Place | None = None) -> Step:
+        """The step that gives an output this path as it is now.
+
+        Raises:
+            CheckpointExistsError: what is there may not be replaced.
+        """
+        found, reason = self._look()
+        place = place or (Place.FILE if self.single else Place.OUTPUT)
+        return decide(self.path, found, place, overwrite=self.overwrite, reason=reason)
+
+    def _look(self) -> tuple[Found, str]:
+        """What is at the path, and why it is foreign if it is."""
+        if not self.path.exists():
+            return Found.NOTHING, ""
+        if self.single and self.path.is_dir():
+            return Found.FOREIGN, "is a folder, and a file was to be written there"
+        if self.path.is_dir() and not any(self.path.iterdir()):
+            return Found.NOTHING, ""
+        reason = self.foreign(self.path)
+        return (Found.FOREIGN, f"is not replaced: {reason}") if reason else (Found.CHECKPOINT, "")
+
+
+@dataclass(slots=True)
+class StagedOutput(StagedFolder):
+    """Where an output is written before it has its name."""
+
+    output: OutputPath
+
+    @property
+    def token(self) -> str:
+        """What another process attaches with."""
+        return self.staging.name.rpartition("-")[2]
+
+    @property
+    def folder(self) -> Path:
+        """The folder that the output's files are written to."""
+        return self.staging / _OUTPUT
+
+    @property
+    def named(self) -> Path:
+        """The output's folder, or its only file."""
+        if not self.output.single:
+            return self.folder
+        [file] = self.folder.iterdir()
+        return file
+
+    def note(self, layout: bytes) -> None:
+        """Let other processes attach, if they mean the same layout."""
+        note = self.staging / _LAYOUT
+        with storage_errors(note):
+            note.write_bytes(layout)
+
+    def publish(self) -> None:
+        """Make everything durable, and give the output its name.
+
+        Raises:
+            CheckpointExistsError: another writer has taken the name meanwhile.
+            StorageError: the system refused.
+        """
+        with storage_errors(self.target):
+            sync_tree(self.folder, files=True)
+            try:
+                step = self.output.step()
+            except CheckpointExistsError as error:
+                raise taken_meanwhile(self.target) from error
+            self.take_name(step)
