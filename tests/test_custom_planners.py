@@ -17,7 +17,6 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut, holds, wish
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.planner import (
     DefaultLoadPlanner,
     DefaultSavePlanner,
@@ -309,7 +308,6 @@ def test_a_coordinator_tells_every_rank_something(size):
 
 def test_a_plan_is_what_torch_users_know():
     planner = DefaultSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": WEIGHT, "step": 3}, None, True)
     plan = planner.create_local_plan()
     assert isinstance(plan, SavePlan)

@@ -27,7 +27,9 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from xckpt.engine.adapters import loaded_adapters
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.save import SavePlanner
+from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
 from xckpt.errors import (
     CheckpointExistsError,
@@ -62,6 +64,8 @@ __version__ = "0.1.0"
 # those who need it.
 with contextlib.suppress(Exception):
     loaded_adapters()
+# A planner that somebody drives by hand knows the same frameworks.
+SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 
 __all__ = [
     "Checkpoint",

@@ -15,7 +15,6 @@ from examples.planners.balance import BalancingPlanner, deal
 from tests.support.examples import examples
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.metadata import MetadataIndex
 from xckpt.planner import SavePlan, WriteItem
 
@@ -37,7 +36,6 @@ def local_plans(of_ranks: list[State]) -> list[SavePlan]:
     plans: list[SavePlan] = []
     for state in of_ranks:
         planner = BalancingPlanner()
-        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state)
         plans.append(planner.create_local_plan())
     return plans

@@ -17,7 +17,6 @@ from conformance.implementations.threads import ThreadGroup, results
 from examples.planners.half_precision import HalfPrecisionPlanner
 from tests.support.examples import examples
 from tests.support.jobs import fresh_path
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.metadata import BytesStorageMetadata, TensorStorageMetadata
 from xckpt.planner import SavePlan
 
@@ -80,7 +79,6 @@ def test_metadata_planned_bytes_and_data_agree(tmp_path, size):
 
 def test_resolving_an_item_twice_gives_the_same():
     planner, mine = HalfPrecisionPlanner(), state()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner(mine)
     for item in planner.create_local_plan().items:
         first: Any = planner.resolve_data(item)
@@ -110,7 +108,6 @@ def test_a_cast_brings_float32_back():
 @examples(20)
 def test_only_float32_changes(dtypes):
     planner = HalfPrecisionPlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({f"t{n}": torch.zeros(3, dtype=dtype) for n, dtype in enumerate(dtypes)})
     plans, metadata = planner.create_global_plan([planner.create_local_plan()])
     found = [item.tensor_data.properties.dtype for item in plans[0].items if item.tensor_data]

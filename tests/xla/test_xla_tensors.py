@@ -36,7 +36,6 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.columns import WriteItems
 from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.buffers import to_numpy
 from xckpt.torch.xla import CpuShards, SPMDLoadPlanner, SPMDSavePlanner
@@ -51,7 +50,6 @@ ARRAY: Any = numbers((7, 5), "int32")
 def planned(state: dict[str, Any]) -> tuple[SPMDSavePlanner, list[WriteItem]]:
     """A planner that has been through all steps before the writing, and its items."""
     planner = SPMDSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner(state)
     plans, _ = planner.create_global_plan([planner.create_local_plan()])
     return planner, list(planner.finish_plan(plans[0]).items)
@@ -152,7 +150,6 @@ class Halving(SPMDSavePlanner):
 def test_several_items_of_a_box_share_its_transfer(transfers: Transfers) -> None:
     array = numbers((8, 8), "int32")
     planner = Halving()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": Layout(STRAIGHT, (2, 4), (0, 1)).put(array)})
     plans, _ = planner.create_global_plan([planner.create_local_plan()])
     items = list(planner.finish_plan(plans[0]).items)

@@ -1,25 +1,36 @@
-"""What the engine asks of a storage: two protocols, in the order of the calls."""
+"""What the engine asks of a storage: two protocols, in the order of the calls.
+
+`PlainStorageWriter` has the hooks of a writer that wants nothing of them but sizes of chunks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
+from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LoadPlan, SavePlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 
-__all__ = ["StorageReader", "StorageWriter"]
+__all__ = ["PlainStorageWriter", "StorageReader", "StorageWriter"]
 
 
 @runtime_checkable
 class StorageWriter(Protocol):
     """Writes a checkpoint. One writer serves one save at a time."""
 
-    @property
     def storage_meta(self) -> object:
-        """What planners need to know: `GridOptions` for those without their own, or None."""
+        """Every rank, before planning: `GridOptions` for planners without their own, or None."""
+        ...
+
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+        """Every rank, before its local plan is made."""
+        ...
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Every rank: adjust the plan that goes to the coordinator."""
         ...
 
     def prepare_global_plan(
@@ -43,6 +54,29 @@ class StorageWriter(Protocol):
     def abort(self) -> None:
         """Every rank, after a failure anywhere: nothing is committed, remove what was written."""
         ...
+
+
+class PlainStorageWriter:
+    """The first hooks of a `StorageWriter` that leaves plans to the planner.
+
+    Example:
+        >>> PlainStorageWriter(GridOptions(chunk_bytes=1 << 20)).storage_meta().shard_bytes
+        0
+    """
+
+    def __init__(self, grid: GridOptions) -> None:
+        self._grid = grid
+
+    def storage_meta(self) -> GridOptions:
+        """Target sizes of chunks and zarr shards, for planners without their own."""
+        return self._grid
+
+    def set_up_storage_writer(self, is_coordinator: bool) -> None:
+        """Nothing: a place is reserved once the global plan is known to be sound."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
 
 
 @runtime_checkable

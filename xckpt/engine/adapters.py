@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
 
-__all__ = ["loaded_adapters", "register_adapter"]
+__all__ = ["BY_DEFAULT", "loaded_adapters", "register_adapter"]
 
 _MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
@@ -24,6 +24,16 @@ _MODULES: Final[dict[str, str]] = {
     "numpy": "xckpt.numpy",
 }
 """Framework module -> adapter module, in the order in which adapters are asked."""
+
+
+def _loaded() -> tuple[Adapter[Any], ...]:
+    modules = [module for framework, module in _MODULES.items() if framework in sys.modules]
+    # Two frameworks may have one adapter.
+    return tuple(dict.fromkeys(importlib.import_module(module).ADAPTER for module in modules))
+
+
+BY_DEFAULT: Final = Adapters(look_again=_loaded)
+"""The adapters of a planner that is used without the engine: looked for when one is needed."""
 
 
 def register_adapter(framework: str, module: str) -> None:
@@ -49,9 +59,3 @@ def loaded_adapters() -> Adapters:
         'int8'
     """
     return Adapters(_loaded(), _loaded)
-
-
-def _loaded() -> tuple[Adapter[Any], ...]:
-    modules = [module for framework, module in _MODULES.items() if framework in sys.modules]
-    # Two frameworks may have one adapter.
-    return tuple(dict.fromkeys(importlib.import_module(module).ADAPTER for module in modules))

@@ -99,8 +99,10 @@ class _Save:
         if self.failure is not None:
             raise self.failure
         self.planner.use_adapters(loaded_adapters())
-        self.planner.set_up_planner(self.state, self.writer.storage_meta, self.is_coordinator)
-        return self.planner.create_local_plan()
+        storage_meta = self.writer.storage_meta()
+        self.planner.set_up_planner(self.state, storage_meta, self.is_coordinator)
+        self.writer.set_up_storage_writer(self.is_coordinator)
+        return self.writer.prepare_local_plan(self.planner.create_local_plan())
 
     def plan_globally(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
         """What each rank has to write, and where."""

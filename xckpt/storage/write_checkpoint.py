@@ -41,6 +41,7 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.columns import WriteItems
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
@@ -59,7 +60,7 @@ SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
 
 
-class ZarrStorageWriter:
+class ZarrStorageWriter(PlainStorageWriter):
     """Writes a checkpoint as zarr v3 through TensorStore.
 
     Args:
@@ -78,8 +79,7 @@ class ZarrStorageWriter:
         self.target = Location.parse(path)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
-        self.storage_meta = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
-        """The sizes of chunks, for planners that have none of their own."""
+        super().__init__(GridOptions(self.options.chunk_bytes, self.options.shard_bytes))
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
@@ -147,7 +147,7 @@ class ZarrStorageWriter:
             self._written += [store.write(key, content) for key, content in contents]
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
-        options = self.storage_meta
+        options = self.storage_meta()
         described = dict(metadata.state_dict_metadata)
         for name, tensor in described.items():
             if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:

@@ -29,7 +29,6 @@ from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.mismatch import compare
 from xckpt.core.plan.reads import local_reads
 from xckpt.core.values import encode_value, value_kind
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
@@ -94,7 +93,6 @@ def load(
     containers: Mapping[str, str] | None = None,
 ) -> Any:
     """All hooks in order, on one rank."""
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner(like, store.metadata(containers), True)  # type: ignore[arg-type]
     plan = decode_load_plan(encode_load_plan(planner.create_local_plan()))
     (plan,) = planner.create_global_plan([plan])
@@ -139,7 +137,6 @@ def test_a_planner_loads_what_is_wanted_in_any_order(case, seed):
     array, pieces, wanted = case
     store = Store({"w": array, "step": 3}, {"w": pieces})
     planner = DefaultLoadPlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": wish(array, wanted), "step": 0}, store.metadata())
     (plan,) = planner.create_global_plan([planner.create_local_plan()])
     store.serve(planner, list(planner.finish_plan(plan).items), seed)
@@ -187,7 +184,6 @@ def test_every_difference_of_every_rank_is_in_one_error():
     planners = [DefaultLoadPlanner(), DefaultLoadPlanner()]
     plans = []
     for planner, like in zip(planners, likes, strict=True):
-        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(like, store.metadata())
         plans.append(decode_load_plan(encode_load_plan(planner.create_local_plan())))
     with pytest.raises(TreeMismatchError, match="strict=False") as caught:
@@ -306,7 +302,6 @@ def test_unusable_targets_are_listed_by_name():
     fixed = np.zeros(2)
     fixed.flags.writeable = False
     planner = DefaultLoadPlanner(in_place=True)
-    planner.use_adapters(loaded_adapters())
     with pytest.raises(UnsupportedLeafError, match="2 targets") as caught:
         planner.set_up_planner({"a": {"b": object()}, "c": fixed, "d": 1}, Metadata({}))
     assert [text.split(":")[0] for text in caught.value.problems] == ["a/b", "c"]
@@ -314,7 +309,6 @@ def test_unusable_targets_are_listed_by_name():
 
 def test_opaque_bytes_come_as_they_are():
     planner = DefaultLoadPlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"o": b""}, Metadata({"o": BytesStorageMetadata("opaque")}))
     (item,) = planner.create_local_plan().items
     planner.load_bytes(item, io.BytesIO(b"\xff\x00"))
@@ -334,7 +328,6 @@ def test_more_elements_than_a_box_has_are_an_error():
     array = numbered((4, 3))
     store = Store({"w": array}, {"w": [((0, 0), (2, 3)), ((2, 0), (2, 3))]})
     planner = DefaultLoadPlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": array}, store.metadata())
     items = list(planner.create_local_plan().items)
     assert len(items) == 2
@@ -347,7 +340,6 @@ def test_more_elements_than_a_box_has_are_an_error():
 def test_a_plan_that_leaves_something_out_is_refused():
     array = numbered((4,))
     planner = DefaultLoadPlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": wish(array, [((0,), (4,))])}, Store({"w": array}).metadata())
     plan = planner.create_local_plan()
     planner.check_plan(plan)

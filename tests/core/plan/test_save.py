@@ -30,7 +30,6 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.wire import SavePlanCodec
 from xckpt.errors import PlanError, UnsupportedLeafError
 
@@ -45,7 +44,6 @@ def plan_all(
     codec = SavePlanCodec()
     plans = []
     for rank, (planner, state) in enumerate(zip(planners, states, strict=True)):
-        planner.use_adapters(loaded_adapters())
         planner.set_up_planner(state, None, rank == 0)
         plans.append(codec.decode(codec.encode(planner.create_local_plan())))
     shares, metadata = planners[0].create_global_plan(plans)
@@ -134,7 +132,6 @@ def test_a_share_keeps_the_planner_data_of_its_rank():
     planners = [DefaultSavePlanner(), DefaultSavePlanner()]
     plans = []
     for rank, planner in enumerate(planners):
-        planner.use_adapters(loaded_adapters())
         planner.set_up_planner({"a": 1})
         plans.append(SavePlan(planner.create_local_plan().items, planner_data={"rank": rank}))
     shares, _ = planners[0].create_global_plan(plans)
@@ -336,7 +333,6 @@ def test_a_leaf_that_others_write_is_not_asked_for():
 
 def test_a_box_that_the_rank_does_not_hold_is_refused():
     planner = DefaultSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": cut(numbered((4, 2)), [((0, 0), (2, 2))])})
     data = TensorWriteData(ChunkStorageMetadata((1, 0), (2, 2)), TensorProperties("int32"), (4, 2))
     with pytest.raises(PlanError, match=r"w: .*\[1, 3\) x \[0, 2\)"):
@@ -353,7 +349,6 @@ def test_a_box_that_the_rank_does_not_hold_is_refused():
 )
 def test_an_item_that_is_not_the_rank_s_is_refused(name, kind, problem):
     planner = DefaultSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": numbered((4,)), "step": 3})
     data = TensorWriteData(ChunkStorageMetadata((0,), (4,)), TensorProperties("int32"), (4,))
     tensor = data if kind is WriteItemType.TENSOR else None
@@ -364,7 +359,6 @@ def test_an_item_that_is_not_the_rank_s_is_refused(name, kind, problem):
 def test_resolve_data_is_a_view():
     array = numbered((4, 2))
     planner = DefaultSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": array})
     data = TensorWriteData(ChunkStorageMetadata((1, 0), (2, 2)), TensorProperties("int32"), (4, 2))
     view = planner.resolve_data(WriteItem(MetadataIndex("w", (1, 0)), WriteItemType.TENSOR, data))
@@ -407,7 +401,6 @@ def test_leaves_without_a_choice_are_shared_first(sizes):
 @pytest.mark.parametrize("own, steps", [(None, 2), (GridOptions(8), 1)])
 def test_a_planner_s_own_grid_counts_before_the_storage_s(own, steps):
     planner = DefaultSavePlanner(grid=own)
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": np.zeros(4, np.float64)}, GridOptions(16), True)
     _, metadata = planner.create_global_plan([planner.create_local_plan()])
     tensor = metadata.state_dict_metadata["w"]

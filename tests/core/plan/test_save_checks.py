@@ -14,13 +14,11 @@ from xckpt.core.plan.columns import WriteItems
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
-from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import PlanError
 
 
 def planned(size: int = 3) -> tuple[list[SavePlan], Metadata]:
     planner = DefaultSavePlanner()
-    planner.use_adapters(loaded_adapters())
     planner.set_up_planner({"w": np.zeros((4, 2), np.float32), "step": 1, "none": np.zeros((0,))})
     return planner.create_global_plan([planner.create_local_plan()] * size)
 

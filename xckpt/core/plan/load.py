@@ -72,10 +72,7 @@ class LoadPlanner(abc.ABC):
         self.in_place = in_place or self.always_in_place
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Take the adapters of the frameworks whose tensors the target tree may hold.
-
-        A planner that no engine drives, in a test, say, needs this call too.
-        """
+        """Take the adapters of the frameworks whose tensors the target tree may hold."""
         self.adapters = adapters
 
     @abc.abstractmethod

@@ -50,10 +50,7 @@ class SavePlanner(abc.ABC):
     """What knows the frameworks' tensors."""
 
     def use_adapters(self, adapters: Adapters) -> None:
-        """Take the adapters of the frameworks whose tensors the state may hold.
-
-        A planner that no engine drives, in a test, say, needs this call too.
-        """
+        """Take the adapters of the frameworks whose tensors the state may hold."""
         self.adapters = adapters
 
     @abc.abstractmethod
@@ -110,9 +107,7 @@ class DefaultSavePlanner(SavePlanner):
         serialise: turns a leaf that no adapter knows into bytes; by default it is refused by name.
 
     Example:
-        >>> from xckpt.engine.adapters import loaded_adapters
         >>> planner = DefaultSavePlanner()
-        >>> planner.use_adapters(loaded_adapters())
         >>> planner.set_up_planner({"w": np.arange(6.0).reshape(2, 3), "step": 7})
         >>> plans, metadata = planner.create_global_plan([planner.create_local_plan()])
         >>> [item.index.fqn for item in plans[0].items]
