@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 from xckpt.engine.group import Group, LocalGroup
 
-__all__ = ["find_group"]
-
 
 def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
     """The group of processes that work together.

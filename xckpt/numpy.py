@@ -18,8 +18,6 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.leaf import Copyable, HostSource
 from xckpt.errors import UnsupportedLeafError
 
-__all__ = ["ADAPTER", "ArrayTarget"]
-
 
 @dataclass(slots=True)
 class ArrayTarget:

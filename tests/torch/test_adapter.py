@@ -15,7 +15,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.adapter import ADAPTER, TensorLeaf, TensorTarget
+from xckpt.torch.adapter import ADAPTER
+from xckpt.torch.leaf import TensorLeaf, TensorTarget
 
 
 def source_of(leaf: torch.Tensor) -> TensorLeaf:

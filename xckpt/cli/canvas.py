@@ -21,8 +21,6 @@ from rich.text import Text
 
 from xckpt.core.geometry.box import Box
 
-__all__ = ["JOINTS", "Axis", "Canvas", "Cuts", "column_labels", "scale"]
-
 GAP = 2
 """Characters from a line to the next, at least: one is between them."""
 

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
     from xckpt.storage.checkpoint import Checkpoint
 
-__all__ = ["commands"]
-
 INTERRUPTED = 130
 
 

@@ -11,8 +11,6 @@ import click
 from xckpt.cli.mapping_argument import FamilyOptions, family_options, mapping_argument
 from xckpt.cli.output import progress_bar
 
-__all__ = ["convert_command"]
-
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 """Common abbreviation -> dtype name."""
 

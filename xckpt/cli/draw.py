@@ -21,8 +21,6 @@ from xckpt.cli.report import ArrayReport, counted
 from xckpt.cli.slices import touched
 from xckpt.core.geometry.box import Box
 
-__all__ = ["LEAST_WIDTH", "Drawing", "draw"]
-
 LEAST_WIDTH, LEAST_HEIGHT = 24, 6
 TINY, READ, WANTED = "·", "░", "▓"
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

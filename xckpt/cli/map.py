@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from xckpt.mapping.rule import Rule
     from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["map_commands"]
-
 SHOWN_NAMES = 4
 """Names of one ambiguity that a table spells out; ``--json`` has them all."""
 

@@ -11,8 +11,6 @@ import click
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
 
-__all__ = ["FamilyOptions", "family_options", "mapping_argument"]
-
 
 class FamilyOptions(TypedDict):
     """The values of the options that `family_options` adds to a command."""

@@ -11,8 +11,6 @@ import click
 if TYPE_CHECKING:
     from xckpt.options import Progress
 
-__all__ = ["Failure", "Fault", "print_json", "progress_bar"]
-
 
 class Failure(click.ClickException):
     """The question could not be answered: a message on stderr, exit code 2."""

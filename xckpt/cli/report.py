@@ -27,20 +27,6 @@ from xckpt.core.manifest.entries import (
 from xckpt.core.metadata import Sharding
 from xckpt.core.values import decode_value
 
-__all__ = [
-    "ArrayReport",
-    "CheckpointReport",
-    "LeafReport",
-    "SliceReport",
-    "TreeRow",
-    "checkpoint_report",
-    "counted",
-    "holdings",
-    "narrowed",
-    "readable_bytes",
-    "tree_rows",
-]
-
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 

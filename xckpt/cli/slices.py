@@ -13,8 +13,6 @@ from math import prod
 from xckpt.cli.report import ArrayReport, LeafReport, SliceReport
 from xckpt.core.geometry.box import Box
 
-__all__ = ["parse_box", "reading", "touched"]
-
 
 def parse_box(text: str, shape: Sequence[int]) -> Box:
     """The box that a slice is.

@@ -26,8 +26,6 @@ from xckpt.cli.report import (
 )
 from xckpt.core.geometry.box import Box
 
-__all__ = ["checkpoint_table", "console", "leaf_drawing", "leaf_list", "leaf_table"]
-
 PIPED_WIDTH = 100_000
 """Columns where the output is not a terminal: nothing is wrapped or cut."""
 

@@ -28,16 +28,6 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.mapping.traced import leaf
 
-__all__ = [
-    "Conversion",
-    "Opened",
-    "cast_floats",
-    "cast_target",
-    "identity",
-    "is_float",
-    "require_lossless",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Opened:

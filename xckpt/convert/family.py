@@ -19,15 +19,15 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import find_path
 
-__all__ = ["Config", "family"]
-
 MAX_CONFIG_BYTES: Final = 1 << 24
 
 
 class ModelConfig(Protocol):
     """A configuration object, as transformers has them."""
 
-    def to_dict(self) -> dict[str, Any]: ...
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values."""
+        ...
 
 
 Config = Document | ModelConfig | str | os.PathLike[str]

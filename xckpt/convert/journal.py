@@ -22,8 +22,6 @@ import msgspec
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
-__all__ = ["Journal", "Start", "read_journal"]
-
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 

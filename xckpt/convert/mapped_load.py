@@ -60,8 +60,6 @@ from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import allocate
 
-__all__ = ["MappedLoadPlanner"]
-
 Array = NDArray[np.generic]
 
 

@@ -26,8 +26,6 @@ from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 
-__all__ = ["Converted", "convert"]
-
 Path = str | os.PathLike[str]
 
 

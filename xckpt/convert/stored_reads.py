@@ -16,8 +16,6 @@ from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy
 
-__all__ = ["MappedRead", "stored_reads"]
-
 
 @dataclass(slots=True)
 class MappedRead:

@@ -24,8 +24,6 @@ from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.storage.chunks.chunk import allocate
 
-__all__ = ["TargetBoxes"]
-
 Array = NDArray[np.generic]
 
 

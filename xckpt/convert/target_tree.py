@@ -26,8 +26,6 @@ from xckpt.errors import MappingError
 from xckpt.formats.source import USER, TensorSource
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
 
-__all__ = ["Places", "find_places", "target_tree", "user_metadata"]
-
 
 def user_metadata(texts: Mapping[str, str]) -> JSONValue:
     """The checkpoint's user metadata, from a source's."""

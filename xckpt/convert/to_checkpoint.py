@@ -36,8 +36,6 @@ from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import ChunkWrites
 
-__all__ = ["CheckpointOutput", "ConvertingWriter", "Run"]
-
 IDENTITY = "conversion"
 """What the staging folder of every conversion is called, so that the next one finds it."""
 

@@ -38,8 +38,6 @@ from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location
 
-__all__ = ["SinkOutput", "SinkTarget", "SinkWriter"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SinkTarget:

@@ -28,8 +28,6 @@ from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
 
-__all__ = ["ConversionRun", "Converted"]
-
 UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
 

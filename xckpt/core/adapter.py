@@ -28,8 +28,6 @@ from xckpt.core.leaf import (
 )
 from xckpt.errors import UnsupportedLeafError
 
-__all__ = ["NO_ADAPTERS", "Adapter", "Adapters", "Children"]
-
 Leaf = TypeVar("Leaf")
 """What the leaves of a framework are."""
 Children = tuple[str, list[tuple[str | int, object]]]

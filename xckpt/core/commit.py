@@ -25,8 +25,6 @@ from typing import Final
 
 from xckpt.errors import CheckpointExistsError
 
-__all__ = ["Found", "Place", "Step", "decide"]
-
 
 class Found(Enum):
     """What is at a path before a save."""

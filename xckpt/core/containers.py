@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from xckpt.core.adapter import Adapters, Children
 from xckpt.core.leaf import ObjectState
 
-__all__ = ["open_container", "open_object"]
-
 _BUILTIN = frozenset(
     (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
 )

@@ -12,8 +12,6 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
-__all__ = ["DTYPES", "dtype_name", "item_size", "numpy_dtype"]
-
 # fmt: off
 _STANDARD = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

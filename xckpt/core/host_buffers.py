@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.boxes import Boxes
 
-__all__ = ["HostBuffers", "aligned_empty"]
-
 ALIGNMENT = 64
 """Bytes; XLA's CPU backend adopts host memory at multiples of this, where others copy it."""
 

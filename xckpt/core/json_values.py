@@ -19,8 +19,6 @@ from math import isfinite
 
 from xckpt.errors import ManifestError
 
-__all__ = ["check_json", "json_problems", "repeated_name"]
-
 DEEPEST = 64
 """The most containers that may surround a value."""
 

@@ -25,18 +25,6 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
 
-__all__ = [
-    "Copyable",
-    "HostSource",
-    "LazySource",
-    "ObjectState",
-    "Part",
-    "RemotePart",
-    "SourceLeaf",
-    "TargetLeaf",
-    "TransferringLeaf",
-]
-
 
 @runtime_checkable
 class SourceLeaf(Protocol):

@@ -14,17 +14,6 @@ import msgspec
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import Grid
 
-__all__ = [
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "JSONValue",
-    "Metadata",
-    "MetadataIndex",
-    "Sharding",
-    "TensorProperties",
-    "TensorStorageMetadata",
-]
-
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
 """What `json` can carry."""
 

@@ -28,8 +28,6 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-__all__ = ["KeyPath", "join_keys", "split_name", "zarr_path"]
-
 KeyPath = tuple[str | int, ...]
 
 _INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")

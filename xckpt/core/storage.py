@@ -14,8 +14,6 @@ from xckpt.core.plan.items import LoadPlan, SavePlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 
-__all__ = ["PlainStorageWriter", "StorageReader", "StorageWriter"]
-
 
 @runtime_checkable
 class StorageWriter(Protocol):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["prepare_structs"]
-
 
 def prepare_structs(*kinds: type[msgspec.Struct]) -> None:
     """Build msgspec's type information now.

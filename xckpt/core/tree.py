@@ -31,8 +31,6 @@ from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
-__all__ = ["FlatTree", "assign", "flatten", "rebuild", "unflatten"]
-
 DEEPEST = 64
 """Most containers around a leaf."""
 

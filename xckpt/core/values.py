@@ -15,8 +15,6 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 
-__all__ = ["KINDS", "Value", "decode_content", "decode_value", "encode_value", "value_kind"]
-
 Value = None | bool | int | float | complex | str | bytes
 
 

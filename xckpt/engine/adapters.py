@@ -13,8 +13,6 @@ from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
 
-__all__ = ["BY_DEFAULT", "loaded_adapters", "register_adapter"]
-
 _MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
     "torch_xla": "xckpt.torch.xla.adapter",

@@ -28,8 +28,6 @@ from xckpt.core.metadata import Metadata
 from xckpt.engine.group import Group
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 
-__all__ = ["BackgroundGroup", "SaveFuture", "begin", "settle"]
-
 logger = logging.getLogger("xckpt")
 
 State = Any

@@ -23,8 +23,6 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CACHE_LINE", "HUGE_PAGE", "PAGE", "fresh", "offer", "populate", "use_huge_pages"]
-
 Bytes = NDArray[np.uint8]
 
 CACHE_LINE = 64

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-__all__ = ["Group", "LocalGroup"]
-
 
 @runtime_checkable
 class Group(Protocol):

@@ -36,8 +36,6 @@ from xckpt.engine.fresh_memory import (
 )
 from xckpt.options import processors
 
-__all__ = ["HostCopies"]
-
 Bytes = NDArray[np.uint8]
 Array = NDArray[np.generic]
 Result = TypeVar("Result")

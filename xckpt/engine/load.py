@@ -27,8 +27,6 @@ from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import NotACheckpointError
 
-__all__ = ["Loaded", "OtherFormats", "load_state"]
-
 FIND = "read the manifest; nothing was loaded"
 PLAN = "plan the load; nothing was loaded"
 READ = "read; targets may be partly filled"

@@ -28,8 +28,6 @@ from xckpt.engine.steps import all_reduce, reduce_scatter
 from xckpt.engine.wire import REPORTS, SavePlanCodec
 from xckpt.options import SaveOptions
 
-__all__ = ["default_planner", "save_state"]
-
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
 

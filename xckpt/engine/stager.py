@@ -34,8 +34,6 @@ from xckpt.engine.fresh_memory import fresh
 from xckpt.engine.host_copy import HostCopies
 from xckpt.errors import UnsupportedLeafError
 
-__all__ = ["AsyncStager", "BlockingAsyncStager"]
-
 
 @runtime_checkable
 class AsyncStager(Protocol):

@@ -20,8 +20,6 @@ import msgspec
 from xckpt.engine.group import Group
 from xckpt.errors import RankFailure, RanksFailedError
 
-__all__ = ["Codec", "all_reduce", "broadcast", "reduce_scatter"]
-
 
 class _Outcome(msgspec.Struct, array_like=True):
     """What a rank contributes to a step: its bytes, or why it has none."""

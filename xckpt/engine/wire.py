@@ -13,13 +13,6 @@ from xckpt.core.plan.columns import Block, LeafTable, WriteItems
 from xckpt.core.plan.items import LoadPlan, ReadItem, SavePlan
 from xckpt.engine.steps import Codec
 
-__all__ = [
-    "REPORTS",
-    "SavePlanCodec",
-    "decode_load_plan",
-    "encode_load_plan",
-]
-
 
 class _SavePlan(msgspec.Struct, array_like=True):
     """A `SavePlan` between processes."""

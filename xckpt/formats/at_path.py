@@ -12,8 +12,6 @@ from xckpt.formats.reader import SourceReader
 from xckpt.formats.source import TensorSource
 from xckpt.options import LoadOptions
 
-__all__ = ["FormatsAt"]
-
 OURS = "xckpt"
 
 

@@ -23,8 +23,6 @@ from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.location import MANIFEST
 
-__all__ = ["detect", "open_sink", "open_source"]
-
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "xckpt": ("xckpt.formats.xckpt", "XckptSource"),
     "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),

@@ -18,8 +18,6 @@ from xckpt.storage.errors import naming
 from xckpt.storage.foreign.files import read_whole
 from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
 
-__all__ = ["INDEX", "Files", "find_files", "owners_of"]
-
 INDEX: Final = ".index.json"
 MAX_INDEX_BYTES: Final = 1 << 28
 _SERIES: Final = re.compile(r"(.*)-(\d{5})-of-(\d{5})")

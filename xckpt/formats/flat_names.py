@@ -10,8 +10,6 @@ from collections.abc import Iterable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.mapping.names import keys_of
 
-__all__ = ["flat_names"]
-
 
 def flat_names(names: Iterable[str]) -> dict[str, str]:
     """Mapping name -> its keys joined with dots.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Opaque"]
-
 
 class Opaque:
     """The bytes of an object that its writer serialised; nothing here unpickles them.

@@ -36,8 +36,6 @@ from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.read_chunks import PlannedDestinations
 
-__all__ = ["SourceReader", "parts"]
-
 PART_BYTES = 1 << 24
 """What one thread reads at a time, bytes, where the source can be cut so finely."""
 

@@ -35,8 +35,6 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 from xckpt.storage.foreign.paths import local_path
 
-__all__ = ["Contents", "TensorSink", "other_files", "value_problems"]
-
 MOST_CHUNK_BYTES: Final = 1 << 29
 
 

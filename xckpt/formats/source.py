@@ -15,8 +15,6 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import Sharding
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["USER", "TensorSource", "metadata_texts"]
-
 USER = "xckpt.user"
 """The key of `TensorSource.metadata` that holds a checkpoint's user metadata as JSON."""
 

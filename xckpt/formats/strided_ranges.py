@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Shape
 from xckpt.storage.foreign.files import OpenFile, RangeFile
 
-__all__ = ["FileTensor", "cheap_together", "row_major", "write_box"]
-
 SCRATCH_BYTES: Final = 1 << 22
 """Longest stretch of a file that is read for some of its elements."""
 LEAST_WANTED: Final = 4

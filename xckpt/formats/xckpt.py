@@ -23,8 +23,6 @@ from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.stored_array import StoredArray
 
-__all__ = ["XckptSource"]
-
 
 class XckptSource(TensorSource):
     """The tensors of a checkpoint of ours; a `TensorSource`.

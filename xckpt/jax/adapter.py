@@ -41,8 +41,6 @@ from xckpt.jax.shardings import (
 )
 from xckpt.jax.target import JaxTarget
 
-__all__ = ["ADAPTER", "ArraySource", "JaxTarget"]
-
 
 @dataclass(frozen=True, slots=True)
 class ArraySource:

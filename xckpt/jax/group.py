@@ -30,8 +30,6 @@ from jax._src import distributed, xla_bridge
 
 from xckpt.errors import RankFailure, RanksFailedError
 
-__all__ = ["JaxGroup", "current_group"]
-
 PART_BYTES = 1 << 21
 """Largest value of one key; older services take messages of at most 4 MiB, key included."""
 LENGTH_BYTES = 8

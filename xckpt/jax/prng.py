@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import jax
 
-__all__ = ["KeySpec", "is_key", "key_spec"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeySpec:

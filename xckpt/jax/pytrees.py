@@ -24,8 +24,6 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-__all__ = ["children", "rebuild"]
-
 _OF_THE_CORE = (dict, OrderedDict, list, tuple, type(None))
 
 

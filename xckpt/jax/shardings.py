@@ -18,16 +18,6 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 
-__all__ = [
-    "Device",
-    "LocalLayout",
-    "concrete",
-    "default_sharding",
-    "everywhere_whole",
-    "local_layout",
-    "stored_sharding",
-]
-
 
 class Device(Protocol):
     """What is used of a `jax.Device`, whose own type has no stubs."""

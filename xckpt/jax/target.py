@@ -27,8 +27,6 @@ from xckpt.core.host_buffers import HostBuffers
 from xckpt.jax.prng import KeySpec
 from xckpt.jax.shardings import Device, LocalLayout
 
-__all__ = ["JaxTarget"]
-
 
 @dataclass(slots=True)
 class JaxTarget(HostBuffers):

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 
-__all__ = ["Arithmetic"]
-
 StepKind = Literal["cast", "scale", "divide", "add"]
 
 _INVERSES: dict[StepKind, StepKind] = {

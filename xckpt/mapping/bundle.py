@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import Traced
 
-__all__ = ["Assertion", "Bundle", "Lossy", "Slot", "Trace"]
-
 
 @dataclass(frozen=True, slots=True)
 class Slot:

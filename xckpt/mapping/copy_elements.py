@@ -16,8 +16,6 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.mapping.strided_copy import Ints, StridedCopy, bounds
 
-__all__ = ["copy_elements", "view"]
-
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 

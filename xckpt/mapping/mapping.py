@@ -27,8 +27,6 @@ from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import leaf
 
-__all__ = ["LeafMapping"]
-
 VERSION = 1
 """Version of the mapping file's form."""
 

@@ -15,8 +15,6 @@ from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern, Value, skeleton
 from xckpt.mapping.rule import Rule
 
-__all__ = ["Matches", "RuleInstance", "match_rules"]
-
 Key = tuple[Value, ...]
 
 

@@ -16,8 +16,6 @@ from xckpt.core.names import join_keys, split_name
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, MappingError
 
-__all__ = ["by_mapping_name", "keys_of", "mapping_name", "tree_of"]
-
 
 def mapping_name(keys: Sequence[str | int]) -> str:
     """The mapping name of a key path.

@@ -20,8 +20,6 @@ from itertools import pairwise, product
 
 from xckpt.errors import MappingError
 
-__all__ = ["Affine", "Pattern", "skeleton"]
-
 Value = int | str
 Ranges = Mapping[str, range]
 

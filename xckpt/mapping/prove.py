@@ -21,8 +21,6 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.mapping.strided_cover import StridedPiece, piece_fault
 
-__all__ = ["problems_with"]
-
 
 def problems_with(
     resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule] = ()

@@ -25,8 +25,6 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.mapping.traced import Traced
 
-__all__ = ["Resolution", "ResolvedMapping", "copies_into", "resolve_rules"]
-
 SHOWN_LEAVES = 4
 """Leaves of one instance that a message names."""
 

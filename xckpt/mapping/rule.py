@@ -23,8 +23,6 @@ from xckpt.mapping.operations import (
 )
 from xckpt.mapping.pattern import Pattern
 
-__all__ = ["Rule"]
-
 _DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
 SHOWN_NAMES = 6
 """Names of one side that a rule spells out where it is shown."""

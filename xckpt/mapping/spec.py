@@ -7,8 +7,6 @@ from math import prod
 
 from xckpt.core.dtypes import DTYPES
 
-__all__ = ["TensorSpec"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:

@@ -29,8 +29,6 @@ from math import prod
 from xckpt.core.geometry.box import Box
 from xckpt.mapping.arithmetic import Arithmetic
 
-__all__ = ["Ints", "StridedCopy", "bounds", "restrict"]
-
 Ints = tuple[int, ...]
 Strides = tuple[Ints, ...]
 

@@ -24,8 +24,6 @@ import numpy as np
 from xckpt.core.geometry.box import Box
 from xckpt.mapping.strided_copy import Ints
 
-__all__ = ["PieceFault", "StridedPiece", "piece_fault"]
-
 Axes = tuple[tuple[int, int], ...]
 
 

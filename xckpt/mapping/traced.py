@@ -25,18 +25,6 @@ from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Ints, StridedCopy, restrict
 
-__all__ = [
-    "Traced",
-    "aliased",
-    "computed",
-    "concatenated",
-    "constant",
-    "leaf",
-    "part",
-    "reshaped",
-    "transposed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Traced:

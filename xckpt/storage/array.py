@@ -11,12 +11,9 @@ from math import prod
 
 import tensorstore as ts
 
+from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.manifest.zarr_json import array_metadata
-
-__all__ = ["open_array", "open_chunk"]
-
-Shape = tuple[int, ...]
 
 
 def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> ts.TensorStore:

@@ -17,8 +17,6 @@ from types import TracebackType
 
 from xckpt.options import Progress, default_threads, processors
 
-__all__ = ["Pool", "ProgressCounter"]
-
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
 

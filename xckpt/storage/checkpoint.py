@@ -31,8 +31,6 @@ from xckpt.storage.chunks.window import ChunkWindow, Views
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.stored_array import StoredArray
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint(Mapping[str, StoredArray | Value]):
     """A committed checkpoint, open for reading: leaf name -> stored array or Python value.

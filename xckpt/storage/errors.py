@@ -19,8 +19,6 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
 
-__all__ = ["chunk_damage", "foreign_errors", "is_beyond_end", "naming", "storage_errors"]
-
 _UNREAD: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
 """Statuses that say nothing of what is stored."""
 _DAMAGED: Final = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")

@@ -30,8 +30,6 @@ from numpy.typing import NDArray
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.errors import StorageError
 
-__all__ = ["Exchange", "host_identity"]
-
 _HELLO = struct.Struct("<q")
 _SEGMENT = struct.Struct("<qq")
 _READY = struct.Struct("<qq")

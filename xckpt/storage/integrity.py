@@ -26,8 +26,6 @@ from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import DIGESTS, MANIFEST, Location, file_problem, open_store
 
-__all__ = ["DIGEST_BYTES", "Integrity", "RequestedDocuments", "digest_array", "digest_bytes"]
-
 DIGEST_BYTES = 16
 
 FEW_DIGEST_BYTES = 1 << 20

@@ -19,16 +19,6 @@ import tensorstore as ts
 from xckpt.errors import StorageError
 from xckpt.storage.errors import storage_errors
 
-__all__ = [
-    "DIGESTS",
-    "MANIFEST",
-    "Location",
-    "context",
-    "file_problem",
-    "is_location",
-    "open_store",
-]
-
 MANIFEST = "xckpt.json"
 """Key of the manifest: where it is, a checkpoint is."""
 DIGESTS = "xckpt.digests"

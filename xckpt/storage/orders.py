@@ -22,8 +22,6 @@ from xckpt.errors import PlanError
 from xckpt.storage.integrity import DIGEST_BYTES
 from xckpt.storage.location import Location
 
-__all__ = ["WriteOrders", "Written", "WrittenArray", "merge_digests", "merge_values"]
-
 SHOWN = 3
 """Most chunks of an array that are named."""
 

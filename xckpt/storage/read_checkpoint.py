@@ -34,8 +34,6 @@ from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import MANIFEST, Location, file_problem, open_store
 from xckpt.storage.read_chunks import read_items, requests_of
 
-__all__ = ["ZarrStorageReader", "read_manifest"]
-
 
 def read_manifest(location: Location) -> bytes:
     """The bytes of the manifest at a location.

@@ -33,8 +33,6 @@ from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
 
-__all__ = ["PlannedDestinations", "read_items", "requests_of"]
-
 
 def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:
     """The chunks that items read; destination ``n`` is that of item ``n``."""

@@ -16,8 +16,6 @@ from xckpt.core.metadata import Sharding
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import read_box
 
-__all__ = ["StoredArray"]
-
 Index = int | slice | EllipsisType
 
 

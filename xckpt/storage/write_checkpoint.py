@@ -52,10 +52,6 @@ from xckpt.storage.location import DIGESTS, Location, open_store
 from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
 from xckpt.storage.write_chunks import ChunkWrites
 
-__all__ = ["ZarrStorageWriter"]
-
-Shape = tuple[int, ...]
-
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
 

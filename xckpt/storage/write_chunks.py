@@ -40,9 +40,6 @@ from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.orders import WriteOrders, Written, WrittenArray
 
-__all__ = ["ChunkWrites"]
-
-Shape = tuple[int, ...]
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 SMALL_BYTES = 1 << 18

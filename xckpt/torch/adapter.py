@@ -29,8 +29,6 @@ from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 from xckpt.torch.stateful import DictState, keeps_state, open_object
 
-__all__ = ["ADAPTER", "TensorLeaf", "TensorTarget"]
-
 
 class _Specialist(Protocol):
     """A module for one class of sharded tensors."""

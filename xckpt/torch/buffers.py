@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, dtype_name, numpy_dtype
 
-__all__ = ["format_dtype", "from_numpy", "reachable", "to_numpy", "torch_dtype", "writable_numpy"]
-
 _TORCH: Final[dict[str, torch.dtype]] = {
     name: dtype for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
 }

@@ -20,8 +20,6 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import Copyable, Part, RemotePart
 from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
 
-__all__ = ["RebuildRecipe", "as_parameter", "pinned_memory", "plain_recipe", "to_copyable"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RebuildRecipe:

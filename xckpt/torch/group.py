@@ -33,8 +33,6 @@ import torch.distributed as dist
 
 from xckpt.errors import RankFailure, RanksFailedError
 
-__all__ = ["TorchGroup", "current_group", "group_of"]
-
 TAG: Final = 0x78636B70
 """Marks our messages, so that they are not taken for the user's own."""
 

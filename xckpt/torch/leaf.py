@@ -21,8 +21,6 @@ from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.torch.buffers import reachable
 
-__all__ = ["Memory", "TensorLeaf", "TensorTarget", "mark_changed"]
-
 
 @dataclass(frozen=True, slots=True)
 class TensorLeaf:

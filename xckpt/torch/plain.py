@@ -17,8 +17,6 @@ import torch
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import format_dtype
 
-__all__ = ["check_readable", "check_writable", "known_dtype", "plain"]
-
 
 def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
     """The elements of a tensor that is no DTensor, outside autograd and at rest.

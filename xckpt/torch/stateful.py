@@ -23,8 +23,6 @@ from xckpt.core.names import KeyPath
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import torch_dtype
 
-__all__ = ["DictState", "keeps_state", "open_object"]
-
 
 class _Stateful(Protocol):
     def state_dict(self) -> Mapping[str | int, object]: ...

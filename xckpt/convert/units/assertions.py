@@ -25,8 +25,6 @@ from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.mapping.traced import Traced
 from xckpt.storage.budget import Pool
 
-__all__ = ["check_assertions"]
-
 UNIT_BYTES = 1 << 23
 """Bytes of one side that are compared at a time."""
 

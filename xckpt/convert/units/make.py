@@ -26,8 +26,6 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.storage.chunks.chunk import allocate
 
-__all__ = ["direct_view", "make", "make_box", "run_copy"]
-
 Array = NDArray[np.generic]
 
 PIECE = 1 << 18

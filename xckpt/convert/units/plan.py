@@ -18,8 +18,6 @@ from math import ceil
 from xckpt.convert.units.slabs import SlabCut, best_cut, cut_tensor, slabs
 from xckpt.convert.units.unit import Chunks, Costs, Resolved, TargetPart, WorkUnit
 
-__all__ = ["plan_units"]
-
 WASTEFUL = 1.2
 """Units that read this many times what they want are planned a second time."""
 

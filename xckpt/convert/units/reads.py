@@ -19,9 +19,6 @@ from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
-__all__ = ["SourceRead", "blocks", "hull", "restrict_sources", "source_reads"]
-
-
 DENSE = 2.0
 """Copies share one box if it has at most this many times the elements that they want."""
 

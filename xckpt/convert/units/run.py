@@ -24,8 +24,6 @@ from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
 from xckpt.storage.budget import Pool, ProgressCounter
 
-__all__ = ["Job", "Note", "Numbered", "Output", "run_elsewhere", "run_here", "run_job", "start"]
-
 Numbered = tuple[int, WorkUnit]
 """A unit and its number among all of the conversion's."""
 

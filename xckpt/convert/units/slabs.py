@@ -17,8 +17,6 @@ from math import gcd, lcm
 from xckpt.convert.units.unit import Costs, TargetPart
 from xckpt.core.geometry.box import Box, Shape
 
-__all__ = ["SlabCut", "best_cut", "cut_tensor", "slabs"]
-
 SAMPLES = 3
 """Slabs that are looked at to judge an axis."""
 

@@ -18,8 +18,6 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
-__all__ = ["Chunks", "Costs", "Resolved", "TargetPart", "WorkUnit"]
-
 Chunks = Callable[[str], Shape]
 """Tensor name -> elements per dimension that are stored together."""
 

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-__all__ = ["Box", "Shape"]
-
 Shape = tuple[int, ...]
 """Elements per dimension."""
 

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 
-__all__ = ["BoxLookup", "Boxes", "Int64s", "intersect", "unique"]
-
 Int64s = NDArray[np.int64]
 
 

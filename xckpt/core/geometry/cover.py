@@ -24,8 +24,6 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, Int64s
 
-__all__ = ["CoverFault", "cover_fault"]
-
 MAX_CELLS = 1 << 22
 """Most cells that one difference array may have (an int32 each)."""
 

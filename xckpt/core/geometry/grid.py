@@ -26,12 +26,10 @@ from math import gcd, isqrt, prod
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.boxes import Boxes
 
-__all__ = ["Grid", "GridOptions", "cells", "choose_grid", "count_cells"]
-
 Int64s = NDArray[np.int64]
-Shape = tuple[int, ...]
 
 SHATTERED = 4
 """Pieces are chosen where a regular grid has this many times more chunks than the bytes ask for."""

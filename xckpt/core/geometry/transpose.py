@@ -25,8 +25,6 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-__all__ = ["copy_bits"]
-
 Array = NDArray[np.generic]
 
 TILE_ACROSS = 128

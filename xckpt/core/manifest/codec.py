@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
+from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json, repeated_name
@@ -40,23 +41,12 @@ from xckpt.core.metadata import (
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, VersionError
 
-__all__ = [
-    "build",
-    "check",
-    "complete",
-    "draft",
-    "encode",
-    "parse",
-    "to_metadata",
-]
-
 FORMAT: Final = "xckpt"
 VERSION: Final = 1
 
 MAX_BYTES: Final = 1 << 30
 """Longest manifest, bytes."""
 
-Shape = tuple[int, ...]
 Digest = Callable[[bytes], bytes]
 Document = TypeVar("Document")
 

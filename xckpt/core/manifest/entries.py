@@ -12,23 +12,10 @@ from typing import Any
 
 import msgspec
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import zarr_path
-
-__all__ = [
-    "BytesEntry",
-    "Manifest",
-    "PieceEntry",
-    "TensorEntry",
-    "ValueEntry",
-    "ZarrArray",
-    "arrays",
-    "leaf_arrays",
-]
-
-Shape = tuple[int, ...]
 
 
 class _Strict(

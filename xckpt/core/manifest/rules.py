@@ -16,7 +16,7 @@ from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import count_cells
@@ -25,8 +25,6 @@ from xckpt.core.names import join_keys, split_name
 from xckpt.core.tree import DEEPEST, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
-
-__all__ = ["problems"]
 
 MAX_RANK: Final = 32
 """Most dimensions of a tensor; TensorStore's limit."""
@@ -38,8 +36,6 @@ MAX_CHUNKS: Final = 1 << 32
 """Most chunks of a checkpoint: each has a digest."""
 
 _ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
-
-Shape = tuple[int, ...]
 
 
 def problems(manifest: Manifest) -> list[str]:

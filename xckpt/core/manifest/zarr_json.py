@@ -20,12 +20,9 @@ from typing import Any
 
 import msgspec
 
+from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.core.metadata import JSONValue
-
-__all__ = ["DocumentTree", "array_document", "array_metadata", "documents"]
-
-Shape = tuple[int, ...]
 
 LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
 

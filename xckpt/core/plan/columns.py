@@ -24,8 +24,6 @@ from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
 from xckpt.errors import PlanError
 
-__all__ = ["Block", "LeafRow", "LeafTable", "WriteItems"]
-
 
 class LeafRow(NamedTuple):
     """What a leaf is."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["Countdown"]
-
 
 class Countdown:
     """Counts what is missing, elements or parts; exactly one call of `land` sees 0.

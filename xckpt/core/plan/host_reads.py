@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.struct_types import prepare_structs
 
-__all__ = ["Announcement", "Publication", "SharedReads", "share_reads"]
-
 
 class Announcement(msgspec.Struct, array_like=True, frozen=True):
     """What a rank announces before a load."""

@@ -14,16 +14,6 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 
-__all__ = [
-    "LoadItemType",
-    "LoadPlan",
-    "ReadItem",
-    "SavePlan",
-    "TensorWriteData",
-    "WriteItem",
-    "WriteItemType",
-]
-
 
 class WriteItemType(Enum):
     """What a write item holds."""

@@ -27,8 +27,6 @@ from xckpt.core.geometry.boxes import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 
-__all__ = ["Layout", "LeafShards", "Parts", "lay_out", "share"]
-
 Int64s = NDArray[np.int64]
 
 SMALLEST_SHARE = 1 << 20

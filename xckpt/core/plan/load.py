@@ -42,8 +42,6 @@ from xckpt.errors import (
     UnsupportedLeafError,
 )
 
-__all__ = ["DefaultLoadPlanner", "LoadPlanner"]
-
 
 class LoadPlanner(abc.ABC):
     """How a load is planned; subclass `DefaultLoadPlanner` to change one step.

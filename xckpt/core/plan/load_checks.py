@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.errors import PlanError
 
-__all__ = ["check_sources", "source_problems", "stored_boxes", "target_problems"]
-
-Shape = tuple[int, ...]
 Regions = list[tuple[Shape, Shape]]
 """(offsets, lengths) of what items fill of a box."""
 

@@ -30,8 +30,6 @@ from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError
 
-__all__ = ["global_plan", "merge_containers", "merge_tables"]
-
 
 def global_plan(
     plans: Sequence[SavePlan], options: GridOptions | None = None

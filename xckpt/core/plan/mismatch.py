@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
-__all__ = ["compare", "unexpected"]
-
 
 def compare(
     targets: Mapping[str, TargetLeaf | None],

@@ -10,8 +10,6 @@ from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.errors import XckptError
 
-__all__ = ["local_reads"]
-
 
 def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -> list[ReadItem]:
     """Read items for the boxes that are wanted of a stored tensor, one an intersection.

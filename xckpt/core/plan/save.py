@@ -34,8 +34,6 @@ from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
 
-__all__ = ["DefaultSavePlanner", "SavePlanner", "local_plan"]
-
 
 class SavePlanner(abc.ABC):
     """How a save is planned; subclass `DefaultSavePlanner` to change one step.

@@ -19,8 +19,6 @@ from xckpt.core.plan.columns import LeafTable, WriteItems
 from xckpt.core.plan.items import SavePlan
 from xckpt.errors import PlanError
 
-__all__ = ["check_finished", "check_shares"]
-
 Leaf = tuple[str, str, tuple[int, ...]]
 """(a value's kind or "", dtype, shape) of a leaf."""
 

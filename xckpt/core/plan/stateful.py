@@ -25,8 +25,6 @@ from xckpt.core.names import split_name
 from xckpt.core.tree import FlatTree, rebuild, unflatten
 from xckpt.core.values import value_kind
 
-__all__ = ["LoadedObjects", "Names", "places"]
-
 
 class Names:
     """Leaf or container names, of which one asks for those at and below another.

@@ -13,8 +13,6 @@ from xckpt.core.leaf import TargetLeaf
 from xckpt.core.plan.countdown import Countdown
 from xckpt.errors import LeafTooLargeError, PlanError
 
-__all__ = ["WantedLeaf"]
-
 
 @dataclass(slots=True)
 class WantedLeaf:

@@ -13,8 +13,6 @@ from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_writer import Call, PickledObject, dump
 from xckpt.formats.torch_save.symbols import Symbol
 
-__all__ = ["encode"]
-
 _VERSION: Final = "1.0.0"
 """torch's own version of the schema."""
 _STRIDED: Final = Call("torch.serialization._get_layout", ("torch.strided",))

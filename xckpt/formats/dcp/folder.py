@@ -38,14 +38,6 @@ from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
 
-__all__ = [
-    "MappedParts",
-    "parse_metadata",
-    "read_metadata",
-    "read_tree",
-]
-
-
 MOST_POSITIONS: Final = 1 << 20
 """Longest list of entries, those included that are absent."""
 

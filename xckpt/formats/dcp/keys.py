@@ -26,8 +26,6 @@ from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError, TreeMismatchError
 
-__all__ = ["LeafNames", "StoredObject", "join_fqn", "key_paths", "name_leaves", "stored_objects"]
-
 
 @dataclass(frozen=True, slots=True)
 class LeafNames:

@@ -18,6 +18,7 @@ from pathlib import PurePosixPath
 from typing import Final, TypeGuard
 
 from xckpt.core.dtypes import DTYPES
+from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
@@ -27,21 +28,10 @@ from xckpt.formats.torch_save.pickle_machine import load
 from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
 from xckpt.formats.torch_save.values import DTYPE_NAMES, MOST_DIMENSIONS
 
-__all__ = [
-    "FILESYSTEM",
-    "MAX_BYTES",
-    "METADATA",
-    "DCPMetadata",
-    "StoredTensor",
-    "parse",
-]
-
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
 
 MOST_ELEMENTS: Final = 1 << 56
-
-Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

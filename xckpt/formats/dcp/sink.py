@@ -40,8 +40,6 @@ from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.storage.errors import storage_errors
 
-__all__ = ["DCPSink"]
-
 CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""
 METADATA: Final = ".metadata"

@@ -36,8 +36,6 @@ from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
 
-__all__ = ["DCPSource"]
-
 MOST_OPEN: Final = 64
 """Files that are held open at a time."""
 

@@ -33,8 +33,6 @@ from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
-__all__ = ["OrbaxSink"]
-
 CHUNK_BYTES: Final = 1 << 23
 """Target for a chunk, bytes."""
 HANDLER: Final = "orbax.checkpoint._src.handlers.pytree_checkpoint_handler.PyTreeCheckpointHandler"

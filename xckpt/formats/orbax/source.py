@@ -50,8 +50,6 @@ from xckpt.storage.foreign.files import read_whole, state_of
 from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
-__all__ = ["OrbaxSource", "find_item"]
-
 UNFINISHED: Final = ".orbax-checkpoint-tmp"
 CUSTOM: Final = "orbax.custom_metadata"
 """The text of `OrbaxSource.metadata` that holds Orbax's custom metadata, as JSON."""

@@ -17,21 +17,6 @@ from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError
 from xckpt.storage.foreign.paths import FilePath, named
 
-__all__ = [
-    "ARRAYS",
-    "CHECKPOINT",
-    "CONTAINERS",
-    "STRINGS",
-    "TREE",
-    "Leaf",
-    "Tree",
-    "encode_tree",
-    "folders_in",
-    "looks_like_orbax",
-    "parse_tree",
-    "steps_in",
-]
-
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"

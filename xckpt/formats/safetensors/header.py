@@ -23,17 +23,6 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
-__all__ = [
-    "MAX_HEADER_BYTES",
-    "NAMES",
-    "Header",
-    "TensorSpan",
-    "header_length",
-    "lay_out",
-    "parse_header",
-    "stated_size",
-]
-
 MAX_HEADER_BYTES: Final = 100_000_000
 """Longest header; the safetensors library takes no longer one either."""
 MOST_DIMENSIONS: Final = 32

@@ -37,8 +37,6 @@ from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
-__all__ = ["SafetensorsSink"]
-
 STEM: Final = "model"
 MAX_SHARD_BYTES: Final = 5_000_000_000
 """What transformers takes by default."""

@@ -46,8 +46,6 @@ from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path
 
-__all__ = ["SUFFIX", "VALUES", "SafetensorsSource"]
-
 SUFFIX: Final = ".safetensors"
 VALUES: Final = "xckpt.values"
 """The text of ``__metadata__`` that holds Python values: JSON, mapping name -> [type, text]."""

@@ -35,8 +35,6 @@ from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
 
-__all__ = ["Archive", "MappedTensor", "Where"]
-
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 
 

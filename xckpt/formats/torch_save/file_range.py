@@ -15,8 +15,6 @@ from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath
 
-__all__ = ["MAX_PICKLE_BYTES", "FileRange", "stated_length"]
-
 MAX_PICKLE_BYTES: Final = 1 << 28
 """Longest ``data.pkl`` that is read."""
 

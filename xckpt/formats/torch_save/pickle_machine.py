@@ -24,8 +24,6 @@ from typing import Any, Final
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 from xckpt.formats.torch_save.symbols import Maker, Record, Symbol
 
-__all__ = ["load"]
-
 Step = Callable[["_Machine", Any], None]
 """What an opcode does, given its argument."""
 

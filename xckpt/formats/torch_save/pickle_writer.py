@@ -17,8 +17,6 @@ from dataclasses import dataclass
 
 from xckpt.formats.torch_save.symbols import Symbol
 
-__all__ = ["Call", "Outside", "PickledObject", "dump"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

@@ -39,8 +39,6 @@ from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path, named
 
-__all__ = ["LEGACY", "SUFFIXES", "WEIGHTS", "TorchSaveSource", "read_mapped", "split_leaves"]
-
 SUFFIXES: Final = (".bin", ".pt", ".pth")
 WEIGHTS: Final = "pytorch_model.bin"
 LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 
-__all__ = ["Maker", "Record", "Symbol", "as_record"]
-
 Maker = Callable[..., object]
 """What a call of a symbol gives: a function that takes the call's arguments."""
 

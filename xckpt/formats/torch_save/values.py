@@ -15,8 +15,6 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.formats.torch_save.pickle_machine import load
 from xckpt.formats.torch_save.symbols import Maker, Symbol
 
-__all__ = ["DTYPE_NAMES", "MOST_DIMENSIONS", "NAMES", "Storage", "View", "describe"]
-
 MOST_DIMENSIONS: Final = 32
 
 # fmt: off

@@ -25,8 +25,6 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.formats.torch_save.pickle_writer import Call, Outside, dump
 from xckpt.formats.torch_save.symbols import Symbol
 
-__all__ = ["SAVED_DTYPES", "write_saved"]
-
 SAVED_DTYPES: Final = frozenset(DTYPES) - {
     "float8_e3m4",
     "float8_e4m3b11fnuz",

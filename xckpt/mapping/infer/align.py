@@ -26,8 +26,6 @@ from xckpt.mapping.infer.leaf_names import (
 from xckpt.mapping.infer.pairs import Alignment, LeafGroup
 from xckpt.mapping.infer.prefixes import by_key, pair_by_prefix
 
-__all__ = ["align"]
-
 KEYS: tuple[Callable[[Path], Path], ...] = (lambda key: key, concepts)
 """What leaves are compared by, the strictest first."""
 

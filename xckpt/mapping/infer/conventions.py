@@ -21,8 +21,6 @@ from math import prod
 from xckpt.core.geometry.box import Shape
 from xckpt.mapping.infer.leaf_names import ModelLeaf
 
-__all__ = ["AxisLayout", "OperationTable", "layouts"]
-
 OperationTable = dict[str, object]
 """An operation as a mapping file spells it: ``{"transpose": [1, 0]}``."""
 

@@ -21,8 +21,6 @@ from xckpt.mapping.infer.conventions import AxisLayout
 from xckpt.mapping.infer.leaf_names import ModelLeaf
 from xckpt.mapping.infer.pairs import Doubt, Pair
 
-__all__ = ["Decided", "decide"]
-
 TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
 
 

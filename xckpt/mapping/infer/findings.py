@@ -17,8 +17,6 @@ from xckpt.mapping.infer.decide import Decided
 from xckpt.mapping.infer.leaf_names import FusedPart
 from xckpt.mapping.infer.pairs import Doubt, LeafGroup
 
-__all__ = ["STACKED", "Finding", "put_together"]
-
 STACKED = "layer"
 """The index of a stack's rule."""
 

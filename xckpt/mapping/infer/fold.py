@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from xckpt.mapping.infer.conventions import OperationTable
 from xckpt.mapping.infer.leaf_names import CONCEPTS
 
-__all__ = ["Link", "RuleTable", "counted", "fold", "literal", "rule", "without_numbers"]
-
 _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 """A number that is a whole component, or ends one after an underscore."""
 

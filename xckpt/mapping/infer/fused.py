@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from xckpt.mapping.infer.leaf_names import FusedPart, ModelLeaf
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["taken_apart"]
-
 FUSED = {"inprojweight": "weight", "inprojbias": "bias"}
 """What a fused leaf is called, as a role -> the role of its parts."""
 

@@ -27,8 +27,6 @@ from xckpt.mapping.infer.pairs import Doubt
 from xckpt.mapping.infer.structure import match_modules
 from xckpt.mapping.mapping import LeafMapping
 
-__all__ = ["Ambiguity", "Inference", "Match", "Unmatched", "infer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Match:

@@ -33,18 +33,6 @@ from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = [
-    "FusedPart",
-    "ModelLeaf",
-    "Path",
-    "concepts",
-    "leaves_of",
-    "numbered_alike",
-    "numbers_of",
-    "specs_of",
-    "words_of",
-]
-
 Path = tuple[str | int, ...]
 """Components of a name: words and numbers."""
 

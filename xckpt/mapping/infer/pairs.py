@@ -14,8 +14,6 @@ from typing import Literal
 from xckpt.mapping.infer.conventions import AxisLayout, layouts
 from xckpt.mapping.infer.leaf_names import ModelLeaf, Path
 
-__all__ = ["Alignment", "Doubt", "LeafGroup", "Pair", "Side", "pair_of"]
-
 Side = Literal["source", "target"]
 
 

@@ -21,8 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from xckpt.mapping.infer.leaf_names import ModelLeaf, Path, numbered_alike, numbers_of, words_of
 from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, pair_of
 
-__all__ = ["by_key", "pair_by_prefix"]
-
 DEEPEST_PREFIX = 3
 """Most components of a prefix that only one of the trees has."""
 

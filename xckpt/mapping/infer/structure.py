@@ -28,8 +28,6 @@ from difflib import SequenceMatcher
 from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
 from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, Side, pair_of
 
-__all__ = ["match_modules"]
-
 ROLES = frozenset(("weight", "bias", "mean", "var"))
 IGNORED = frozenset(("numbatchestracked",))
 """Leaves that only one framework's modules have."""

@@ -21,18 +21,6 @@ from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Bundle, Slot, Trace
 from xckpt.mapping.traced import Traced
 
-__all__ = [
-    "Exactness",
-    "Operation",
-    "TensorOperation",
-    "axis_of",
-    "is_list",
-    "is_table",
-    "operation_from_document",
-    "prepare_operations",
-    "run",
-]
-
 Exactness = Literal["bijection", "side data", "lossy"]
 
 _OPERATIONS: dict[str, type[Operation]] = {}

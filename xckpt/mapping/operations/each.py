@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Self
 from xckpt.mapping.bundle import Bundle, Slot, Trace
 from xckpt.mapping.operations.base import Exactness, Operation, operation_from_document, run
 
-__all__ = ["Each"]
-
 
 class Each(Operation, frozen=True):
     """Run its own operations on each part of the bundle.

@@ -14,8 +14,6 @@ from xckpt.mapping.bundle import Trace
 from xckpt.mapping.operations.base import Exactness, TensorOperation
 from xckpt.mapping.traced import Traced, aliased, computed
 
-__all__ = ["Add", "Cast", "Scale", "is_exact_cast"]
-
 ONE_ZERO = ("fnu", "fnuz")
 """How the names of floating-point types end that have no negative zero."""
 

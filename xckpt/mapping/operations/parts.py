@@ -15,17 +15,6 @@ from xckpt.mapping.bundle import Bundle, Slot, Trace, one_for_each
 from xckpt.mapping.operations.base import Operation, axis_of
 from xckpt.mapping.traced import Traced, concatenated, part, reshaped
 
-__all__ = [
-    "Concatenate",
-    "Deinterleave",
-    "GroupedDeinterleave",
-    "GroupedInterleave",
-    "Interleave",
-    "Split",
-    "join",
-    "separate",
-]
-
 
 class _PartsOperation(Operation, frozen=True):
     """A way in which the parts of a tensor lie in it."""

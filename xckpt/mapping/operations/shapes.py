@@ -13,8 +13,6 @@ from xckpt.mapping.bundle import Trace
 from xckpt.mapping.operations.base import TensorOperation, axis_of
 from xckpt.mapping.traced import Traced, concatenated, part, reshaped, transposed
 
-__all__ = ["Rearrange", "Reshape", "Rope", "Transpose"]
-
 
 class Transpose(TensorOperation, frozen=True):
     """Put the dimensions in another order, as `numpy.transpose` does.

@@ -13,8 +13,6 @@ from xckpt.mapping.operations.base import Exactness, Operation, TensorOperation,
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import Traced, aliased, concatenated, constant, part
 
-__all__ = ["Constant", "Drop", "Pad", "Strip", "Tie", "Untie"]
-
 Number = bool | int | float
 UNCHECKED = "unchecked"
 

@@ -9,8 +9,6 @@ from xckpt.mapping.operations.base import Operation, axis_of
 from xckpt.mapping.operations.parts import join, separate
 from xckpt.mapping.traced import Traced, reshaped
 
-__all__ = ["Stack", "Unstack"]
-
 
 class _OfIndex(Operation, frozen=True):
     """Base of what has a dimension for an index, and tensors for its values."""

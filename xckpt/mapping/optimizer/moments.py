@@ -16,8 +16,6 @@ from xckpt.mapping.infer.fold import literal
 from xckpt.mapping.optimizer.states import MomentLeaf
 from xckpt.mapping.pattern import Affine, Pattern
 
-__all__ = ["moment_pattern"]
-
 
 def moment_pattern(
     pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]

@@ -29,8 +29,6 @@ from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
 from xckpt.mapping.pattern import Pattern, skeleton
 from xckpt.mapping.rule import Rule
 
-__all__ = ["with_optimizer"]
-
 
 def with_optimizer(
     mapping: LeafMapping,

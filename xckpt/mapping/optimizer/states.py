@@ -28,8 +28,6 @@ from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
-__all__ = ["MomentLeaf", "Moments", "find_moments"]
-
 SLOTS = {
     "exp_avg": "first moment",
     "mu": "first moment",

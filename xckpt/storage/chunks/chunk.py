@@ -31,8 +31,6 @@ from xckpt.storage.errors import chunk_damage, storage_errors
 from xckpt.storage.integrity import Integrity, digest_array
 from xckpt.storage.location import Location, file_problem, open_store
 
-__all__ = ["Chunk", "ChunkSource", "PendingRead", "allocate", "chunks_of"]
-
 SMALL_BYTES = 1 << 18
 """Chunks up to this size (bytes) are read as values: opening an array would cost more."""
 

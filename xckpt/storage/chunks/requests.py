@@ -12,8 +12,6 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.storage.chunks.chunk import Chunk, chunks_of
 
-__all__ = ["ChunkRequest", "ChunkRequests", "Part"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -27,8 +27,6 @@ from xckpt.storage.chunks.chunk import Chunk, ChunkSource, allocate
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
 
-__all__ = ["SLAB_BYTES", "ChunkStream"]
-
 SLAB_BYTES = 1 << 20
 """Bytes of a slab, where rows are not longer: a usual second-level cache. Half of it and twice as
 much were slower."""

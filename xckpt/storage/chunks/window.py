@@ -32,8 +32,6 @@ from xckpt.storage.chunks.chunk import SMALL_BYTES, ChunkSource, PendingRead
 from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.stream import ChunkStream
 
-__all__ = ["ChunkWindow", "Destinations", "Views", "read_box"]
-
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
 

@@ -31,19 +31,6 @@ import msgspec
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 
-__all__ = [
-    "Claim",
-    "ClaimText",
-    "claim",
-    "journal_of",
-    "journals",
-    "new_identity",
-    "reclaim",
-    "remove_dead",
-    "remove_journals",
-    "staging_folder",
-]
-
 _ATTEMPTS = 5
 
 _LONGEST_NAME = 200

@@ -29,19 +29,6 @@ from xckpt.storage.commit.claims import (
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import MANIFEST, Location, open_store
 
-__all__ = [
-    "StagedCheckpoint",
-    "StagedFolder",
-    "can_exchange",
-    "claim_folder",
-    "exchange",
-    "make_folder",
-    "stage_folder",
-    "sync_folder",
-    "sync_tree",
-    "taken_meanwhile",
-]
-
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 

@@ -37,8 +37,6 @@ from xckpt.storage.commit.folder import sync_folder, sync_tree
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import MANIFEST, Location, open_store
 
-__all__ = ["CLAIM", "GENERATIONS", "KeyStaging", "begin_keys", "empty_stale_lock", "stage_beside"]
-
 CLAIM: Final = "xckpt.saving"
 """Key of the claim of a save that is staged in place."""
 GENERATIONS: Final = ".generations"

@@ -29,8 +29,6 @@ from xckpt.storage.commit.folder import (
 )
 from xckpt.storage.errors import storage_errors
 
-__all__ = ["OutputPath", "StagedOutput"]
-
 _LAYOUT = "layout"
 _OUTPUT = "output"
 

@@ -21,9 +21,6 @@ from xckpt.storage.commit.keys import CLAIM, GENERATIONS, KeyStaging, begin_keys
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import MANIFEST, Location
 
-__all__ = ["Staging", "begin"]
-
-
 Staging: TypeAlias = StagedCheckpoint | KeyStaging
 """A save in progress."""
 

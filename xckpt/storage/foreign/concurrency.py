@@ -8,8 +8,6 @@ from typing import Final, TypeVar
 
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
-__all__ = ["map_concurrently", "reading_threads"]
-
 BUCKET_THREADS: Final = 16
 """Threads that read from a bucket: each holds some MiB of answers."""
 

@@ -25,16 +25,6 @@ from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
 from xckpt.storage.errors import is_beyond_end, storage_errors
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 
-__all__ = [
-    "LONGEST_FILE",
-    "OpenFile",
-    "RangeFile",
-    "StoredFile",
-    "open_file",
-    "read_whole",
-    "state_of",
-]
-
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
 REQUEST_BYTES: Final = 1 << 22

@@ -22,16 +22,6 @@ from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.errors import storage_errors
 from xckpt.storage.location import Location, open_store
 
-__all__ = [
-    "FilePath",
-    "StoredPath",
-    "existing_path",
-    "file_name_problem",
-    "find_path",
-    "local_path",
-    "named",
-]
-
 
 class _Keys:
     """What is known of a bucket's keys; nothing is requested twice."""

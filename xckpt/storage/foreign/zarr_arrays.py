@@ -30,8 +30,6 @@ from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath
 from xckpt.storage.location import Location, context, file_problem, open_store
 
-__all__ = ["StoredZarr", "ZarrFolder"]
-
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
 """Cache for the index of an OCDBT database, bytes, so that it is not read for each array."""

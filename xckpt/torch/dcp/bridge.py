@@ -39,8 +39,6 @@ from xckpt.torch.buffers import reachable, torch_dtype
 from xckpt.torch.leaf import mark_changed
 from xckpt.torch.plain import check_readable, check_writable, plain
 
-__all__ = ["LoadBridge", "SaveBridge", "Wanted"]
-
 
 def _planned_by_dcp(*_: object) -> NoReturn:
     """The hooks of a planner that are not called here."""

@@ -40,16 +40,6 @@ from xckpt.errors import CheckpointExistsError, PlanError
 from xckpt.storage.location import Location
 from xckpt.torch.dcp.failures import shared_store
 
-__all__ = [
-    "SESSION",
-    "StagingPlace",
-    "find_place",
-    "forget_place",
-    "name_place",
-    "note_unsent",
-    "whole_plans",
-]
-
 SESSION: Final = uuid.uuid4().hex
 """This process, as a coordinator of saves."""
 

@@ -20,8 +20,6 @@ from typing import Final
 
 import torch.distributed as dist
 
-__all__ = ["FailureWatch", "note_failed", "note_stopped", "shared_store"]
-
 POLL_SECONDS: Final = 0.05
 WAIT_SECONDS: Final = 30.0
 """How long a rank that failed waits for the others to stop; they are waited for later anyway."""

@@ -10,8 +10,6 @@ from xckpt.engine.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.torch.group import current_group
 
-__all__ = ["export_checkpoint", "import_checkpoint"]
-
 
 def import_checkpoint(
     dcp_folder: str | os.PathLike[str],

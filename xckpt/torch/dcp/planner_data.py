@@ -18,8 +18,6 @@ from xckpt.core.metadata import JSONValue
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError
 
-__all__ = ["pack", "restore", "unpack"]
-
 DEEPEST = 32
 """Most containers around a value."""
 

@@ -40,8 +40,6 @@ from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 from xckpt.torch.buffers import format_dtype, torch_dtype
 
-__all__ = ["check_items", "check_metadata", "described", "torch_metadata", "write_item"]
-
 
 def check_items(items: Iterable[dcp.WriteItem]) -> None:
     """Refuse what cannot be stored, before anything is planned.

@@ -37,8 +37,6 @@ from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
 
-__all__ = ["XckptStorageReader"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Told:

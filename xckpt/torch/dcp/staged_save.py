@@ -15,8 +15,6 @@ from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.torch.dcp.cached_plans import StagingPlace, forget_place
 from xckpt.torch.dcp.failures import FailureWatch
 
-__all__ = ["Orders", "StagedSave"]
-
 
 class Orders(msgspec.Struct, array_like=True, frozen=True):
     """What a rank's plan carries; it must stay true as long as DCP may repeat the plan."""

@@ -56,8 +56,6 @@ from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
 from xckpt.torch.dcp.staged_save import Orders, StagedSave
 
-__all__ = ["XckptStorageWriter"]
-
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -40,8 +40,6 @@ from xckpt.torch.sharded.placements import (
     readings,
 )
 
-__all__ = ["describe", "local_boxes", "local_tensor", "rebuild_recipe", "sharding", "target_for"]
-
 
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A DTensor as a source: the boxes of its local tensor.

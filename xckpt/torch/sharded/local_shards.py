@@ -22,8 +22,6 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
 from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
 
-__all__ = ["LocalShard", "LocalShards"]
-
 
 @dataclass(frozen=True, slots=True)
 class LocalShard:

@@ -28,18 +28,6 @@ from itertools import accumulate, product
 
 from xckpt.core.geometry.boxes import Boxes
 
-__all__ = [
-    "Cut",
-    "Interval",
-    "LocalBoxes",
-    "chunk",
-    "cut_order",
-    "length",
-    "literal",
-    "nested",
-    "readings",
-]
-
 Interval = tuple[int, int]
 """Rows ``[lo, hi)`` of a tensor dimension."""
 

@@ -25,8 +25,6 @@ from xckpt.torch.copies import RebuildRecipe
 from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 
-__all__ = ["describe", "rebuild_recipe", "target_for"]
-
 
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
     """A ShardedTensor as a source: the boxes of its local shards that have elements.

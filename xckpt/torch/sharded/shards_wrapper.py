@@ -26,8 +26,6 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import TensorLeaf, TensorTarget
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 
-__all__ = ["describe", "has_hooks", "target_for"]
-
 
 class _Chunk(Protocol):
     @property

@@ -39,8 +39,6 @@ from xckpt.torch.xla.shards import (
 )
 from xckpt.torch.xla.spec import stored_sharding
 
-__all__ = ["ADAPTER", "CpuShards", "ShardSource", "ShardTarget"]
-
 
 @dataclass(slots=True)
 class ShardSource:

@@ -17,8 +17,6 @@ from xckpt.core.metadata import Sharding
 from xckpt.torch.xla.shards import ShardLayout, fetch, global_tensor
 from xckpt.torch.xla.spec import stored_sharding
 
-__all__ = ["CpuShards", "is_staged", "staged_shards", "unpadded"]
-
 
 class Shard(Protocol):
     """What is used of torch_xla's `XLAShard`."""

@@ -29,19 +29,6 @@ import torch
 from xckpt.core.geometry.boxes import Boxes
 from xckpt.errors import UnsupportedLeafError
 
-__all__ = [
-    "ShardLayout",
-    "fetch",
-    "global_tensor",
-    "is_on_xla",
-    "is_wrapped",
-    "make",
-    "publish",
-    "settle",
-    "tiles_of",
-    "wrap_like",
-]
-
 _REFUSED: Final = {2: "TUPLE", 4: "MANUAL"}
 """Kinds of sharding (`torch_xla.distributed.spmd.ShardingType`) whose shards are no boxes."""
 

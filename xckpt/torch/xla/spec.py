@@ -20,8 +20,6 @@ import torch
 from xckpt.core.metadata import Sharding
 from xckpt.torch.xla.shards import ShardLayout, global_tensor, is_wrapped, tiles_of
 
-__all__ = ["named_sharding", "stored_sharding", "tiled_sharding"]
-
 Spec = Sequence[int | str | Sequence[int | str] | None]
 """For each tensor dimension the mesh axis, or axes, that cut it."""
 
