@@ -8,6 +8,9 @@
    loads nothing.
 """
 
+# An object that is a NumPy array has a shape and a dtype of unknown type.
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,5 +1,8 @@
 """What a node of a tree is: a container, an object that keeps its own state, or a leaf."""
 
+# An object that is a mapping, a list or a tuple has keys and elements of unknown type.
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections import OrderedDict

@@ -26,7 +26,9 @@ class HostBuffers:
     """The format's name of the element type."""
     boxes: Boxes
     """The boxes wanted."""
-    _buffers: dict[int, NDArray[np.generic]] = field(default_factory=dict, init=False, repr=False)
+    _buffers: dict[int, NDArray[np.generic]] = field(
+        default_factory=dict[int, NDArray[np.generic]], init=False, repr=False
+    )
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def buffer(self, index: int) -> NDArray[np.generic]:

@@ -17,6 +17,9 @@ leaves lie below the object's name. It is asked once a walk, and nothing but a l
 state (`xckpt.core.plan.stateful`).
 """
 
+# An object that is a mapping, a list or a tuple has keys and elements of unknown type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import copy
@@ -39,11 +42,11 @@ DEEPEST = 64
 class FlatTree:
     """The leaves of a tree, and its containers as far as leaf names do not imply them."""
 
-    leaves: dict[str, object] = field(default_factory=dict)
+    leaves: dict[str, object] = field(default_factory=dict[str, object])
     """Leaf name -> leaf, in the tree's order."""
-    containers: dict[str, str] = field(default_factory=dict)
+    containers: dict[str, str] = field(default_factory=dict[str, str])
     """Name of each container that is no plain dict, or is empty -> its kind."""
-    objects: dict[str, ObjectState] = field(default_factory=dict)
+    objects: dict[str, ObjectState] = field(default_factory=dict[str, ObjectState])
     """Name of each object that keeps its own state -> that state; its leaves are in `leaves`."""
 
 
@@ -78,7 +81,7 @@ class _Walk:
 
     adapters: Adapters
     flat: FlatTree = field(default_factory=FlatTree)
-    problems: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list[str])
     inside: bool = False
     """Whether the walk is in an object's state, where another such object is a leaf."""
 
@@ -107,8 +110,7 @@ class _Walk:
         if kind != "dict" or not entries:
             self.flat.containers[name] = kind
         for key, child in entries:
-            problem = _key_problem(key)
-            if problem:
+            if problem := _key_problem(key):
                 self.problems.append(f"{name or 'the root'}: dict key {key!r} {problem}")
             else:
                 self.visit(child, (*keys, key), (*above, id(node)))
@@ -159,8 +161,7 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         else:
             parent[last] = leaf
     for name in containers:
-        _, clash = _descend(root, split_name(name))
-        if clash:
+        if clash := _descend(root, split_name(name))[1]:
             problems[clash] = None
     if problems:
         lines = [f"{name}: a leaf and a container have this name" for name in problems]
@@ -207,7 +208,9 @@ def _namedtuple(name: str, detail: str, children: Mapping[str | int, object]) ->
     valid = all(part.isidentifier() and not keyword.iskeyword(part) for part in (title, *fields))
     if not valid or len(fields) != len(children) or set(fields) != set(children):
         raise ManifestError(f"{name}: the namedtuple {detail!r} does not fit its fields")
-    return namedtuple(title, fields, rename=True)(*(children[part] for part in fields))
+    # Only the checkpoint knows the fields, so they have no types.
+    class_ = namedtuple(title, fields, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
+    return class_(*(children[part] for part in fields))
 
 
 def rebuild(
@@ -330,8 +333,7 @@ def _assign(
         return leaves[name]
     changed: dict[str | int, object] = {}
     for key, child in container[1]:
-        new = _assign(child, (*keys, key), leaves, adapters, keep)
-        if new is not child:
+        if (new := _assign(child, (*keys, key), leaves, adapters, keep)) is not child:
             changed[key] = new
     if not changed:
         return node

@@ -74,12 +74,13 @@ def offer(region: Bytes) -> None:
         _advise(region, PAGE, mmap.MADV_FREE)
 
 
-def _is_mapped(target: NDArray[np.generic]) -> bool:
+def _is_mapped(memory: object) -> bool:
     """Whether this is in a large region of `fresh`."""
-    base: object = target
-    while isinstance(base, np.ndarray | memoryview):
-        base = base.base if isinstance(base, np.ndarray) else base.obj
-    return isinstance(base, mmap.mmap)
+    if isinstance(memory, np.ndarray):
+        return _is_mapped(memory.base)
+    if isinstance(memory, memoryview):
+        return _is_mapped(memory.obj)
+    return isinstance(memory, mmap.mmap)
 
 
 def _advise(target: NDArray[np.generic], unit: int, advice: int) -> None:

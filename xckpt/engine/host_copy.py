@@ -89,8 +89,10 @@ class _RegionPlan:
     keys: list[object]
     """The parts' keys, in order."""
     size: int = 0
-    blocks: list[_Block] = field(default_factory=list)
-    places: dict[object, tuple[int, tuple[int, ...] | None]] = field(default_factory=dict)
+    blocks: list[_Block] = field(default_factory=list[_Block])
+    places: dict[object, tuple[int, tuple[int, ...] | None]] = field(
+        default_factory=dict[object, tuple[int, tuple[int, ...] | None]]
+    )
     """Key of a part -> where its first element is in the region, and its strides; None: C order."""
 
     def add(self, source: _Memory | Part, size: int, skew: int = 0) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.boxes import Boxes, intersect
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
@@ -32,7 +35,9 @@ def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -
         return [ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)]
     wanted, array, shared = intersect(wanted_boxes, boxes)
     items: list[ReadItem] = []
-    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
+    pairs: Iterable[tuple[int, int, Box]]
+    pairs = zip(wanted.tolist(), array.tolist(), shared, strict=True)
+    for i, j, box in pairs:
         wanted_at, stored_at = wanted_boxes[i].offsets, boxes[j].offsets
         items.append(
             ReadItem(

@@ -86,9 +86,9 @@ class LoadedObjects:
     adapters: Adapters
     likes: dict[str, object] = field(init=False)
     """Leaf name -> target, for the whole tree."""
-    fresh: set[str] = field(default_factory=set, init=False)
+    fresh: set[str] = field(default_factory=set[str], init=False)
     """The targets that stand for new leaves, even in a load in place."""
-    _places: dict[str, list[str]] = field(default_factory=dict, init=False)
+    _places: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
 
     def __post_init__(self) -> None:
         self.likes = dict(self.flat.leaves)

@@ -22,7 +22,7 @@ class WantedLeaf:
     target: TargetLeaf
     boxes: Boxes = field(init=False)
     """What the target wants."""
-    missing: list[Countdown] = field(default_factory=list)
+    missing: list[Countdown] = field(default_factory=list[Countdown])
     """For each box, how many of its elements are still to come; empty until it is planned."""
 
     def __post_init__(self) -> None:
