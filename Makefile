@@ -97,7 +97,7 @@ test-thorough: lint
 XLA_TESTS := tests/xla tests/torch/test_adapter.py
 
 test-xla: env-xla
-	$(XCKPT_XLA_VENV)/bin/python -m pytest -p no:cacheprovider --numprocesses=0 $(XLA_TESTS)
+	XCKPT_TIME_ALLOWANCE=6 $(XCKPT_XLA_VENV)/bin/python -m pytest -p no:cacheprovider --numprocesses=0 $(XLA_TESTS)
 
 # What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
 LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_numpy.py \

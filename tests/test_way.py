@@ -70,7 +70,7 @@ def test_the_page_names_files_on_the_way(save: Way, load: Way) -> None:
     page = Path(__file__).parents[1] / "docs" / "architecture.md"
     text = page.read_text(encoding="utf-8")
     for way, title, end in [
-        (save, "## The way of a save\n", "`xckpt.save_async`"),
+        (save, "## The way of a save\n", "A bucket has no renames"),
         (load, "## The way of a load\n", "A chunk that several ranks"),
     ]:
         steps = text.split(title)[1].split(end)[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 
-from xckpt.convert.run import convert
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
@@ -67,6 +66,9 @@ def import_checkpoint(
         >>> checkpoint["model/w"][1], checkpoint["step"]
         (array([1., 1., 1.], dtype=float32), 7)
     """
+    # Writers and readers of DCP are not to wait for the import of conversions.
+    from xckpt.convert.run import convert
+
     converted = convert(
         dcp_folder,
         path,
@@ -119,6 +121,9 @@ def export_checkpoint(
         >>> sorted(os.listdir("dcp"))
         ['.metadata', '__0_0_0_0.distcp', '__0_1.distcp']
     """
+    # Writers and readers of DCP are not to wait for the import of conversions.
+    from xckpt.convert.run import convert
+
     options = options or LoadOptions()
     convert(
         path,
