@@ -361,3 +361,20 @@ def test_a_whole_array_is_one_read(shape):
     array = numbered(shape)
     (item,) = local_reads("w", Boxes.whole(shape), stored(array))
     assert item.lengths == shape and item.storage_offsets == item.dest_offsets == (0,) * len(shape)
+
+
+class InPlace(DefaultLoadPlanner):
+    """Says by its class that it fills the targets."""
+
+    in_place = True
+
+
+def test_a_class_that_loads_in_place_does_so_in_any_load() -> None:
+    planner = InPlace()
+    planner.begin_load(in_place=False)
+    assert planner.in_place
+    usual = DefaultLoadPlanner()
+    usual.begin_load(in_place=True)
+    assert usual.in_place
+    usual.begin_load(in_place=False)
+    assert not usual.in_place

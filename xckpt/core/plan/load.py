@@ -67,7 +67,7 @@ class LoadPlanner(abc.ABC):
         Args:
             in_place: whether it fills the targets in any case, as `xckpt.load_into` does.
         """
-        self.in_place = in_place or self.always_in_place
+        self.in_place = in_place or self.always_in_place or type(self).in_place
 
     def use_adapters(self, adapters: Adapters) -> None:
         """Take the adapters of the frameworks whose tensors the target tree may hold."""
