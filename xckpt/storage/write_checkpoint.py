@@ -25,21 +25,20 @@ import numpy as np
 import tensorstore as ts
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Boxes, intersect
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import (
     BytesEntry,
+    DocumentTree,
     Manifest,
     ValueEntry,
     ZarrArray,
     arrays,
     leaf_arrays,
 )
-from xckpt.core.manifest.zarr_json import DocumentTree
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.columns import WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError

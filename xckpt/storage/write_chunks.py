@@ -26,8 +26,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, BoxLookup
+from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, leaf_arrays
 from xckpt.core.plan.items import WriteItem

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load_checks import stored_boxes

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.plan.countdown import Countdown
 from xckpt.errors import LeafTooLargeError, PlanError

@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import KeyPath, join_keys
 from xckpt.core.tree import DEEPEST, unflatten

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.manifest.zarr_json import array_metadata
+from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath
