@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.units.reads import SourceRead, blocks, hull, restrict_sources
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.mapping.strided_copy import StridedCopy

@@ -30,8 +30,8 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
+from xckpt.storage.location import storage_errors
 
 
 def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.buffers import from_numpy, reachable, to_numpy, writable_numpy

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.torch.buffers import reachable
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.sharded_arrays import Target, Wanted, cut, holds, wish
 from tests.support.tilings import Box, Shape, Tiling, holders, region, tiled_shapes, tilings
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.metadata import (
     BytesStorageMetadata,

@@ -8,13 +8,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
@@ -69,7 +69,9 @@ def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -
         return [item] if box.elements else []
     wanted, array, shared = intersect(wanted_boxes, arrays)
     items: list[ReadItem] = []
-    for i, j, box in zip(wanted.tolist(), array.tolist(), shared, strict=True):
+    pairs: Iterable[tuple[int, int, Box]]
+    pairs = zip(wanted.tolist(), array.tolist(), shared, strict=True)
+    for i, j, box in pairs:
         wanted_at, stored_at = wanted_boxes[i].offsets, arrays[j].offsets
         items.append(
             ReadItem(
