@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
 
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
