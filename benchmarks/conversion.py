@@ -117,7 +117,7 @@ def write_model(path: Path, shapes: Shapes, dtype: str) -> None:
     """Save a model of random bits that nobody holds."""
     import xckpt
     from xckpt.core.dtypes import numpy_dtype
-    from xckpt.core.geometry.boxes import Boxes
+    from xckpt.core.geometry.box import Boxes
     from xckpt.core.leaf import LazySource
 
     item = numpy_dtype(dtype).itemsize

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from conformance.implementation import Box, Held, Wanted
 from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import Boxes as Columns
+from xckpt.core.geometry.box import Boxes as Columns
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.core.metadata import Sharding
 from xckpt.engine.adapters import register_adapter

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 import xckpt
 from conformance.laws.golden import Read
 from xckpt.core.dtypes import DTYPES, dtype_name
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.manifest import codec as manifests
 from xckpt.core.metadata import Metadata, Sharding

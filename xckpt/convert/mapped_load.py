@@ -34,8 +34,7 @@ from xckpt.convert.units.make import direct_view
 from xckpt.convert.units.reads import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,

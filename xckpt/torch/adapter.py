@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, pinned_memory, plain_recipe, to_copyable

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, dtype_name, numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute, on_rank_mesh
-from xckpt.core.geometry.boxes import Boxes, unique
+from xckpt.core.geometry.box import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError

@@ -27,10 +27,10 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.wanted import Countdown
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
@@ -216,7 +216,8 @@ def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> T
             shape=tensor.shape,
             stride=tensor.stride(),
         )
-        return new.requires_grad_(tensor.requires_grad), new_shards
+        new.requires_grad_(tensor.requires_grad)
+        return new, new_shards
 
     return shards.new_target(make)
 

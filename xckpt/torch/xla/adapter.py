@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
