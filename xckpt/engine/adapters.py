@@ -16,7 +16,7 @@ from xckpt.core.adapter import Adapter, Adapters
 _MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
     "torch_xla": "xckpt.torch.xla.adapter",
-    "xckpt.torch.xla.cpu_shards": "xckpt.torch.xla.adapter",
+    "xckpt.torch.xla": "xckpt.torch.xla.adapter",
     "torch": "xckpt.torch.adapter",
     "jax": "xckpt.jax.adapter",
     "numpy": "xckpt.numpy",
