@@ -62,8 +62,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{CORE}/test_json_values.py::test_depth_is_bounded",
         f"{CORE}/test_json_values.py::test_every_problem_is_listed_with_its_place",
     ),
-    "So a writer that is told so": (f"{LOST}::test_a_save_is_told_again",),
-    "A writer that is not told whether": (
+    "A writer whose condition fails": (f"{LOST}::test_a_save_is_told_again",),
+    "A writer that gets no answer": (
         f"{LOST}::test_a_commit_that_may_come_yet_finds_its_data",
     ),
     "Names MUST be unique": (BOTH,),
