@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tests.support.tilings import Box, Shape, region
 from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.engine.adapters import register_adapter
 

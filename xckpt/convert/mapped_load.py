@@ -29,8 +29,7 @@ from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.unit import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -186,7 +185,7 @@ class MappedLoadPlanner(LoadPlanner):
         name = self._names[item.dest_index.fqn]
         copies = self._resolved.copies_into(name, Box(item.storage_offsets, item.lengths))
         before = self._resolved.targets[name].dtype
-        after = (target and target.dtype) or before
+        after = target.dtype or before if target else before
         if before != after:
             copies = tuple(cast_target(copy, before, after) for copy in copies)
         box = TargetBox(self._targets, item, after)

@@ -22,14 +22,12 @@ from numpy.typing import NDArray
 from xckpt.convert.units.make import direct_view
 from xckpt.convert.units.unit import SourceRead, hull
 from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.geometry.grid import cells
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.core.plan.load_checks import stored_boxes
+from xckpt.core.plan.wanted import Countdown
 from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.storage.chunks.chunk import allocate
@@ -162,7 +160,7 @@ def stored_reads(
         target: the box that the items go into.
         source_read: the box that is read, and its copies.
     """
-    arrays = stored_boxes(stored)
+    arrays = stored.arrays
     wanted = Boxes.of([(source_read.box.offsets, source_read.box.sizes)])
     copies = [copy for _, copy in source_read.copies]
     _, numbers, parts = intersect(wanted, arrays)
@@ -192,7 +190,7 @@ def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Bo
         number: which of its arrays the box lies in.
         part: the box, in elements of the tensor.
     """
-    array = stored_boxes(stored)[number]
+    array = stored.arrays[number]
     item = item_size(stored.properties.dtype)
     block = [1] * len(array.sizes)
     if stored.grid is not None:

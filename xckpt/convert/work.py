@@ -17,7 +17,7 @@ from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.plan import plan_units
 from xckpt.convert.units.run import Output, run_elsewhere, run_here
 from xckpt.convert.units.unit import Chunks, WorkUnit
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
