@@ -35,8 +35,7 @@ from xckpt.storage.commit.claims import (
     staging_folder,
 )
 from xckpt.storage.commit.folder import make_folder
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, storage_errors
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -45,9 +45,8 @@ from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_bytes
-from xckpt.storage.location import DIGESTS, Location, open_store
+from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
 from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
 from xckpt.storage.write_chunks import ChunkWrites
 

@@ -34,9 +34,8 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.array import open_array, open_chunk
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_array
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import Location, open_store, storage_errors
 from xckpt.storage.orders import WriteOrders, Written, WrittenArray
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
