@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 from xckpt.core.dtypes import item_size
@@ -84,24 +84,7 @@ def hull(boxes: Sequence[Box]) -> Box:
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
     """The copies of just those elements that lie in a box of the source."""
-    return tuple(
-        replace(_turned(part), arithmetic=copy.arithmetic)
-        for copy in copies
-        for part in restrict([_turned(replace(copy, arithmetic=()))], box)
-    )
-
-
-def _turned(copy: StridedCopy) -> StridedCopy:
-    """A copy with its sides exchanged, whatever is computed on the way."""
-    return replace(
-        copy,
-        source=copy.target,
-        target=copy.source,
-        source_offsets=copy.target_offsets,
-        source_strides=copy.target_strides,
-        target_offsets=copy.source_offsets,
-        target_strides=copy.source_strides,
-    )
+    return tuple(part.turned() for part in restrict([copy.turned() for copy in copies], box))
 
 
 def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Box]:
