@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import xckpt.numpy
-from tests.support import sharded_arrays
+from conformance.implementations import sharded_arrays
 from tests.support.sharded_arrays import Target, Wanted, cut
 from xckpt.core.adapter import NO_ADAPTERS, Adapter, Adapters, Children
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import HostSource, LazySource, SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
 

@@ -21,7 +21,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
 

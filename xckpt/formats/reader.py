@@ -17,8 +17,7 @@ from math import prod
 import numpy as np
 
 from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.metadata import (
     BytesStorageMetadata,

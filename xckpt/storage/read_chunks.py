@@ -20,18 +20,18 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.host_reads import Publication, SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.host_exchange import Exchange
+from xckpt.storage.location import storage_errors
 
 
 def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:

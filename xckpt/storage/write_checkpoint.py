@@ -25,30 +25,28 @@ import numpy as np
 import tensorstore as ts
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Boxes, intersect
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import (
     BytesEntry,
+    DocumentTree,
     Manifest,
     ValueEntry,
     ZarrArray,
     arrays,
     leaf_arrays,
 )
-from xckpt.core.manifest.zarr_json import DocumentTree
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.columns import WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_bytes
-from xckpt.storage.location import DIGESTS, Location, open_store
+from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
 from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
 from xckpt.storage.write_chunks import ChunkWrites
 

@@ -22,13 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, BoxLookup
+from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.columns import Block, LeafRow, LeafTable, WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind

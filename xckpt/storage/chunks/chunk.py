@@ -27,12 +27,14 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import open_array
-from xckpt.storage.errors import chunk_damage, storage_errors
 from xckpt.storage.integrity import Integrity, digest_array
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 
 SMALL_BYTES = 1 << 18
 """Chunks up to this size (bytes) are read as values: opening an array would cost more."""
+
+_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
+"""TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,7 @@ class ChunkSource:
         try:
             reason = pending.wait()
         except ValueError as error:
-            reason = chunk_damage(error)
+            reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
             with storage_errors(self._place(pending.chunk)):
@@ -258,3 +260,13 @@ def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     chunks = prod(unit) // prod(array.chunk)
     index = 0 if array.shard is None else chunks * 16 + 4
     return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
+
+
+def _damage(error: ValueError) -> str:
+    """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
+    text = str(error)
+    if "NOT_FOUND" in text:
+        return "the chunk is missing"
+    if any(status in text for status in _DAMAGED):
+        return f"the chunk is truncated or damaged ({text[:200]})"
+    return ""

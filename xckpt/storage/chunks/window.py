@@ -22,8 +22,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import XckptError

@@ -24,8 +24,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -38,7 +37,7 @@ from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
-from xckpt.torch.buffers import format_dtype, torch_dtype
+from xckpt.torch.leaf import format_dtype, torch_dtype
 
 
 def check_items(items: Iterable[dcp.WriteItem]) -> None:

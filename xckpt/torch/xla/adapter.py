@@ -21,12 +21,12 @@ import torch
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER as TORCH
-from xckpt.torch.plain import known_dtype, plain
+from xckpt.torch.leaf import known_dtype, plain
 from xckpt.torch.xla.cpu_shards import CpuShards, is_staged, staged_shards, unpadded
 from xckpt.torch.xla.shards import (
     ShardLayout,

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.torch.xla.shards import ShardLayout, fetch, global_tensor
 from xckpt.torch.xla.spec import stored_sharding

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import torch
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.errors import UnsupportedLeafError
 
 _REFUSED: Final = {2: "TUPLE", 4: "MANUAL"}
