@@ -21,8 +21,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.cover import CoverFault, cover_fault
 from xckpt.mapping.strided_copy import Ints, StridedCopy
 
