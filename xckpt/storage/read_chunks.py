@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.plan.host_reads import Publication, SharedReads
+from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.wanted import Countdown
@@ -140,7 +140,7 @@ class _SharedChunks:
 
     def start(self, share: SharedReads, budget: int) -> None:
         """Begin to publish and to take, in threads."""
-        sizes = [self.requests[publication.chunk].nbytes for publication in share.publish]
+        sizes = [self.requests[number].nbytes for number in share.publish]
         with storage_errors(self.source.home):
             self.exchange.start(
                 share,
@@ -149,17 +149,17 @@ class _SharedChunks:
                 take=self.take,
                 on_failure=self.window.pool.fail,
             )
-        for publication in share.publish:
-            self.window.pool.submit(partial(self.publish, publication))
+        for number, takers in share.publish.items():
+            self.window.pool.submit(partial(self.publish, number, takers))
 
-    def publish(self, publication: Publication) -> None:
+    def publish(self, number: int, takers: Sequence[int]) -> None:
         """Read a chunk into shared memory, for this rank and for others."""
-        request = self.requests[publication.chunk]
+        request = self.requests[number]
         slot, memory = self.exchange.slot(request.nbytes)
         data = memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
         try:
             self.source.read(request.chunk, data)
-            self.exchange.publish(publication.chunk, slot, publication.takers)
+            self.exchange.publish(number, slot, takers)
             self.window.deliver(request, data)
             self.window.landed(request)
         except BaseException as error:
@@ -198,7 +198,7 @@ def read_items(
     ]
     destinations = PlannedDestinations(planner, items, dtypes, requests.parts)
     total = sum(request.nbytes for request in requests.values())
-    elsewhere = {publication.chunk for publication in share.publish}.union(share.taken)
+    elsewhere = set(share.publish).union(*share.sources.values())
     with ChunkWindow(
         source,
         destinations,
