@@ -24,7 +24,7 @@ from xckpt.errors import (
 from xckpt.formats.torch_save import values
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.values import MappedTensor
-from xckpt.torch.buffers import from_numpy
+from xckpt.torch.leaf import from_numpy
 
 
 def archive(value: Any) -> bytes:

@@ -18,7 +18,7 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
-from xckpt.torch.buffers import to_numpy, torch_dtype
+from xckpt.torch.leaf import to_numpy, torch_dtype
 
 
 @examples(60)

@@ -34,10 +34,10 @@ from xckpt.formats.opaque import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.source import MappedParts, MappedSource
 from xckpt.formats.torch_save.values import MappedTensor
-from xckpt.storage.errors import naming, storage_errors
 from xckpt.storage.foreign.concurrency import map_named
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath, find_path, named
+from xckpt.storage.foreign.paths import FilePath, find_path, named, naming
+from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
 """Files that are held open at a time."""

@@ -23,9 +23,9 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.torch_save.values import Storage, read_value
-from xckpt.storage.errors import naming, storage_errors
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.foreign.paths import FilePath, naming
+from xckpt.storage.location import storage_errors
 
 MAX_PICKLE_BYTES: Final = 1 << 28
 """Longest ``data.pkl`` that is read."""

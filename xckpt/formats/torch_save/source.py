@@ -26,8 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, Shape, intersect
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
@@ -38,10 +37,10 @@ from xckpt.formats.torch_save.archive import Archive, Where, stated_length
 from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import naming, storage_errors
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named
+from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
+from xckpt.storage.location import storage_errors
 
 SUFFIXES: Final = (".bin", ".pt", ".pth")
 WEIGHTS: Final = "pytorch_model.bin"
