@@ -107,10 +107,9 @@ def _dcp(ranks: int) -> dict[str, Any]:
 def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     import numpy as np
 
-    from xckpt.core.geometry.boxes import Boxes
+    from xckpt.core.geometry.box import Boxes
     from xckpt.core.manifest.codec import build, encode
-    from xckpt.core.plan.columns import Block, LeafTable, WriteItems
-    from xckpt.core.plan.items import SavePlan
+    from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
     from xckpt.engine.wire import SavePlanCodec
     from xckpt.storage.integrity import digest_bytes

@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent
 # A module may import from its own layer and from the layers before it.
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
-    "doors": ("xckpt.engine.adapters",),  # which adapters there are; imports them by name only
+    # Which adapters and groups there are; imports them by name only.
+    "doors": ("xckpt.engine.adapters", "xckpt.engine.group"),
     "mapping": ("xckpt.mapping",),
     "engine": ("xckpt.engine", "xckpt.options"),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
-    "joining": ("xckpt.find_group",),
     "formats": ("xckpt.formats",),
     "convert": ("xckpt.convert",),
     "torch's own checkpoints": ("xckpt.torch.dcp",),
@@ -149,21 +149,21 @@ def violations(modules: Mapping[str, str]) -> list[str]:
 
 def test_imports_run_one_way() -> None:
     modules = sources(ROOT)
-    assert "xckpt.core.geometry.boxes" in modules
+    assert "xckpt.core.geometry.box" in modules
     assert violations(modules) == []
 
 
 @pytest.mark.parametrize(
     "module, source, words",
     [
-        ("xckpt.core.geometry.boxes", "import torch", "the core is pure"),
-        ("xckpt.core.geometry.boxes", "import xxhash", "the core is pure"),
-        ("xckpt.core.geometry.boxes", "def f():\n    import jax.numpy", "the core is pure"),
-        ("xckpt.core.geometry.boxes", "from xckpt import storage", "imports run one way"),
-        ("xckpt.core.geometry.boxes", "from ... import engine", "imports run one way"),
-        ("xckpt.core.geometry.boxes", "from ...storage import writer", "imports run one way"),
+        ("xckpt.core.geometry.box", "import torch", "the core is pure"),
+        ("xckpt.core.geometry.box", "import xxhash", "the core is pure"),
+        ("xckpt.core.geometry.box", "def f():\n    import jax.numpy", "the core is pure"),
+        ("xckpt.core.geometry.box", "from xckpt import storage", "imports run one way"),
+        ("xckpt.core.geometry.box", "from ... import engine", "imports run one way"),
+        ("xckpt.core.geometry.box", "from ...storage import writer", "imports run one way"),
         (
-            "xckpt.core.geometry.boxes",
+            "xckpt.core.geometry.box",
             "import importlib\nimportlib.import_module('xckpt.torch')",
             "one way",
         ),

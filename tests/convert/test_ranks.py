@@ -31,7 +31,7 @@ from xckpt.convert import Mapping, Rule
 from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import convert
 from xckpt.convert.work import Converted
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.engine.load import load_state
 from xckpt.errors import MappingError, RanksFailedError
 from xckpt.formats.xckpt import XckptSource

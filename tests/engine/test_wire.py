@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from tests.support.plans import item_lists, names, plain, read_items
 from xckpt.core.metadata import MetadataIndex
-from xckpt.core.plan.columns import WriteItems
 from xckpt.core.plan.items import (
     LoadItemType,
     LoadPlan,
     ReadItem,
     SavePlan,
     WriteItem,
+    WriteItems,
     WriteItemType,
 )
 from xckpt.engine.wire import SavePlanCodec, decode_load_plan, encode_load_plan

@@ -25,8 +25,7 @@ from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.manifest import codec as manifest_module
 from xckpt.core.manifest import rules
 from xckpt.core.manifest.codec import encode
-from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.zarr_json import array_metadata, documents
+from xckpt.core.manifest.entries import Manifest, array_metadata, documents
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.values import decode_value
 from xckpt.errors import ManifestError

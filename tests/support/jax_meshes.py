@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 
 AXES = ("data", "model", "expert")
 DTYPES = ("float32", "bfloat16", "int8", "bool", "complex64", "float8_e4m3fn", "int4", "uint32")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.support.tilings import tiled_shapes
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.manifest.codec import build
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry

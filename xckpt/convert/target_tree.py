@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Opened
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys

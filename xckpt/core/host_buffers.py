@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 
 ALIGNMENT = 64
 """Bytes; XLA's CPU backend adopts host memory at multiples of this, where others copy it."""

@@ -8,9 +8,8 @@ from typing import overload
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.boxes import Boxes
-from xckpt.core.plan.columns import Block, LeafTable, WriteItems
-from xckpt.core.plan.items import LoadPlan, ReadItem, SavePlan
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.plan.items import Block, LeafTable, LoadPlan, ReadItem, SavePlan, WriteItems
 from xckpt.engine.steps import Codec
 
 

@@ -18,10 +18,9 @@ from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
 from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
-from xckpt.storage.location import MANIFEST
+from xckpt.storage.location import MANIFEST, storage_errors
 
 SOURCES: Final[Mapping[str, tuple[str, str]]] = {
     "xckpt": ("xckpt.formats.xckpt", "XckptSource"),

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, NotACheckpointError
-from xckpt.storage.errors import naming
 from xckpt.storage.foreign.files import read_whole
-from xckpt.storage.foreign.paths import FilePath, file_name_problem, named
+from xckpt.storage.foreign.paths import FilePath, file_name_problem, named, naming
 
 INDEX: Final = ".index.json"
 MAX_INDEX_BYTES: Final = 1 << 28

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
 from xckpt.core.values import encode_value, value_kind

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter, Children
 from xckpt.core.dtypes import dtype_name, numpy_dtype
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable, HostSource
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError

@@ -14,7 +14,7 @@ from typing import Protocol
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.errors import MappingError
 from xckpt.mapping.bundle import Assertion, Bundle, Lossy, Slot, Trace
 from xckpt.mapping.match import RuleInstance, match_rules

@@ -12,8 +12,7 @@ from math import prod
 import tensorstore as ts
 
 from xckpt.core.geometry.box import Shape
-from xckpt.core.manifest.entries import ZarrArray
-from xckpt.core.manifest.zarr_json import array_metadata
+from xckpt.core.manifest.entries import ZarrArray, array_metadata
 
 
 def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> ts.TensorStore:

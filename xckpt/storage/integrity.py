@@ -20,11 +20,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.entries import Manifest, ZarrArray
-from xckpt.core.manifest.zarr_json import array_document, documents
+from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, documents
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import DIGESTS, MANIFEST, Location, file_problem, open_store
+from xckpt.storage.location import (
+    DIGESTS,
+    MANIFEST,
+    Location,
+    file_problem,
+    open_store,
+    storage_errors,
+)
 
 DIGEST_BYTES = 16
 

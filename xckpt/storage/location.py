@@ -1,23 +1,28 @@
-"""Where a checkpoint is: a local folder, ``memory://``, ``s3://`` or ``gs://``, as one value.
+"""Where a checkpoint is: a local folder, ``memory://``, ``s3://`` or ``gs://``, and its store.
 
-A `Location` is parsed from what the user typed and opened as a TensorStore key-value store whose
-keys are relative to it. A checkpoint never names a location: everything is rebuilt from the path
-that the caller gave.
+1. A `Location` is parsed from what the user typed. A checkpoint never names a location: everything
+   is rebuilt from the path that the caller gave.
+2. `open_store` opens it as a TensorStore key-value store whose keys are relative to it.
+3. `storage_errors` turns what a store raises into a `StorageError` that says where. The system
+   raises `OSError`; TensorStore raises `ValueError`, whose message begins with a status
+   (``NOT_FOUND: ...``). It wraps the calls of a store and nothing else, so that what a planner or a
+   callback raises reaches the caller as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import unquote
 
 import tensorstore as ts
 
-from xckpt.errors import StorageError
-from xckpt.storage.errors import storage_errors
+from xckpt.errors import StorageError, XckptError
 
 MANIFEST = "xckpt.json"
 """Key of the manifest: where it is, a checkpoint is."""
@@ -188,3 +193,38 @@ def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
     """
     with storage_errors(location):
         return ts.KvStore.open(location.store_spec(), context=context(mapped=mapped)).result()
+
+
+@contextlib.contextmanager
+def storage_errors(where: object) -> Iterator[None]:
+    """Turn what TensorStore and the system raise into a `StorageError` that says where.
+
+    Example:
+        >>> with storage_errors("/data/model"):
+        ...     raise OSError(28, "No space left on device")
+        Traceback (most recent call last):
+        xckpt.errors.StorageError: /data/model: No space left on device; the disk is full: free \
+space or save elsewhere
+    """
+    try:
+        yield
+    except XckptError:
+        raise
+    except (OSError, ValueError) as error:
+        raise _storage_error(str(where), error) from error
+
+
+def _storage_error(where: str, error: OSError | ValueError) -> StorageError:
+    advice = _advice(str(error))
+    if isinstance(error, OSError):
+        named = "" if str(error.filename) in ("None", where) else f" ({error.filename})"
+        return StorageError(f"{where}: {error.strerror or error}{named}{advice}")
+    return StorageError(f"{where}: {error}{advice}")
+
+
+def _advice(message: str) -> str:
+    if "RESOURCE_EXHAUSTED" in message or "No space left" in message:
+        return "; the disk is full: free space or save elsewhere"
+    if "PERMISSION_DENIED" in message or "Permission denied" in message or "Read-only" in message:
+        return "; check the permissions of this folder"
+    return ""

@@ -25,30 +25,28 @@ import numpy as np
 import tensorstore as ts
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Boxes, intersect
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import (
     BytesEntry,
+    DocumentTree,
     Manifest,
     ValueEntry,
     ZarrArray,
     arrays,
     leaf_arrays,
 )
-from xckpt.core.manifest.zarr_json import DocumentTree
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.columns import WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_bytes
-from xckpt.storage.location import DIGESTS, Location, open_store
+from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
 from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
 from xckpt.storage.write_chunks import ChunkWrites
 
@@ -119,15 +117,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         check(planned)
         where = self.stage() if self._staging is None else self._staging.location
         self._draft = planned
-        place = (where.driver, where.path, where.bucket, self.codecs)
         self._arrays = tuple(arrays(planned))
         regular = tuple(array for array in self._arrays if array.piece_of is None)
         if len(regular) == len(self._arrays):
-            orders = WriteOrders(*place, regular)
+            orders = WriteOrders(where, self.codecs, regular)
             return [replace(plan, storage_data=orders) for plan in plans], metadata
         pieces = _Pieces(metadata, self._arrays)
         return [
-            replace(plan, storage_data=WriteOrders(*place, regular + pieces.of(plan)))
+            replace(plan, storage_data=WriteOrders(where, self.codecs, regular + pieces.of(plan)))
             for plan in plans
         ], metadata
 

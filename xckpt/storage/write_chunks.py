@@ -26,8 +26,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import dtype_name
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, BoxLookup
+from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, leaf_arrays
 from xckpt.core.plan.items import WriteItem
@@ -35,9 +34,8 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.array import open_array, open_chunk
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.integrity import digest_array
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import Location, open_store, storage_errors
 from xckpt.storage.orders import WriteOrders, Written, WrittenArray
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"

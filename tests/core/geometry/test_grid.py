@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.tilings import Shape, Tiling, chunk_edges, region, tiled_shapes
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import (
     OVERSIZE,
     SHATTERED,

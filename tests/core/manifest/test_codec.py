@@ -17,8 +17,7 @@ from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests, metadata
 from xckpt.core.manifest import codec as module
 from xckpt.core.manifest.codec import build, encode, parse, to_metadata
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, arrays
-from xckpt.core.manifest.zarr_json import documents
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, arrays, documents
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.names import zarr_path
 from xckpt.errors import ManifestError, VersionError

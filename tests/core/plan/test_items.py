@@ -1,11 +1,17 @@
-"""What an item says of itself."""
+"""What an item says of itself; items and columns are two views of one plan."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
+import numpy as np
+import pytest
+from hypothesis import given
+
+from tests.support.plans import item_lists
 from xckpt.core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import LeafTable, TensorWriteData, WriteItem, WriteItems, WriteItemType
 
 
 def test_tensor_storage_size_counts_the_bytes_of_the_chunk():
@@ -24,3 +30,61 @@ def test_tensor_storage_size_counts_the_bytes_of_the_chunk():
     item = WriteItem(MetadataIndex("x", ()), WriteItemType.TENSOR, scalar)
     assert item.tensor_storage_size() == 8
     assert WriteItem(MetadataIndex("s"), WriteItemType.BYTE_IO).tensor_storage_size() is None
+
+
+def rank_of(item: WriteItem) -> int:
+    return len(item.tensor_data.size) if item.tensor_data else 0
+
+
+@given(item_lists())
+def test_columns_hold_the_items_they_were_made_of(items):
+    columns = WriteItems.of(items)
+    found = list(columns)
+    assert len(columns) == len(items)
+    # Leaf by leaf, as the leaves came, and each leaf's items as they came.
+    leaves = list(dict.fromkeys(item.index.fqn for item in items))
+    assert [i.index.fqn for i in found] == sorted((i.index.fqn for i in items), key=leaves.index)
+    for leaf, rank in product(leaves, range(4)):
+        mine = [i for i in items if (i.index.fqn, rank_of(i)) == (leaf, rank)]
+        assert [i for i in found if (i.index.fqn, rank_of(i)) == (leaf, rank)] == mine
+    assert WriteItems.of(found) == columns and WriteItems.of(columns) is columns
+
+
+@given(item_lists())
+def test_columns_are_a_sequence(items):
+    columns = WriteItems.of(items)
+    found = list(columns)
+    for index in range(-len(found), len(found)):
+        assert columns[index] == found[index]
+    assert columns[1:] == found[1:] and columns[::-2] == found[::-2]
+    for index in (len(found), -len(found) - 1):
+        with pytest.raises(IndexError):
+            columns[index]
+
+
+def test_a_table_tells_tensors_from_values():
+    table = LeafTable(("w", "step"), ("", "int"))
+    assert table.is_tensor(0) and not table.is_tensor(1)
+
+
+def test_items_are_added_as_lists_are():
+    items = [WriteItem(MetadataIndex(n), WriteItemType.BYTE_IO, kind="int") for n in "abc"]
+    columns = WriteItems.of(items[:2])
+    assert columns + items[2:] == items and items[2:] + columns == [items[2], *items[:2]]
+    assert columns + columns == items[:2] * 2
+
+
+def test_columns_are_compared_as_items():
+    item = WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO, kind="int")
+    columns = WriteItems.of([item])
+    assert columns == [item] and columns != [] and columns != 3
+    assert columns.blocks[0].leaf.dtype == np.int32
+
+
+def test_an_item_by_its_number_sorts_the_columns_once(monkeypatch):
+    items = [WriteItem(MetadataIndex(f"{n}"), WriteItemType.BYTE_IO, kind="int") for n in range(9)]
+    columns, sorts = WriteItems.of(items), []
+    argsort = np.argsort
+    monkeypatch.setattr(np, "argsort", lambda *args, **kw: sorts.append(1) or argsort(*args, **kw))
+    assert [columns[number] for number in range(len(columns))] == items
+    assert len(sorts) == 1

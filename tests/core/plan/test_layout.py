@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples import examples
 from tests.support.tilings import Box, Shape, Tiling, holders, region, tiled_shapes
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan import layout as module
 from xckpt.core.plan.layout import SMALLEST_SHARE, Layout, LeafShards, lay_out, share

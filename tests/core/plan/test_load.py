@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.sharded_arrays import Target, Wanted, cut, holds, wish
 from tests.support.tilings import Box, Shape, Tiling, holders, region, tiled_shapes, tilings
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -26,8 +26,8 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.core.plan.mismatch import compare
-from xckpt.core.plan.reads import local_reads
+from xckpt.core.plan.load_checks import compare
+from xckpt.core.plan.wanted import local_reads
 from xckpt.core.values import encode_value, value_kind
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.examples import examples
 from tests.support.sharded_arrays import Sharded, cut, same_bits
 from tests.support.tilings import holders, paint, region, tiled_shapes
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,

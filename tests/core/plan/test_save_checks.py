@@ -10,8 +10,7 @@ import pytest
 
 import xckpt
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorProperties
-from xckpt.core.plan.columns import WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.errors import PlanError

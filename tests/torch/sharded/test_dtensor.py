@@ -15,13 +15,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import MESHES, Case, cases, on_rank_distribute, on_rank_mesh
-from xckpt.core.geometry.boxes import Boxes, unique
+from xckpt.core.geometry.box import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import to_numpy
-from xckpt.torch.leaf import TensorLeaf
+from xckpt.torch.leaf import TensorLeaf, to_numpy
 
 Held = list[tuple[tuple[int, ...], tuple[int, ...], np.ndarray]]
 """Offsets, sizes and data of the boxes of one rank."""

@@ -1,14 +1,26 @@
-"""A box: the elements ``[offset, offset + size)`` of a tensor in each dimension.
+"""Boxes: the elements ``[offset, offset + size)`` of a tensor in each dimension.
 
-A shard, a chunk, a piece and what a reader asks for are all boxes. `Box` is one of them,
-`xckpt.core.geometry.boxes.Boxes` holds many in columns.
+A shard, a chunk, a piece and what a reader asks for are all boxes. `Box` is one of them. `Boxes`
+holds n boxes of one rank in columns, two (n, rank) int64 arrays; what works on many boxes is
+vectorised over them and touches no data:
+
+1. `intersect`: which boxes of one set meet which of another, and where (a load).
+2. `unique`: replicas of one box, found once (a save).
+3. `BoxLookup`: which box holds another, found without looking at all.
+
+`xckpt.core.geometry.cover` proves that boxes cover a shape exactly once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import cast, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
 """Elements per dimension."""
@@ -92,6 +104,17 @@ class Box:
         sizes = tuple(min(a, b) - o for a, b, o in zip(self.ends, other.ends, low, strict=True))
         return Box(low, sizes) if all(size > 0 for size in sizes) else None
 
+    def whole_chunks(self, chunk: Sequence[int], shape: Sequence[int]) -> Box:
+        """The chunks that the box lies in, from an array's first element on, as far as it reaches.
+
+        Example:
+            >>> Box((3,), (2,)).whole_chunks((4,), (10,)), Box((9,), (1,)).whole_chunks((4,), (10,))
+            (Box(offsets=(0,), sizes=(8,)), Box(offsets=(8,), sizes=(2,)))
+        """
+        low = tuple(o // n * n for o, n in zip(self.offsets, chunk, strict=True))
+        ends = (min(-(-e // n) * n, m) for e, n, m in zip(self.ends, chunk, shape, strict=True))
+        return Box(low, tuple(e - o for e, o in zip(ends, low, strict=True)))
+
     def holds(self, other: Box) -> bool:
         """Whether every element of the other box is in this one.
 
@@ -107,3 +130,198 @@ class Box:
     def __str__(self) -> str:
         parts = (f"[{o}, {o + s})" for o, s in zip(self.offsets, self.sizes, strict=True))
         return " x ".join(parts) or "the scalar"
+
+
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Boxes(Sequence[Box]):
+    """n boxes of one rank, in the order given.
+
+    Example:
+        >>> boxes = Boxes.of([((0, 0), (2, 4)), ((2, 0), (1, 4))])
+        >>> len(boxes), boxes.rank
+        (2, 2)
+        >>> boxes[1]
+        Box(offsets=(2, 0), sizes=(1, 4))
+        >>> boxes.elements
+        array([8, 4])
+    """
+
+    offsets: Int64s
+    """First element of each box, (n, rank)."""
+    sizes: Int64s
+    """Elements of each box per dimension, (n, rank); 0 is allowed."""
+
+    def __post_init__(self) -> None:
+        if self.offsets.ndim != 2 or self.offsets.shape != self.sizes.shape:
+            raise ValueError(
+                f"offsets and sizes must both be (n, rank) arrays, "
+                f"got {self.offsets.shape} and {self.sizes.shape}"
+            )
+
+    @classmethod
+    def of(
+        cls, boxes: Iterable[tuple[Sequence[int], Sequence[int]]], *, rank: int | None = None
+    ) -> Boxes:
+        """Boxes from (offsets, sizes) pairs; ``rank`` is needed only where there may be none."""
+        pairs = list(boxes)
+        shape = (len(pairs), len(pairs[0][0]) if pairs else rank or 0)
+        offsets = np.array([offset for offset, _ in pairs], dtype=np.int64).reshape(shape)
+        sizes = np.array([size for _, size in pairs], dtype=np.int64).reshape(shape)
+        return cls(offsets, sizes)
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Boxes:
+        """The one box that is all of a shape.
+
+        Example:
+            >>> list(Boxes.whole((3, 5)))
+            [Box(offsets=(0, 0), sizes=(3, 5))]
+        """
+        return _whole(tuple(shape))
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return self.offsets.shape[1]
+
+    @property
+    def ends(self) -> Int64s:
+        """One past the last element of each box, (n, rank)."""
+        return self.offsets + self.sizes
+
+    @property
+    def elements(self) -> Int64s:
+        """Number of elements of each box, (n,)."""
+        return np.prod(self.sizes, axis=1, dtype=np.int64)
+
+    def take(self, indices: Int64s | NDArray[np.bool_]) -> Boxes:
+        """The boxes at ``indices`` (or where a mask is true), in that order."""
+        return Boxes(self.offsets[indices], self.sizes[indices])
+
+    def __len__(self) -> int:
+        return self.offsets.shape[0]
+
+    @overload
+    def __getitem__(self, index: int) -> Box: ...
+    @overload
+    def __getitem__(self, index: slice) -> Boxes: ...
+    def __getitem__(self, index: int | slice) -> Box | Boxes:
+        if isinstance(index, slice):
+            return Boxes(self.offsets[index], self.sizes[index])
+        return Box(tuple(self.offsets[index].tolist()), tuple(self.sizes[index].tolist()))
+
+    def __iter__(self) -> Iterator[Box]:
+        for offsets, sizes in zip(self.offsets.tolist(), self.sizes.tolist(), strict=True):
+            yield Box(tuple(offsets), tuple(sizes))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Boxes):
+            return np.array_equal(self.offsets, other.offsets) and np.array_equal(
+                self.sizes, other.sizes
+            )
+        if isinstance(other, Sequence):
+            return list(self) == list(cast(Sequence[object], other))
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        shown = [str(box) for box in self[:4]]
+        more = f", ... {len(self) - 4} more" if len(self) > 4 else ""
+        return f"Boxes({', '.join(shown)}{more})"
+
+
+@functools.lru_cache(maxsize=1024)
+def _whole(shape: tuple[int, ...]) -> Boxes:
+    """The box of a shape, made once: most tensors of a state have the shape of another."""
+    boxes = Boxes.of([((0,) * len(shape), shape)])
+    boxes.offsets.flags.writeable = boxes.sizes.flags.writeable = False
+    return boxes
+
+
+def intersect(a: Boxes, b: Boxes) -> tuple[Int64s, Int64s, Boxes]:
+    """All non-empty intersections between two sets of boxes.
+
+    Returns:
+        ``(i, j, boxes)``: ``boxes[k]`` is what ``a[i[k]]`` and ``b[j[k]]`` share, ordered by
+        i, then j. A 0-d box is one element, so two of them do meet.
+
+    Example:
+        >>> i, j, shared = intersect(Boxes.whole((4,)), Boxes.of([((0,), (3,)), ((3,), (3,))]))
+        >>> i.tolist(), j.tolist(), shared
+        ([0, 0], [0, 1], Boxes([0, 3), [3, 4)))
+    """
+    low = np.maximum(a.offsets[:, None, :], b.offsets[None, :, :])
+    high = np.minimum(a.ends[:, None, :], b.ends[None, :, :])
+    i, j = np.nonzero((low < high).all(axis=2))
+    return i, j, Boxes(low[i, j], (high - low)[i, j])
+
+
+def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
+    """The distinct boxes in lexicographic order, and for each given box which one it is.
+
+    Example:
+        >>> distinct, inverse = unique(Boxes.of([((2,), (2,)), ((0,), (2,)), ((2,), (2,))]))
+        >>> distinct, inverse.tolist()
+        (Boxes([0, 2), [2, 4)), [1, 0, 1])
+    """
+    rows = np.concatenate([boxes.offsets, boxes.sizes], axis=1)
+    if len(rows) == 0 or rows.shape[1] == 0:
+        return boxes[: min(len(boxes), 1)], np.zeros(len(boxes), np.int64)
+    order = np.lexsort(rows.T[::-1])
+    ordered = rows[order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    inverse = np.empty(len(rows), np.int64)
+    inverse[order] = np.cumsum(first) - 1
+    return boxes.take(order[first]), inverse
+
+
+class BoxLookup:
+    """Finds which of some boxes that do not overlap holds another box.
+
+    1. An equal box is found by its hash.
+    2. Else the boxes are sorted by their offset in the dimension that tells most of them apart. The
+       holder begins neither behind the box nor further before its end than the longest one reaches.
+
+    Example:
+        >>> lookup = BoxLookup(Boxes.of([((0, 0), (2, 4)), ((2, 0), (3, 4))]))
+        >>> lookup.holder(Box((2, 0), (3, 4))), lookup.holder(Box((3, 1), (1, 2)))
+        (1, 1)
+        >>> lookup.holder(Box((1, 0), (2, 4))) is None
+        True
+    """
+
+    def __init__(self, boxes: Boxes) -> None:
+        self._boxes = boxes
+        self._numbers = {box: number for number, box in enumerate(boxes)}
+        self._dimension = 0
+        self._order = np.zeros(0, np.int64)
+        self._sorted = np.zeros(0, np.int64)
+        if len(boxes) > 1 and boxes.rank:
+            distinct = [len(np.unique(column)) for column in boxes.offsets.T]
+            self._dimension = int(np.argmax(distinct))
+            self._order = np.argsort(boxes.offsets[:, self._dimension], kind="stable")
+            self._sorted = boxes.offsets[self._order, self._dimension]
+
+    def holder(self, box: Box) -> int | None:
+        """The number of the box that holds all of ``box``; None if there is none."""
+        number = self._numbers.get(box)
+        if number is not None:
+            return number
+        boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
+        near = self._near(box)
+        holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= boxes.ends[near]).all(axis=1)
+        found = near[holds]
+        return int(found[0]) if len(found) else None
+
+    def _near(self, box: Box) -> Int64s:
+        """The numbers of the boxes that may hold a box, as far as one dimension says."""
+        if len(self._order) == 0:
+            return np.arange(len(self._boxes))
+        d = self._dimension
+        longest = int(self._boxes.sizes[:, d].max())
+        start = np.searchsorted(self._sorted, box.ends[d] - longest)
+        stop = np.searchsorted(self._sorted, box.offsets[d], side="right")
+        return self._order[start:stop]

@@ -21,8 +21,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, Int64s
+from xckpt.core.geometry.box import Box, Boxes, Int64s
 
 MAX_CELLS = 1 << 22
 """Most cells that one difference array may have (an int32 each)."""

@@ -26,8 +26,7 @@ from math import gcd, isqrt, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes, Shape
 
 Int64s = NDArray[np.int64]
 

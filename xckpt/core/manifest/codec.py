@@ -20,8 +20,7 @@ from typing import Final, TypeVar
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json, repeated_name
 from xckpt.core.manifest.entries import (

@@ -16,8 +16,7 @@ from math import prod
 from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry

@@ -1,18 +1,31 @@
 """Items and plans: what ranks agree on before bytes move.
 
 To its user a plan is a sequence of items, one a box, as in torch's protocol. Inside, the items of a
-save are columns (`xckpt.core.plan.columns`), and `xckpt.engine.wire` carries plans between ranks.
+save are columns, small on the wire and quick to merge: a `LeafTable` describes each leaf once, and
+a `Block` for each number of dimensions holds leaf number, offsets and sizes of the items as arrays.
+`WriteItems` is both behind the item sequence that planners see:
+
+1. A plan that a planner made or changed item by item becomes columns (`WriteItems.of`).
+2. An item is made when it is asked for, in the order of the leaves.
+
+`xckpt.engine.wire` carries plans between ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple, cast, overload
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
+from xckpt.errors import PlanError
 
 
 class WriteItemType(Enum):
@@ -115,3 +128,207 @@ class LoadPlan:
     """Every leaf that the rank asks for, those without elements included."""
     problems: tuple[str, ...] = ()
     """Why this rank cannot do the load; the coordinator reports them."""
+
+
+class LeafRow(NamedTuple):
+    """What a leaf is."""
+
+    name: str
+    kind: str = ""
+    """A value's type name; empty for a tensor."""
+    dtype: str = ""
+    """Empty for a value, and where only a rank with shards knows it."""
+    shape: Shape = ()
+    sharded: bool = False
+    sharding: Sharding | None = None
+    annotation: str = ""
+    content: bytes = b""
+    """A digest of an unsharded leaf's content where replicas are compared; empty otherwise."""
+
+
+class LeafTable(msgspec.Struct, frozen=True, array_like=True):
+    """What each leaf of a plan is: the columns of n `LeafRow`, each of length n."""
+
+    names: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    sharded: tuple[bool, ...] = ()
+    shardings: tuple[Sharding | None, ...] = ()
+    annotations: tuple[str, ...] = ()
+    contents: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, rows: Iterable[LeafRow]) -> LeafTable:
+        """The columns of rows.
+
+        Example:
+            >>> LeafTable.of([LeafRow("w", dtype="int8", shape=(4,)), LeafRow("step", "int")]).kinds
+            ('', 'int')
+        """
+        return cls(*zip(*rows, strict=True))
+
+    def rows(self) -> Iterator[LeafRow]:
+        """A row for each leaf; inverse of `of`."""
+        columns = (
+            self.names,
+            self.kinds,
+            self.dtypes,
+            self.shapes,
+            self.sharded,
+            self.shardings,
+            self.annotations,
+            self.contents,
+        )
+        return map(LeafRow._make, zip(*columns, strict=True))
+
+    def is_tensor(self, leaf: int) -> bool:
+        """Whether leaf number ``leaf`` is a tensor."""
+        return not self.kinds[leaf]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """n items of one number of dimensions: item i is box ``boxes[i]`` of leaf ``leaf[i]``."""
+
+    leaf: NDArray[np.int32]
+    """Leaf numbers, (n,)."""
+    boxes: Boxes
+
+
+class WriteItems(Sequence[WriteItem]):
+    """The items of a save as columns; items are made on demand.
+
+    Example:
+        >>> data = TensorWriteData(Box((0,), (2,)), TensorProperties("int8"), (4,))
+        >>> item = WriteItem(MetadataIndex("w", (0,)), WriteItemType.SHARD, data)
+        >>> columns = WriteItems.of([item])
+        >>> columns.table.names, list(columns) == [item]
+        (('w',), True)
+    """
+
+    __slots__ = ("_order", "blocks", "table")
+
+    def __init__(self, table: LeafTable, blocks: Iterable[Block]) -> None:
+        self.table = table
+        self.blocks = tuple(blocks)
+        self._order: list[int] = []
+
+    @classmethod
+    def of(cls, items: Iterable[WriteItem]) -> WriteItems:
+        """The columns of items; the argument itself if it is columns already.
+
+        Raises:
+            PlanError: items of one leaf disagree on what the leaf is; all such leaves are listed.
+        """
+        if isinstance(items, WriteItems):
+            return items
+        numbers: dict[str, int] = {}
+        firsts: list[WriteItem] = []
+        columns: dict[int, tuple[list[int], list[tuple[Shape, Shape]]]] = {}
+        problems: dict[str, str] = {}
+        for item in items:
+            number = numbers.setdefault(item.index.fqn, len(numbers))
+            if number == len(firsts):
+                firsts.append(item)
+            problem = _item_problem(item, firsts[number])
+            if problem:
+                problems[item.index.fqn] = f"{item.index.fqn}: {problem}"
+                continue
+            box = item.tensor_data.chunk if item.tensor_data else Box((), ())
+            leaf, pairs = columns.setdefault(len(box.offsets), ([], []))
+            leaf.append(number)
+            pairs.append((box.offsets, box.sizes))
+        if problems:
+            raise PlanError.listing("the items of a plan contradict each other", problems.values())
+        blocks = [
+            Block(np.array(leaf, np.int32), Boxes.of(pairs)) for leaf, pairs in columns.values()
+        ]
+        return cls(LeafTable.of(map(_row, firsts)), blocks)
+
+    def __len__(self) -> int:
+        return sum(len(block.boxes) for block in self.blocks)
+
+    def __iter__(self) -> Iterator[WriteItem]:
+        items = [
+            self._item(leaf, box)
+            for block in self.blocks
+            for leaf, box in zip(block.leaf.tolist(), block.boxes, strict=True)
+        ]
+        return (items[place] for place in self._places())
+
+    @overload
+    def __getitem__(self, index: int) -> WriteItem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[WriteItem]: ...
+    def __getitem__(self, index: int | slice) -> WriteItem | list[WriteItem]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = self._places()[index]
+        for block in self.blocks:
+            if place < len(block.leaf):
+                return self._item(int(block.leaf[place]), block.boxes[place])
+            place -= len(block.leaf)
+        raise AssertionError("unreachable")
+
+    def _places(self) -> list[int]:
+        """Where each item is in the blocks, one block after the other; items are in leaf order."""
+        if not self._order:
+            leaves = [block.leaf for block in self.blocks] or [np.zeros(0, np.int32)]
+            self._order = np.argsort(np.concatenate(leaves), kind="stable").tolist()
+        return self._order
+
+    def __add__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
+        """A list with more items, as of a list of items."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[WriteItem]) -> list[WriteItem]:
+        return [*other, *self]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return list(self) == list(cast(Sequence[object], other))
+
+    def _item(self, leaf: int, box: Box) -> WriteItem:
+        table = self.table
+        if not table.is_tensor(leaf):
+            index = MetadataIndex(table.names[leaf])
+            return WriteItem(index, WriteItemType.BYTE_IO, kind=table.kinds[leaf])
+        data = TensorWriteData(
+            box,
+            TensorProperties(table.dtypes[leaf]),
+            table.shapes[leaf],
+            table.shardings[leaf],
+            table.annotations[leaf],
+        )
+        kind = WriteItemType.SHARD if table.sharded[leaf] else WriteItemType.TENSOR
+        return WriteItem(MetadataIndex(table.names[leaf], box.offsets), kind, data)
+
+
+def _row(item: WriteItem) -> LeafRow:
+    """What an item says of its leaf."""
+    data, name = item.tensor_data, item.index.fqn
+    if data is None:
+        return LeafRow(name, item.kind or "opaque")
+    sharded = item.type is WriteItemType.SHARD
+    dtype, shape = data.properties.dtype, tuple(data.size)
+    return LeafRow(name, "", dtype, shape, sharded, data.sharding, data.annotation)
+
+
+def _item_problem(item: WriteItem, first: WriteItem) -> str:
+    """How an item contradicts the first of its leaf; empty if it does not."""
+    data, other = item.tensor_data, first.tensor_data
+    if data is None or other is None:
+        if data is not other:
+            return "one item is of a tensor, another of a Python value"
+        return "" if item.kind == first.kind else f"kind {first.kind} and kind {item.kind}"
+    if not len(data.chunk.offsets) == len(data.chunk.sizes) == len(data.size):
+        return f"a box of {len(data.chunk.sizes)} dimensions in a tensor of shape {data.size}"
+    if data.properties != other.properties:
+        return f"dtype {other.properties.dtype} and dtype {data.properties.dtype}"
+    if data.size != other.size:
+        return f"shape {other.size} and shape {data.size}"
+    if data.annotation != other.annotation:
+        return f"annotation {other.annotation!r} and annotation {data.annotation!r}"
+    return ""

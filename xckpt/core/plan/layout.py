@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import Boxes, unique
+from xckpt.core.geometry.box import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -24,8 +24,7 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.columns import Block, LeafRow, LeafTable, WriteItems
-from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError

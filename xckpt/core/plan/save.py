@@ -22,13 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, BoxLookup
+from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.columns import Block, LeafRow, LeafTable, WriteItems
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
@@ -154,14 +152,12 @@ class DefaultSavePlanner(SavePlanner):
             raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
 
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
-        kind = value_kind(leaf)
-        if kind is not None:
-            return _PlainValue(kind, leaf)
         source = self.adapters.describe(leaf, name)
         if source is not None:
             return source
-        if self.serialise is not None:
-            return _PlainValue("opaque", leaf)
+        kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
+        if kind:
+            return _PlainValue(kind, leaf)
         raise UnsupportedLeafError(
             f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
             f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"

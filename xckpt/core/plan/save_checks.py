@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.columns import LeafTable, WriteItems
-from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.errors import PlanError
 
 Leaf = tuple[str, str, tuple[int, ...]]

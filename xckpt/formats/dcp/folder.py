@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.names import KeyPath, join_keys
 from xckpt.core.tree import DEEPEST, unflatten
@@ -33,10 +33,10 @@ from xckpt.errors import (
 from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, parse
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.location import storage_errors
 
 MOST_POSITIONS: Final = 1 << 20
 """Longest list of entries, those included that are absent."""

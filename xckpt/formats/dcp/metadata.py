@@ -18,8 +18,7 @@ from pathlib import PurePosixPath
 from typing import Final, TypeGuard
 
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError

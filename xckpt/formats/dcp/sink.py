@@ -22,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.geometry.boxes import Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import cells
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -38,7 +37,7 @@ from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""

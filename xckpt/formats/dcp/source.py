@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.boxes import Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.leaf import LazySource
 from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
@@ -31,10 +30,10 @@ from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import naming, storage_errors
 from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path
+from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path, naming
+from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
 """Files that are held open at a time."""

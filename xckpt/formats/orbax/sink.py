@@ -29,9 +29,9 @@ from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tre
 from xckpt.formats.sink import TensorSink
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
+from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 23
 """Target for a chunk, bytes."""

@@ -34,8 +34,8 @@ from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
+from xckpt.storage.location import storage_errors
 
 STEM: Final = "model"
 MAX_SHARD_BYTES: Final = 5_000_000_000

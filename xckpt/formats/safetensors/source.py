@@ -41,10 +41,10 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.errors import naming, storage_errors
 from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path
+from xckpt.storage.foreign.paths import FilePath, existing_path, naming
+from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
 VALUES: Final = "xckpt.values"

@@ -31,9 +31,9 @@ from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from xckpt.formats.torch_save.file_range import MAX_PICKLE_BYTES, FileRange
 from xckpt.formats.torch_save.symbols import Symbol
 from xckpt.formats.torch_save.values import View, describe
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.location import storage_errors
 
 _LOCAL_HEADER: Final = struct.Struct("<4s22xHH")
 

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import tensorstore as ts
@@ -27,12 +29,14 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import open_array
-from xckpt.storage.errors import chunk_damage, storage_errors
 from xckpt.storage.integrity import Integrity, digest_array
-from xckpt.storage.location import Location, file_problem, open_store
+from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 
 SMALL_BYTES = 1 << 18
 """Chunks up to this size (bytes) are read as values: opening an array would cost more."""
+
+_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
+"""TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +106,24 @@ class ChunkSource:
     integrity: Integrity = field(init=False)
     bytes_read: int = 0
     """Bytes of chunks read so far."""
-    _arrays: dict[tuple[str, int], ZarrArray] = field(init=False)
+    _arrays: dict[str, list[ZarrArray]] = field(init=False)
     _chunks: ts.KvStore | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._arrays = {(array.leaf, array.number): array for array in arrays(self.manifest)}
-        last = next(reversed(self._arrays.values()), None)
-        total = last.first + last.count if last else 0
+        by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
+        self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+        total = sum(array.count for group in self._arrays.values() for array in group)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
 
-    def array(self, leaf: str, number: int = 0) -> ZarrArray:
+    def arrays_of(self, leaf: str) -> Sequence[ZarrArray]:
+        """The arrays of a leaf, by number."""
+        return self._arrays.get(leaf, ())
+
+    def array(self, leaf: str, number: int | None = 0) -> ZarrArray:
         """The array with a number among those of a leaf."""
-        return self._arrays[leaf, number]
+        return self._arrays[leaf][number or 0]
 
     def read(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
         """Read a chunk into C-contiguous memory of its sizes and verify it.
@@ -150,7 +158,7 @@ class ChunkSource:
         try:
             reason = pending.wait()
         except ValueError as error:
-            reason = chunk_damage(error)
+            reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
             with storage_errors(self._place(pending.chunk)):
@@ -258,3 +266,13 @@ def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     chunks = prod(unit) // prod(array.chunk)
     index = 0 if array.shard is None else chunks * 16 + 4
     return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
+
+
+def _damage(error: ValueError) -> str:
+    """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
+    text = str(error)
+    if "NOT_FOUND" in text:
+        return "the chunk is missing"
+    if any(status in text for status in _DAMAGED):
+        return f"the chunk is truncated or damaged ({text[:200]})"
+    return ""

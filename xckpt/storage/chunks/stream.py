@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.chunk import Chunk, ChunkSource, allocate
-from xckpt.storage.errors import storage_errors
 from xckpt.storage.foreign.files import OpenFile
+from xckpt.storage.location import storage_errors
 
 SLAB_BYTES = 1 << 20
 """Bytes of a slab, where rows are not longer: a usual second-level cache. Half of it and twice as

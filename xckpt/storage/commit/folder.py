@@ -26,8 +26,7 @@ from xckpt.storage.commit.claims import (
     reclaim,
     remove_dead,
 )
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import MANIFEST, Location, open_store
+from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100

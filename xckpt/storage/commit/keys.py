@@ -34,8 +34,7 @@ from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.commit.claims import ClaimText, new_identity
 from xckpt.storage.commit.folder import sync_folder, sync_tree
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import MANIFEST, Location, open_store
+from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
 
 CLAIM: Final = "xckpt.saving"
 """Key of the claim of a save that is staged in place."""

@@ -27,7 +27,7 @@ from xckpt.storage.commit.folder import (
     sync_tree,
     taken_meanwhile,
 )
-from xckpt.storage.errors import storage_errors
+from xckpt.storage.location import storage_errors
 
 _LAYOUT = "layout"
 _OUTPUT = "output"

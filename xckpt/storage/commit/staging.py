@@ -18,8 +18,7 @@ from typing import TypeAlias
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.storage.commit.folder import StagedCheckpoint, stage_folder
 from xckpt.storage.commit.keys import CLAIM, GENERATIONS, KeyStaging, begin_keys, stage_beside
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import MANIFEST, Location
+from xckpt.storage.location import MANIFEST, Location, storage_errors
 
 Staging: TypeAlias = StagedCheckpoint | KeyStaging
 """A save in progress."""

@@ -22,8 +22,8 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, StorageError, XckptError
-from xckpt.storage.errors import is_beyond_end, storage_errors
 from xckpt.storage.foreign.paths import FilePath, StoredPath
+from xckpt.storage.location import storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
@@ -264,7 +264,7 @@ class StoredFile:
             try:
                 answer = future.result()
             except ValueError as error:
-                if is_beyond_end(error):
+                if str(error).startswith("OUT_OF_RANGE"):
                     raise _BeyondEndError(str(error)) from error
                 raise
         if answer.state != "value":

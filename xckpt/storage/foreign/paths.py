@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,9 +19,8 @@ from typing import TypeAlias
 
 import tensorstore as ts
 
-from xckpt.errors import NotACheckpointError, StorageError
-from xckpt.storage.errors import storage_errors
-from xckpt.storage.location import Location, open_store
+from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.storage.location import Location, open_store, storage_errors
 
 
 class _Keys:
@@ -216,3 +216,20 @@ def named(folder: FilePath, *suffixes: str) -> list[FilePath]:
         return []
     entries = [each for each in folder.iterdir() if each.name.endswith(suffixes or ("",))]
     return sorted(entries, key=lambda each: each.name)
+
+
+@contextlib.contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Put the place before the message of an error of this library.
+
+    Example:
+        >>> from xckpt.errors import ManifestError
+        >>> with naming("model.json"):
+        ...     raise ManifestError("the index is damaged")
+        Traceback (most recent call last):
+        xckpt.errors.ManifestError: model.json: the index is damaged
+    """
+    try:
+        yield
+    except XckptError as error:
+        raise type(error)(f"{where}: {error}", error.problems) from error

@@ -9,9 +9,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final, TypeGuard
@@ -23,12 +24,11 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.manifest.zarr_json import array_metadata
-from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
-from xckpt.storage.errors import foreign_errors, storage_errors
+from xckpt.core.manifest.entries import array_metadata
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import Location, context, file_problem, open_store
+from xckpt.storage.location import Location, context, file_problem, open_store, storage_errors
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
@@ -37,6 +37,8 @@ MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
 CODECS: Final = ("crc32c",)
 
+_UNREAD: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
+"""Statuses that say nothing of what is stored."""
 _TYPE_STRING: Final = re.compile(r"[<>|][biufc][0-9]{1,2}")
 """zarr v2's spelling of NumPy's own types; TensorStore spells the others by name."""
 
@@ -195,6 +197,27 @@ class ZarrFolder:
         with storage_errors(where):
             store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
         return StoredZarr(where, shape, dtype, chunk, store)
+
+
+@contextlib.contextmanager
+def foreign_errors(where: object) -> Iterator[None]:
+    """As `storage_errors`; an array that TensorStore reads but does not understand is damaged.
+
+    Example:
+        >>> with foreign_errors("/data/model: w"):
+        ...     raise ValueError("NOT_FOUND: there is no chunk 0.0")
+        Traceback (most recent call last):
+        xckpt.errors.CorruptCheckpointError: /data/model: w: NOT_FOUND: there is no chunk 0.0
+    """
+    with storage_errors(where):
+        try:
+            yield
+        except XckptError:
+            raise
+        except ValueError as error:
+            if str(error).startswith(_UNREAD):
+                raise
+            raise CorruptCheckpointError(f"{where}: {error}") from error
 
 
 def _document_problem(document: dict[str, object], version: int) -> str:

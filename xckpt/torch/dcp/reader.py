@@ -32,10 +32,10 @@ from xckpt.options import LoadOptions
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
-from xckpt.torch.buffers import torch_dtype
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
+from xckpt.torch.leaf import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +281,7 @@ class XckptStorageReader(dcp.StorageReader):
             sharing = told.sharing if isinstance(told, _Told) else None
             if not isinstance(sharing, SharedReads):
                 sharing = SharedReads(0)
-            elif items != load.items and (sharing.publish or sharing.taken):
+            elif items != load.items and (sharing.publish or sharing.sources):
                 raise PlanError(
                     "the planner has changed what this rank reads after the ranks have shared "
                     "the reading; use LoadOptions(share_reads=False)"

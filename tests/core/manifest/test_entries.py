@@ -16,8 +16,15 @@ import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, arrays
-from xckpt.core.manifest.zarr_json import DocumentTree, documents
+from xckpt.core.manifest.entries import (
+    BytesEntry,
+    DocumentTree,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    arrays,
+    documents,
+)
 from xckpt.core.names import zarr_path
 
 Group = zarr.Group
