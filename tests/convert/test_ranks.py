@@ -29,8 +29,7 @@ from tests.support.ranks import Ranks
 from tests.support.sharded_arrays import Wanted
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.mapped_load import MappedLoadPlanner
-from xckpt.convert.run import convert
-from xckpt.convert.work import Converted
+from xckpt.convert.run import Converted, convert
 from xckpt.core.geometry.box import Boxes
 from xckpt.engine.load import load_state
 from xckpt.errors import MappingError, RanksFailedError
