@@ -41,8 +41,8 @@ from xckpt.formats.detect import open_sink
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents
 from xckpt.formats.source import metadata_texts
-from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 
