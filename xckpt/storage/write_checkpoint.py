@@ -117,15 +117,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         check(planned)
         where = self.stage() if self._staging is None else self._staging.location
         self._draft = planned
-        place = (where.driver, where.path, where.bucket, self.codecs)
         self._arrays = tuple(arrays(planned))
         regular = tuple(array for array in self._arrays if array.piece_of is None)
         if len(regular) == len(self._arrays):
-            orders = WriteOrders(*place, regular)
+            orders = WriteOrders(where, self.codecs, regular)
             return [replace(plan, storage_data=orders) for plan in plans], metadata
         pieces = _Pieces(metadata, self._arrays)
         return [
-            replace(plan, storage_data=WriteOrders(*place, regular + pieces.of(plan)))
+            replace(plan, storage_data=WriteOrders(where, self.codecs, regular + pieces.of(plan)))
             for plan in plans
         ], metadata
 
@@ -267,7 +266,7 @@ class _Pieces:
         pieces: list[ZarrArray] = []
         for block in items.blocks:
             for leaf in np.unique(block.leaf).tolist():
-                name = items.table.names[leaf]
+                name = items.table[leaf].name
                 if name in self._boxes:
                     boxes = block.boxes.take(block.leaf == leaf)
                     _, numbers, _ = intersect(boxes, self._boxes[name])

@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItem
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError
+
+_Share = tuple[int, NDArray[np.int64], Boxes]
+"""A leaf's number, ranks that write parts of it, (n,), and the box that each of them writes."""
 
 
 def global_plan(
@@ -49,8 +54,8 @@ def global_plan(
     layouts, problems = _lay_out_all(table, shards, options or GridOptions())
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
-    containers = merge_containers(plans, table.names)
-    blocks = _share_all(table, shards, layouts, len(plans))
+    containers = merge_containers(plans, [row.name for row in table])
+    blocks = _share_all(shards, layouts, len(plans))
     shares = [
         SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
         for rank, plan in enumerate(plans)
@@ -68,7 +73,7 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
             listed.
     """
     first = tables[0]
-    if all(table == first for table in tables):
+    if all(table is first or table == first for table in tables):
         _check_known(first)
         return first, [None] * len(tables)
     rows: dict[str, LeafRow] = {}
@@ -80,7 +85,7 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
     known: dict[int, NDArray[np.int32]] = {}
     for rank, table in enumerate(tables):
         if id(table) not in known:
-            for row in table.rows():
+            for row in table:
                 name = row.name
                 numbers.setdefault(name, len(numbers))
                 before = rows.setdefault(name, row)
@@ -89,11 +94,11 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
                     problems[name] = f"{name}: {difference}"
                 elif row.dtype and not before.dtype:
                     rows[name], ranks[name] = row, rank
-            known[id(table)] = np.array([numbers[name] for name in table.names], np.int32)
+            known[id(table)] = np.array([numbers[row.name] for row in table], np.int32)
         mapped.append(known[id(table)])
     if problems:
         raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
-    merged = LeafTable.of(rows.values())
+    merged = tuple(rows.values())
     _check_known(merged)
     return merged, mapped
 
@@ -102,8 +107,8 @@ def _check_known(table: LeafTable) -> None:
     problems = [
         f"{row.name}: no rank has a part of this tensor of shape {row.shape}, so its dtype is "
         f"unknown"
-        for row in table.rows()
-        if not row.kind and not row.dtype
+        for row in table
+        if row.is_tensor and not row.dtype
     ]
     if problems:
         raise PlanError.listing("tensors of an unknown dtype", problems)
@@ -167,34 +172,31 @@ def _collect(
             gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
     shards: dict[int, LeafShards] = {}
     for parts in gathered.values():
-        leaf = np.concatenate([part[0] for part in parts])
+        leaves, boxes, ranks = zip(*parts, strict=True)
+        leaf = np.concatenate(leaves)
         order = np.argsort(leaf, kind="stable")
-        leaf = leaf[order]
-        offsets = np.concatenate([part[1].offsets for part in parts])[order]
-        sizes = np.concatenate([part[1].sizes for part in parts])[order]
-        ranks = np.repeat(
-            np.array([part[2] for part in parts], np.int64), [len(part[0]) for part in parts]
-        )[order]
-        present = np.flatnonzero(np.bincount(leaf, minlength=len(table.names)))
-        starts = np.searchsorted(leaf, present)
-        stops = np.searchsorted(leaf, present, side="right")
-        for number, a, b in zip(present.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            shards[number] = LeafShards(
-                table.shapes[number],
-                _bytes_of(table, number),
-                Boxes(offsets[a:b], sizes[a:b]),
-                ranks[a:b],
-            )
+        ordered = Boxes.concatenated(boxes).take(order)
+        rank = np.repeat(np.array(ranks, np.int64), list(map(len, leaves)))[order]
+        for number, part in _runs(leaf[order]):
+            row = table[number]
+            shards[number] = LeafShards(row.shape, _item_bytes(row), ordered[part], rank[part])
     no_ranks = np.zeros(0, np.int64)
     return [
         shards.get(number)
-        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), no_ranks)
-        for number, shape in enumerate(table.shapes)
+        or LeafShards(row.shape, _item_bytes(row), Boxes.of([], rank=len(row.shape)), no_ranks)
+        for number, row in enumerate(table)
     ]
 
 
-def _bytes_of(table: LeafTable, number: int) -> int:
-    return item_size(table.dtypes[number]) if table.is_tensor(number) else 0
+def _runs(ordered: NDArray[np.integer]) -> Iterator[tuple[int, slice]]:
+    """(number, where it stands) for each distinct number of a sorted column."""
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    for start, stop in pairwise([*starts, len(ordered)]):
+        yield int(ordered[start]), slice(start, stop)
+
+
+def _item_bytes(row: LeafRow) -> int:
+    return item_size(row.dtype) if row.is_tensor else 0
 
 
 def _lay_out_all(
@@ -203,20 +205,20 @@ def _lay_out_all(
     known: dict[tuple[object, ...], Layout | str] = {}
     layouts: list[Layout] = []
     problems: list[str] = []
-    for name, leaf in zip(table.names, shards, strict=True):
+    for row, leaf in zip(table, shards, strict=True):
         key = leaf.key()
         if key not in known:
             known[key] = lay_out(leaf, options)
         layout = known[key]
         if isinstance(layout, str):
-            problems.append(f"{name}: {layout}")
+            problems.append(f"{row.name}: {layout}")
         else:
             layouts.append(layout)
     return layouts, problems
 
 
 def _share_all(
-    table: LeafTable, shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
+    shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
 ) -> list[list[Block]]:
     """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
     loads = np.zeros(size, np.int64)
@@ -225,7 +227,7 @@ def _share_all(
         for leaf, layout in zip(shards, layouts, strict=True)
     ]
     order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
-    shared: dict[int, list[tuple[int, NDArray[np.int64], Boxes]]] = {}
+    shared: dict[int, list[_Share]] = {}
     settled: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
     for number in order:
         layout = layouts[number]
@@ -239,22 +241,20 @@ def _share_all(
             ranks, boxes, added = settled[id(layout)]
             loads += added
         shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
+    return _blocks(shared, size)
+
+
+def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Block]]:
+    """Shared leaves as blocks for each of ``size`` ranks, those of few dimensions first."""
     blocks: list[list[Block]] = [[] for _ in range(size)]
-    for _, parts in sorted(shared.items()):
-        parts.sort(key=lambda part: part[0])
-        leaf = np.repeat(
-            np.array([part[0] for part in parts], np.int32), [len(part[1]) for part in parts]
-        )
-        rank = np.concatenate([part[1] for part in parts])
-        order_by_rank = np.argsort(rank, kind="stable")
-        leaf = leaf[order_by_rank]
-        offsets = np.concatenate([part[2].offsets for part in parts])[order_by_rank]
-        sizes = np.concatenate([part[2].sizes for part in parts])[order_by_rank]
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=size))]).tolist()
-        for number in range(size):
-            a, b = bounds[number], bounds[number + 1]
-            if a < b:
-                blocks[number].append(Block(leaf[a:b], Boxes(offsets[a:b], sizes[a:b])))
+    for _, shares in sorted(shared.items()):
+        numbers, ranks, boxes = zip(*sorted(shares, key=itemgetter(0)), strict=True)
+        whole = Block.of(zip(numbers, boxes, strict=True))
+        rank = np.concatenate(ranks)
+        order = np.argsort(rank, kind="stable")
+        leaf, ordered = whole.leaf[order], whole.boxes.take(order)
+        for number, part in _runs(rank[order]):
+            blocks[number].append(Block(leaf[part], ordered[part]))
     return blocks
 
 
@@ -262,16 +262,12 @@ def _metadata_of(
     table: LeafTable, layouts: Sequence[Layout]
 ) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for number, (name, layout) in enumerate(zip(table.names, layouts, strict=True)):
-        if not table.is_tensor(number):
-            described[name] = BytesStorageMetadata(table.kinds[number])
-            continue
-        described[name] = TensorStorageMetadata(
-            TensorProperties(table.dtypes[number]),
-            table.shapes[number],
-            layout.boxes,
-            layout.grid,
-            table.shardings[number],
-            table.annotations[number],
-        )
+    for row, layout in zip(table, layouts, strict=True):
+        if row.is_tensor:
+            properties, boxes = TensorProperties(row.dtype), layout.boxes
+            described[row.name] = TensorStorageMetadata(
+                properties, row.shape, boxes, layout.grid, row.sharding, row.annotation
+            )
+        else:
+            described[row.name] = BytesStorageMetadata(row.kind)
     return described

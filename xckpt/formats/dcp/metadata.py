@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import PurePosixPath
-from typing import Final, TypeGuard
+from typing import Final
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
-from xckpt.formats.torch_save.pickle_machine import load
-from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
-from xckpt.formats.torch_save.values import DTYPE_NAMES, MOST_DIMENSIONS
+from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
+from xckpt.formats.torch_save.values import BASIC_NAMES, MOST_DIMENSIONS, are_counts
+from xckpt.storage.foreign.paths import file_name_problem
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
@@ -61,12 +61,6 @@ class DCPMetadata:
     """All FQNs, in the order in which they stand in the file."""
 
 
-def _size(dimensions: object = ()) -> Shape:
-    if not _is_shape(dimensions):
-        raise TypeError
-    return dimensions
-
-
 def _layout(name: object) -> object:
     return name
 
@@ -82,12 +76,6 @@ def _member(owner: object, name: object) -> object:
     return Record(owner.name, (name,))
 
 
-def _dict(pairs: object = ()) -> dict[object, object]:
-    if pairs not in ((), []):
-        raise TypeError
-    return {}
-
-
 METADATA: Final = "torch.distributed.checkpoint.metadata"
 """The module of the classes that describe a checkpoint."""
 FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
@@ -96,12 +84,10 @@ _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until to
 _ENUMS: Final = (f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
 
 NAMES: Final[Mapping[str, Maker | None]] = {
-    **{f"torch.{name}": None for name in DTYPE_NAMES},
-    "torch.Size": _size,
+    **BASIC_NAMES,
     "torch.serialization._get_layout": _layout,
-    "collections.OrderedDict": _dict,
     **{
-        f"{METADATA}.{name}": as_record
+        f"{METADATA}.{name}": Record
         for name in (
             "Metadata",
             "TensorStorageMetadata",
@@ -112,11 +98,11 @@ NAMES: Final[Mapping[str, Maker | None]] = {
             "StorageMeta",
         )
     },
-    f"{_SHARDED}.TensorProperties": as_record,
-    **dict.fromkeys(_ENUMS, as_record),
+    f"{_SHARDED}.TensorProperties": Record,
+    **dict.fromkeys(_ENUMS, Record),
     "builtins.getattr": _member,
     "__builtin__.getattr": _member,
-    f"{FILESYSTEM}._StorageInfo": as_record,
+    f"{FILESYSTEM}._StorageInfo": Record,
     # The folder that it was written to.
     **{
         f"{module}.{name}": _path
@@ -152,7 +138,6 @@ class _Reader:
     """Holds the entries against the schema, and gathers what is wrong with them."""
 
     def __init__(self, storage_data: object, planner_data: object) -> None:
-        self.transformed: list[str] = []
         self.unsupported: list[str] = []
         self.uncovered: list[str] = []
         self.places = self._places(storage_data)
@@ -168,16 +153,15 @@ class _Reader:
             tensor = self._tensor(name, _fields(entry, "TensorStorageMetadata", name))
             if tensor is not None:
                 tensors[name] = tensor
-        self._report()
-        return DCPMetadata(tensors, objects, self._paths(described), tuple(described))
-
-    def _report(self) -> None:
         if self.unsupported:
             raise UnsupportedLeafError.listing(
                 f"{len(self.unsupported)} entries cannot be read", self.unsupported
             )
         if self.uncovered:
             raise PlanError.listing("the chunks do not make up whole tensors", self.uncovered)
+        given = key_paths(self.planner_data)
+        paths = {name: given.get(name, (name,)) for name in described}
+        return DCPMetadata(tensors, objects, paths, tuple(described))
 
     def _places(self, storage_data: object) -> dict[_KEY, Where]:
         if not isinstance(storage_data, dict):
@@ -188,7 +172,7 @@ class _Reader:
         for index, info in storage_data.items():
             key = _fields(index, "MetadataIndex")
             name, offset = key.get("fqn"), key.get("offset")
-            if not isinstance(name, str) or not (offset is None or _is_shape(offset)):
+            if not isinstance(name, str) or not (offset is None or are_counts(offset)):
                 raise ManifestError("an index in its storage_data has no name")
             place = self._where(name, _fields(info, "_StorageInfo", name))
             if places.setdefault((name, offset), place) != place:
@@ -197,9 +181,11 @@ class _Reader:
 
     def _where(self, name: str, info: Mapping[str, object]) -> Where:
         file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
-        if not isinstance(file, str) or not _is_count(offset) or not _is_count(length):
+        extent = (offset, length)
+        if not isinstance(file, str) or not are_counts(extent):
             raise ManifestError(f"{name}: where it is stored is not a file and a range")
-        _check_file(file, name)
+        if file_name_problem(file) or ":" in file:
+            raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
@@ -208,7 +194,7 @@ class _Reader:
             self.unsupported.append(
                 f"{name}: stored through the extension {names}; load and save it with torch"
             )
-        return Where(file, offset, length)
+        return Where(file, *extent)
 
     def _place(self, name: str, offset: Shape | None) -> Where:
         place = self.places.get((name, offset))
@@ -219,7 +205,7 @@ class _Reader:
 
     def _tensor(self, name: str, entry: Mapping[str, object]) -> StoredTensor | None:
         shape, chunks = entry.get("size"), entry.get("chunks")
-        if not _is_shape(shape) or not isinstance(chunks, list):
+        if not are_counts(shape) or not isinstance(chunks, list):
             raise ManifestError(f"{name}: a tensor without a size or chunks")
         if len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
             raise ManifestError(f"{name}: an absurd shape, {_shown(shape)}")
@@ -228,7 +214,7 @@ class _Reader:
         for chunk in chunks:
             fields = _fields(chunk, "ChunkStorageMetadata", name)
             offsets, sizes = fields.get("offsets"), fields.get("sizes")
-            if not _is_shape(offsets, len(shape)) or not _is_shape(sizes, len(shape)):
+            if not are_counts(offsets, len(shape)) or not are_counts(sizes, len(shape)):
                 raise ManifestError(f"{name}: a chunk's offsets or sizes do not fit its shape")
             place = self._place(name, offsets)
             if 0 not in sizes:
@@ -268,17 +254,6 @@ class _Reader:
             return dtype
         return None
 
-    def _paths(self, described: Mapping[str, object]) -> dict[str, KeyPath]:
-        given = self.planner_data if isinstance(self.planner_data, dict) else {}
-        paths: dict[str, KeyPath] = {}
-        for name in described:
-            path = given.get(name)
-            whole = isinstance(path, tuple) and all(
-                isinstance(key, str) or _is_count(key) for key in path
-            )
-            paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
-        return paths
-
 
 def _fields(value: object, kind: str, name: str = "") -> Mapping[str, object]:
     """The fields of a dataclass's record."""
@@ -294,27 +269,5 @@ def _kind(value: object) -> str:
     return value.name if isinstance(value, Record | Symbol) else type(value).__name__
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _is_shape(value: object, rank: int | None = None) -> TypeGuard[Shape]:
-    if not isinstance(value, tuple) or rank not in (None, len(value)):
-        return False
-    return all(_is_count(size) for size in value)
-
-
 def _shown(shape: Shape) -> str:
     return str(shape) if len(shape) <= 8 else f"of {len(shape)} dimensions"
-
-
-def _check_file(file: str, name: str) -> None:
-    """Refuse a file outside the folder.
-
-    Raises:
-        ManifestError: the path is absolute, climbs, or cannot be a path.
-    """
-    path = PurePosixPath(file)
-    plain = file and not path.is_absolute() and ".." not in path.parts
-    if not plain or "\\" in file or "\0" in file or ":" in file:
-        raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")
