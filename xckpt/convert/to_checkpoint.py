@@ -28,9 +28,8 @@ from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.claims import journal_of, journals, remove_journals
-from xckpt.storage.commit.folder import StagedCheckpoint
-from xckpt.storage.commit.staging import Staging, begin
+from xckpt.storage.commit.folder import journal_of, journals, remove_journals
+from xckpt.storage.commit.staging import StagedCheckpoint, Staging, begin
 from xckpt.storage.location import Location
 from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter

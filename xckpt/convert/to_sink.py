@@ -1,6 +1,6 @@
 """Writing a conversion in another library's format, through its sink.
 
-1. The coordinator claims the path (`xckpt.storage.commit.claims`), so that no two processes convert
+1. The coordinator claims the path (`xckpt.storage.commit.folder`), so that no two processes convert
    to it, and prepares the output, or resumes what an earlier process has left: the token of
    that output is in its journal.
 2. The other ranks, and the workers of an executor, attach to it by the token.
@@ -25,16 +25,16 @@ from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
-from xckpt.storage.commit.claims import (
+from xckpt.storage.commit.folder import (
     Claim,
     claim,
     journal_of,
     journals,
+    make_folder,
     reclaim,
     remove_journals,
     staging_folder,
 )
-from xckpt.storage.commit.folder import make_folder
 from xckpt.storage.location import Location, storage_errors
 
 

@@ -1,7 +1,7 @@
 """An output in another library's format, which gets its name only when it is whole.
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
-   (`xckpt.storage.commit.claims`), and makes a folder for the output in it.
+   (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
 2. `StagedOutput.note` keeps a digest of the output's layout there. Another process, or a resumed
    conversion, that knows the token and means the same layout joins with `OutputPath.attach`.
 3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.storage.commit.claims import reclaim, staging_folder
 from xckpt.storage.commit.folder import (
-    StagedFolder,
     can_exchange,
     claim_folder,
+    reclaim,
+    staging_folder,
     sync_tree,
-    taken_meanwhile,
 )
+from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile
 from xckpt.storage.location import storage_errors
 
 _LAYOUT = "layout"
