@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,11 +30,10 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.folder import journal_of, journals, remove_journals
-from xckpt.storage.commit.staging import StagedCheckpoint, Staging, begin
+from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
-from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import ChunkWrites
+from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
 
 IDENTITY = "conversion"
 """What the staging folder of every conversion is called, so that the next one finds it."""
@@ -81,21 +81,11 @@ class CheckpointOutput:
             (item.index.fqn, part.box.offsets): array
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
-        writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
-        try:
+        progress = ProgressCounter(0, None)
+        with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.start_tensors(items, pool)
-                writes.write_tensors(pool)
+                writes.write_tensors(items, pool)
             return _encode(writes.finish())
-        except BaseException:
-            writes.drain()
-            raise
-
-
-def _remove_journals(staging: Staging) -> None:
-    folder = staging.location.folder
-    if folder is not None:
-        remove_journals(folder)
 
 
 class ConvertingWriter(ZarrStorageWriter):
@@ -124,15 +114,21 @@ class ConvertingWriter(ZarrStorageWriter):
         overwrite: bool = False,
         options: SaveOptions | None = None,
     ) -> None:
+        # Units report their progress themselves.
+        options = replace(options or SaveOptions(), progress=None)
         super().__init__(path, overwrite=overwrite, options=options)
         self._units = units
         self._leaf_names = leaf_names
         self._run = run
         self._conversion = conversion
         self._rank = rank
+        self._staged: StagedCheckpoint | None = None
+        """The staging folder that this process has claimed."""
         self._worth_keeping = False
 
-    def _begin(self) -> Staging:
+    def prepare_global_plan(
+        self, plans: list[SavePlan], metadata: Metadata
+    ) -> tuple[list[SavePlan], Metadata]:
         """Reserve a place to write to: where an earlier process wrote, if one did.
 
         Raises:
@@ -140,15 +136,17 @@ class ConvertingWriter(ZarrStorageWriter):
             StorageError: the storage refused.
         """
         staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
-        if not (isinstance(staging, StagedCheckpoint) and staging.resumed):
-            _remove_journals(staging)
-        elif self._earlier(staging.location):
-            self._worth_keeping = True
-            staging.tidy()
-        else:
-            _remove_journals(staging)
-            staging.clear()
-        return staging
+        self.stage(staging)
+        if isinstance(staging, StagedCheckpoint):
+            self._staged = staging
+            if staging.resumed and self._earlier(staging.location):
+                self._worth_keeping = True
+                staging.tidy()
+            else:
+                remove_journals(staging.staging)
+                if staging.resumed:
+                    staging.clear()
+        return super().prepare_global_plan(plans, metadata)
 
     def _earlier(self, staged: Location) -> dict[int, bytes]:
         """What earlier processes have written for the same conversion: unit -> report."""
@@ -166,28 +164,20 @@ class ConvertingWriter(ZarrStorageWriter):
         Raises:
             XckptError: the first failure; the same conversion resumes from what was written.
         """
+        items = list(plan.items)
+        values = replace(plan, items=[item for item in items if item.tensor_data is None])
+        written = super().write_data(values, planner)
         orders = msgspec.convert(plan.storage_data, WriteOrders)
-        values = self._write_values(orders, plan, planner)
-        self._write_documents()
-        items = self._items(plan)
-        output = CheckpointOutput(orders, self.target, items)
-        reports = self._make(output)
-        arrays = [array for report in reports for array in _decode(report).arrays]
-        return Written([*values.arrays, *arrays], values.values)
+        output = CheckpointOutput(orders, self.target, self._by_part(items))
+        arrays = [array for report in self._make(output) for array in _decode(report).arrays]
+        return Written([*written.arrays, *arrays], written.values)
 
-    def _write_values(self, orders: WriteOrders, plan: SavePlan, planner: SavePlanner) -> Written:
-        writes = ChunkWrites(orders, planner, ProgressCounter(0, None), self.target)
-        for item in plan.items:
-            if item.tensor_data is None:
-                writes.write_value(*self._value(item, planner))
-        return writes.finish()
-
-    def _items(self, plan: SavePlan) -> dict[TargetPart, WriteItem]:
-        """The plan's tensor items by the parts that they are of."""
+    def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:
+        """The tensor items by the parts that they are of."""
         names = {leaf: name for name, leaf in self._leaf_names.items()}
         return {
             TargetPart(names[item.index.fqn], item.tensor_data.chunk): item
-            for item in plan.items
+            for item in items
             if item.tensor_data is not None
         }
 
@@ -215,20 +205,15 @@ class ConvertingWriter(ZarrStorageWriter):
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
         """Commit, and remove the journals; see `ZarrStorageWriter.finish`."""
-        staged = self._staging.location.folder if self._staging is not None else None
         data = super().finish(metadata, results)
-        if staged is not None:
-            remove_journals(staged)
+        if self._staged is not None:
+            remove_journals(self._staged.staging)
         return data
 
     def abort(self) -> None:
         """Stop; units that are durable stay for a process that resumes the conversion."""
-        staging = self._staging
-        if not (isinstance(staging, StagedCheckpoint) and self._worth_keeping):
-            if staging is not None:
-                _remove_journals(staging)
-            super().abort()
-            return
-        self._drain()
-        staging.release()
-        self._staging = None
+        if self._staged is not None:
+            self._staged.keep = self._worth_keeping
+            if not self._worth_keeping:
+                remove_journals(self._staged.staging)
+        super().abort()

@@ -31,6 +31,7 @@ from xckpt.core.values import encode_value, value_kind
 from xckpt.formats.opaque import Opaque
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.array import plain_bools
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 from xckpt.storage.foreign.paths import local_path
 
@@ -192,9 +193,7 @@ class TensorSink(ABC):
         Raises:
             StorageError: the storage refused.
         """
-        if data.dtype == np.bool_:
-            data = np.asarray(data.view(np.uint8) != 0)  # Memory may hold other bytes than 0 and 1.
-        self._write(name, box, data)
+        self._write(name, box, plain_bools(data))
 
     @abstractmethod
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:

@@ -98,6 +98,8 @@ class StagedCheckpoint(StagedFolder):
     step: Step
     resumed: bool
     """Whether an earlier process has written some of it."""
+    keep: bool = False
+    """Whether `abort` leaves what is written to a process that resumes the save."""
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
 
@@ -117,6 +119,13 @@ class StagedCheckpoint(StagedFolder):
             open_store(self.location).write(MANIFEST, manifest).result()
             sync_tree(self.staging)
             self.take_name(self.step)
+
+    def abort(self) -> None:
+        """Remove what was written, unless it is to be kept."""
+        if self.keep:
+            self.release()
+        else:
+            StagedFolder.abort(self)
 
     def clear(self) -> None:
         """Remove what an earlier process has written."""

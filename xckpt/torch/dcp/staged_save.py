@@ -10,8 +10,8 @@ from torch.distributed import checkpoint as dcp
 
 from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
-from xckpt.storage.orders import WriteOrders
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.storage.write_chunks import WriteOrders
 from xckpt.torch.dcp.cached_plans import StagingPlace, forget_place
 from xckpt.torch.dcp.failures import FailureWatch
 
