@@ -1,6 +1,6 @@
 """How long a save in the background blocks training, in copies of the state, and what it keeps.
 
-1. Every contender runs in processes of its own, since a first save happens once in a process. Each
+1. Every contender runs in separate processes, since a first save happens once in a process. Each
    process holds the 1.4 GiB as torch tensors, and as much memory that exists to copy into.
 2. One memory copy is the quickest of some runs of ``copy_`` from every tensor into that memory,
    before and after each save, with torch's own threads: what a user's loop would take.
@@ -115,7 +115,7 @@ def run(parent: Path, rounds: int, quick: bool, tell: Callable[[str], None]) -> 
 
 
 def _ask(contender: str, parent: Path, quick: bool) -> dict[str, Any]:
-    """What one contender finds in a process of its own."""
+    """What one contender measures in a separate process."""
     command = [sys.executable, "-m", "benchmarks.async_saves", contender, str(parent)]
     done = subprocess.run(
         [*command, *(["quick"] if quick else [])], stdout=subprocess.PIPE, text=True, check=True

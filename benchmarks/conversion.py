@@ -91,7 +91,7 @@ class Conversion:
 
 
 def shapes(gibibytes: float, item: int, quick: bool = False) -> Shapes:
-    """Names and shapes of a model of about so many GiB with ``item`` bytes an element."""
+    """Names and shapes of a model of about ``gibibytes`` GiB with ``item`` bytes an element."""
     width, heads, hidden, words = (
         size // QUICK if quick else size for size in (WIDTH, HEADS_WIDTH, HIDDEN, WORDS)
     )
@@ -114,7 +114,7 @@ def _elements(shapes: Shapes) -> int:
 
 
 def write_model(path: Path, shapes: Shapes, dtype: str) -> None:
-    """Save a model of random bits that nobody holds."""
+    """Save a model of random bits without holding it in memory."""
     import xckpt
     from xckpt.core.dtypes import numpy_dtype
     from xckpt.core.geometry.box import Boxes
@@ -193,7 +193,7 @@ def run(
 
 
 def _ask(what: str, folder: str, choice: str, quick: bool, *more: str) -> dict[str, Any]:
-    """What a process of its own finds."""
+    """What a separate process measures."""
     command = [sys.executable, "-m", "benchmarks.conversion", what, folder, choice, *more]
     done = subprocess.run(
         [*command, *(["quick"] if quick else [])], stdout=subprocess.PIPE, text=True, check=True

@@ -1,4 +1,4 @@
-"""Peak memory of each save and each load, every one in a process of its own.
+"""Peak memory of each save and each load, every one in a separate process.
 
 1. The child saves and loads a small state first, so that imports and thread pools are paid for.
 2. It then builds the state or the targets, and works while the parent watches (see `probe`).

@@ -66,7 +66,7 @@ class Loading:
 
 
 def run(parent: Path, rounds: int, quick: bool, tell: Callable[[str], None]) -> list[Loading]:
-    """Time the loaders for each kind of file, in a process of its own."""
+    """Time the loaders for each kind of file, in a separate process."""
     found: list[Loading] = []
     for kind in list(FILES)[:1] if quick else FILES:
         tell(f"BERT from {kind} into Flax arrays")

@@ -1,7 +1,7 @@
 """Run the benchmarks: ``python -m benchmarks.run`` or ``make bench``.
 
 1. ``speed``: every contender saves and loads the same 1.4 GiB in one process, in turns.
-2. ``memory``: the peak of each save and load, in a process of its own.
+2. ``memory``: the peak of each save and load, in a separate process.
 3. ``reshard``: four ranks save rows and load columns.
 4. ``dcp``: what a row shard reads through torch's distributed checkpoint.
 5. ``async``: how long saves in the background block, and the memory that they keep.
@@ -212,7 +212,7 @@ def main(
     if directory is None:
         directory = MEMORY_BACKED if MEMORY_BACKED.is_dir() and not disk else on_disk
     folder = Path(tempfile.mkdtemp(prefix="xckpt-bench-", dir=directory))
-    # A file or a pipe has no width of its own.
+    # A file or a pipe has no width.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     contenders = [c for c in all_contenders() if not names or c.name in names]
     run = Run(contenders, folder, on_disk, 1 if quick else rounds, quick, full, console)

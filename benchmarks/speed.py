@@ -4,8 +4,8 @@
    imports and thread pools.
 2. In each timed round, each contender saves into a fresh directory, what it left to the page
    cache is flushed, each of its loads runs, and the directory is deleted.
-3. The order rotates from round to round, and every second round runs backwards: whoever comes
-   first pays for fresh pages, and nobody always follows the same neighbour.
+3. The order rotates from round to round, and every second round runs backwards: the first one
+   pays for fresh pages, and none always follows the same neighbour.
 4. A load ends when one element of each page of the result has been read.
 """
 

@@ -107,7 +107,7 @@ class Implementation(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in reports, with its version."""
+        """Its name in reports, with its version."""
         ...
 
     @property

@@ -1,12 +1,12 @@
 """``python -m conformance.peers``: this project and its peers by the same laws, in one table.
 
-1. Each is judged in a process of its own, by every law that is not about files of this format.
+1. Each is judged in a separate process, by every law that is not about files of this format.
 2. A cell says how many cases passed / were refused / failed, or that all were refused.
 3. What a peer is known to fail is in ``conformance/found/PEER-LAW.json``: its version, the laws
    that fail, the reason, and the smallest case. A failure that is in no such file, or one of this
    project's own, makes the exit code 1. `still_fails` tries a file's case again.
 4. What is printed is kept in ``conformance/peers.md`` and goes into the README between two marks,
-   with ``--write``. ``--keep`` writes the smallest cases anew; their reasons are people's to give.
+   with ``--write``. ``--keep`` writes the smallest cases again; people write the reasons.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def still_fails(document: Mapping[str, Any]) -> str:
 
 
 def unexpected(judged: Judged) -> list[str]:
-    """A line for every failure that nobody has explained, and for what should fail and did not."""
+    """A line for every failure without an explanation, and for what should fail and did not."""
     lines: list[str] = []
     for peer, (name, outcomes) in judged.items():
         explained = known(peer)
@@ -213,7 +213,7 @@ def _judge_all(peers: Sequence[str], examples: int, seed: int) -> Judged:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 1 if something failed that nobody has explained."""
+    """Run the command; the exit code is 1 if a failure has no explanation."""
     parser = argparse.ArgumentParser(prog="python -m conformance.peers", description=__doc__)
     parser.add_argument("--examples", type=int, default=100, metavar="N", help="cases a law")
     parser.add_argument("--seed", type=int, default=0, metavar="S")

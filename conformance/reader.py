@@ -45,7 +45,7 @@ def need(holds: object, complaint: str) -> None:
 
 
 def read_file(path: Path, most: int) -> bytes:
-    """The content of a plain file of at most so many bytes."""
+    """The content of a plain file, up to a number of bytes."""
     need(path.is_file() and path.stat().st_size <= most, f"{path}: missing, or too long")
     return path.read_bytes()
 

@@ -8,7 +8,7 @@ rank; boxes without elements may be among them.
 2. `grids`: every dimension is cut anywhere on its own; any ranks hold each box.
 3. `guillotines`: a box is cut in two again and again, anywhere; any ranks hold each box.
 
-What a rank wants may be a tiling too, or `parts`: boxes that overlap, repeat and leave gaps.
+What a rank wants may be a tiling too, or `parts`: boxes that overlap, repeat and have gaps.
 
 Strategies are made once for the same arguments: to make one costs more than to draw from it.
 """

@@ -2,7 +2,7 @@
 
     python -m examples.demo [--all] [--keep FOLDER]
 
-Three phases, each in processes of its own; all that they share is a folder:
+Three phases, each in separate processes; all that they share is a folder:
 
 1. `torch_train.start`: 4 torch ranks, FSDP over tensor parallelism, train MiniLM and save it;
 2. `jax_reshard`: JAX loads that on 8 devices under another mesh and saves it again;
@@ -72,7 +72,7 @@ PHASES: dict[str, tuple[str, list[str]]] = {
 
 
 def run_phase(console: Console, number: int, name: str, folder: Path) -> Report:
-    """Run one phase in processes of its own; what it reports.
+    """Run one phase in separate processes; returns its report.
 
     Raises:
         subprocess.SubprocessError: a process failed or took too long.

@@ -1,4 +1,4 @@
-"""What the demo's processes leave for each other: checkpoints, records, and a report per phase."""
+"""What the demo's processes pass to each other: checkpoints, records, and a report per phase."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

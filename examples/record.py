@@ -2,7 +2,7 @@
 
 1. torch itself gathers each tensor (`full_tensor()`), and `safetensors` writes the whole tensors.
 2. A tensor's name is its key path, joined with "/" here, not by xckpt.
-3. Whoever loaded the state from a checkpoint compares it with the record, bit by bit.
+3. The process that loaded the state compares it with the record, bit by bit.
 """
 
 import json

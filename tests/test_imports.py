@@ -22,12 +22,12 @@ ROOT = Path(__file__).parent.parent
 # A module may import from its own layer and from the layers before it.
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
-    "doors": ("xckpt.engine.adapters",),  # which adapters there are; imports them by name only
+    # Which adapters and groups there are; imports them by name only.
+    "doors": ("xckpt.engine.adapters", "xckpt.engine.group"),
     "mapping": ("xckpt.mapping",),
     "engine": ("xckpt.engine", "xckpt.options"),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
-    "joining": ("xckpt.find_group",),
     "formats": ("xckpt.formats",),
     "convert": ("xckpt.convert",),
     "torch's own checkpoints": ("xckpt.torch.dcp",),

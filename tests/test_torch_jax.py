@@ -31,7 +31,7 @@ from tests.support.torch_meshes import Case, cases, on_rank_mesh, on_rank_placem
 from tests.torch.sharded.test_dtensor import held_by
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import from_numpy, torch_dtype
+from xckpt.torch.leaf import from_numpy, torch_dtype
 
 DTYPES = [
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),

@@ -25,7 +25,7 @@ def save() -> Way:
 def test_a_save_enters_these_packages(save: Way) -> None:
     assert save.packages == [
         "api",
-        "find_group",
+        "engine",  # the group
         "torch",  # is torch.distributed initialised?
         "storage",  # the writer
         "engine",
@@ -53,7 +53,7 @@ def test_a_load_enters_these_packages(load: Way) -> None:
     assert load.packages == [
         "api",
         "storage",  # the reader
-        "find_group",
+        "engine",  # the group
         "torch",  # is torch.distributed initialised?
         "jax",  # are there several processes?
         "engine",

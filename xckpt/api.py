@@ -1,8 +1,8 @@
 """The functions that people call with a path: save, save_async, load, load_into, open.
 
-Each is a thin composition over one engine: find the group (`xckpt.find_group`), make storage and
-planner, run the steps (`xckpt.engine.save`, `xckpt.engine.load`). `xckpt.state_dict` has torch's
-spelling of the same.
+Each is a thin composition over one engine: find the group (`xckpt.engine.adapters`), make storage
+and planner, run the steps (`xckpt.engine.save`, `xckpt.engine.load`). `xckpt.state_dict` has
+torch's spelling of the same.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
-from xckpt.engine.background import SaveFuture, begin, settle
+from xckpt.engine.adapters import find_group
+from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.group import Group
 from xckpt.engine.load import load_state
-from xckpt.engine.save import default_planner, save_state
+from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.find_group import find_group
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:

@@ -9,11 +9,10 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
-from xckpt.engine.background import settle
+from xckpt.engine.adapters import find_group
 from xckpt.engine.group import LocalGroup
 from xckpt.engine.load import load_state
-from xckpt.engine.save import default_planner, save_state
-from xckpt.find_group import find_group
+from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.options import SaveOptions
 
 __all__ = ["load_state_dict", "save_state_dict"]
@@ -34,7 +33,7 @@ def save_state_dict(
         state_dict: any tree that `save` takes.
         storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
         process_group: the ranks that save together: a torch process group or a `Group`; found by
-            itself (see `xckpt.find_group.find_group`).
+            itself (see `xckpt.engine.adapters.find_group`).
         coordinator_rank: who decides and commits, as a rank within the process group.
         no_dist: this process saves alone, whatever other processes there are.
         planner: how to divide the work; by default what `save` does with the writer's ``options``.

@@ -14,7 +14,7 @@ from benchmarks.contender import Contender, Load, State
 
 
 def _be_quiet() -> None:
-    # It warns at each call that it runs in a single process, as it was told to.
+    # It warns at each call that it runs in a single process, as it should.
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 

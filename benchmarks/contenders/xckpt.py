@@ -1,6 +1,6 @@
 """xckpt with its defaults: digests taken on save and verified on load.
 
-The same code path serves torch tensors in place and JAX arrays anew; the checkpoint is the same.
+The same code path fills torch tensors in place and makes new JAX arrays, from one checkpoint.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Crashes of who saves to an object store: a store of whole objects, without renames or folders.
 
-An object store does each request whole or not at all, and whoever was answered can rely on it. So
+An object store does each request whole or not at all, and the client can rely on an answer. So
 there is nothing to sync, and what a crash leaves open is which of the requests happened that were
 sent and not yet answered:
 
@@ -21,12 +21,12 @@ from dataclasses import dataclass
 __all__ = ["Change", "Crash", "Event", "Objects", "Recording", "apply", "crashes"]
 
 ALL_SUBSETS = 4
-"""Of up to so many requests under way every part is tried."""
+"""Up to this many requests under way, every subset of them is tried."""
 
 Objects = Mapping[str, tuple[int, bytes]]
 """What a store holds: key -> (version, content).
 
-A condition asks for a version: a generation that each write makes anew (GCS), or an ETag as a
+A condition asks for a version: a new generation for each write (GCS), or an ETag as a
 number, which equal contents share (S3).
 """
 
@@ -41,7 +41,7 @@ class Change:
     only_if: int | None = None
     """Only if the object has this version; 0: only if there is none."""
     version: int = -1
-    """What the object's is to be; a negative one stands for any that nobody else has."""
+    """What the object's is to be; a negative one stands for any unused version."""
 
     def __repr__(self) -> str:
         verb = "delete" if self.content is None else f"write {len(self.content)} bytes to"
@@ -71,7 +71,7 @@ class Crash:
     """A moment, and what the store may hold then."""
 
     count: int
-    """After so many events."""
+    """The number of events before it."""
     left: Objects
     late: tuple[Change, ...]
     """What was under way and has not happened yet."""

@@ -1,7 +1,7 @@
 """A file system that can lose power, as a pure function over frozen values.
 
 A `Disk` is what a file system holds; `apply` is one operation of a program. What the program sees
-is `Disk.image`; what a power cut may leave is less, and `power_cuts` lists it:
+is `Disk.image`; a power cut may keep less, and `power_cuts` lists it:
 
 1. A change of names (create, mkdir, rename, exchange, link, unlink, rmdir) happens whole or not at
    all. It is certain once a folder that it changes was synced; until then it may have happened or
@@ -40,7 +40,7 @@ from conformance.crash.operations import (
 __all__ = ["Disk", "Image", "apply", "power_cuts", "starting"]
 
 ALL_SUBSETS = 5
-"""Up to so many uncertain changes of names, every subset of them is a power cut of its own."""
+"""Up to this many uncertain changes of names, every subset of them is a power cut."""
 
 _ROOT = 0
 
@@ -79,7 +79,7 @@ class Disk:
     """All of them, the oldest first."""
 
     def image(self) -> Image:
-        """What the program sees, and whoever comes after it was killed."""
+        """What the program sees, and what any program sees after it was killed."""
         return _tree(self.names, self.folders, {n: file.content for n, file in self.files.items()})
 
     def find(self, path: str) -> int:
@@ -227,7 +227,7 @@ def _tree(
 
 
 def power_cuts(disk: Disk, *, more: int = 0, seed: int = 0) -> Iterator[Image]:
-    """What a power cut at this moment may leave; each image once.
+    """The images that a power cut at this moment may produce; each once.
 
     Of the uncertain changes of names: every subset, if they are few; else none, all, those up to
     each of them, each alone and all but each. With all and with none of them, of the uncertain

@@ -41,7 +41,7 @@ State = Mapping[str, NDArray[np.generic]]
 PATHS = ("a", "b", "run/7")
 STEPS = 12
 MOST_OPERATIONS = 100
-"""Crashes come within so many operations on files; the save of a few small leaves has fewer."""
+"""A crash comes within this many file operations; a save of a few small leaves has fewer."""
 
 _paths = st.sampled_from(PATHS)
 _states = st.one_of(cases(most_ranks=3), cases(most_ranks=3, even=True))
@@ -96,7 +96,7 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     @rule(name=_paths)
     def load_what_is_not_there(self, name: str) -> None:
-        wanted = everything({"nobody saved this": Array((2,), "int8")})
+        wanted = everything({"never saved": Array((2,), "int8")})
         self.raises("a load of a leaf that was not saved", lambda: self.load(name, wanted))
 
     @rule(name=_paths)
@@ -149,7 +149,7 @@ class CheckpointMachine(RuleBasedStateMachine):
             assert found is not None, "a crash has lost what was there"
             assert same(found, self.there[name].whole()), "a crash has left a mixture"
         else:
-            assert found is None, "a crash has left what nobody saved"
+            assert found is None, "after a crash something loads that was never saved"
 
     # What the rules are made of.
 
@@ -235,7 +235,7 @@ def machine(judged: Implementation, crashes: Recorder | None = None) -> type[Che
 
 
 def try_machine(made: type[CheckpointMachine], *, examples: int, seed: int) -> None:
-    """Run a state machine so many times.
+    """Run a state machine a given number of times.
 
     Raises:
         Exception: what the smallest run that failed raised; its notes are the steps.

@@ -1,4 +1,4 @@
-"""What a save does to files, recorded or cut off, by processes of its own.
+"""Records what a save does to files, or cuts it off, in separate processes.
 
 1. `Recorder` starts a process that has a new one for each action: it calls
    ``function(implementation, *args)``.
@@ -70,7 +70,7 @@ class Recorder:
             raise
 
     def do(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function(implementation, *args)`` in a process of its own.
+        """Call ``function(implementation, *args)`` in a separate process.
 
         Raises:
             ActionError: it raised, or ended otherwise.
@@ -92,7 +92,7 @@ class Recorder:
         Raises:
             ActionError: it raised, or ended otherwise.
             Refused: that is what it raised.
-            CannotRecordError: its operations cannot be told.
+            CannotRecordError: it did something that no operation expresses.
         """
         root = os.path.realpath(folder)
         before = image_of(Path(root))

@@ -1,4 +1,4 @@
-"""Processes that save: forked from one that has imported everything, or started anew.
+"""Processes that save: forked from one that has imported everything, or started fresh.
 
 Starting Python with an implementation takes seconds, forking milliseconds; but a library with
 threads of its own survives no fork once it was used, and some do not even before. So:
@@ -44,7 +44,7 @@ SECONDS_TO_SAVE = 20
 
 _REFUSED = 77
 _MOST_TEXT = 60_000
-"""What fits into a pipe that nobody reads yet."""
+"""How much a pipe holds before its reader starts; bytes."""
 
 
 class ActionError(Exception):
@@ -83,7 +83,7 @@ def serve(pipe: Connection, portable: Implementation | str) -> None:
                 answer = _carry_out(child, order, more)
             pipe.send(("done", answer))
         except (CannotRecordError, TooLateError) as error:
-            # Whether the library hangs, or only its forked process, cannot be told from here.
+            # A hang of the library looks the same here as a hang of its forked process alone.
             pipe.send(("cannot", str(error)))
         except Refused as error:
             pipe.send(("refused", str(error)))
@@ -249,7 +249,7 @@ def _can_fork(implementation: Implementation) -> bool:
     """Have a forked process save once, and import here what it had to import.
 
     Importing most libraries is harmless before a fork; using them is not. Where the imports start
-    threads, every forked process makes them anew.
+    threads, every forked process makes its own.
 
     Returns:
         Whether it could save.
@@ -260,11 +260,11 @@ def _can_fork(implementation: Implementation) -> bool:
 
     def save() -> str:
         with _limited(SECONDS_TO_SAVE):
-            return _told_by_child(lambda: _modules_of_a_save(implementation))
+            return _result_in_child(lambda: _modules_of_a_save(implementation))
 
     try:
         names = save().split()
-        if _told_by_child(lambda: str(_threads_after(names))) == "1":
+        if _result_in_child(lambda: str(_threads_after(names))) == "1":
             _import_all(names)
             save()
     except TooLateError:
@@ -289,7 +289,7 @@ def _import_all(names: Sequence[str]) -> None:
                 importlib.import_module(name)
 
 
-def _told_by_child(tell: Callable[[], str]) -> str:
+def _result_in_child(function: Callable[[], str]) -> str:
     """What a function returns in a forked process."""
     reading, writing = os.pipe()
     process = os.fork()
@@ -297,7 +297,7 @@ def _told_by_child(tell: Callable[[], str]) -> str:
         code = 1
         try:
             with os.fdopen(writing, "w") as stream:
-                stream.write(tell())
+                stream.write(function())
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -305,7 +305,7 @@ def _told_by_child(tell: Callable[[], str]) -> str:
     os.close(writing)
     try:
         with os.fdopen(reading) as stream:
-            told = stream.read()
+            text = stream.read()
         if os.waitpid(process, 0)[1]:
             raise ActionError("the implementation cannot save; its error is above")
     except ActionError:
@@ -313,7 +313,7 @@ def _told_by_child(tell: Callable[[], str]) -> str:
             os.kill(process, signal.SIGKILL)
             os.waitpid(process, 0)
         raise
-    return told
+    return text
 
 
 def save_something(implementation: Implementation) -> None:

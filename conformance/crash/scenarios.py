@@ -151,7 +151,7 @@ def found_at(implementation: Implementation, path: Path, states: Mapping[str, St
     """Which of the states is at a path; ``error`` if a load or `verify` says that none is whole.
 
     Raises:
-        AssertionError: something loads that nobody saved.
+        AssertionError: something loads that was never saved.
     """
     try:
         arrays = implementation.list(path)

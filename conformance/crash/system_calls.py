@@ -1,9 +1,9 @@
 """Linux's system calls that change files, read from a stopped thread as operations.
 
 Paths are read from the thread's memory and descriptors from ``/proc`` before a call happens; what
-it wrote is read back from the file afterwards. `told_of` gives for a call what tells the operations
-once it has returned, or None if it does not concern the folder. What cannot be told in operations
-(shared writable maps, io_uring, symbolic links) raises `CannotRecordError`.
+it wrote is read back from the file afterwards. `effect_of` gives a function from the call's result
+to its operations, or None if the call does not concern the folder. What cannot be expressed as
+operations (shared writable maps, io_uring, symbolic links) raises `CannotRecordError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from conformance.crash.operations import (
     Write,
 )
 
-__all__ = ["NUMBERS", "Call", "CannotRecordError", "Told", "told_of"]
+__all__ = ["NUMBERS", "Call", "CannotRecordError", "Effect", "effect_of"]
 
 _AT_FDCWD = -100
 _AT_REMOVEDIR = 0x200
@@ -57,7 +57,7 @@ NUMBERS = {
 
 
 class CannotRecordError(Exception):
-    """A process changes files in a way that cannot be told in operations, or cannot be traced."""
+    """A process changes files in a way that no operation expresses, or cannot be traced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +69,13 @@ class Call:
     arguments: tuple[int, ...]
 
 
-Told = Callable[[int], list[Operation]]
-"""What a call was, given what it returned."""
+Effect = Callable[[int], list[Operation]]
+"""The operations of a call, given its result."""
 
 
-def told_of(call: Call, root: str) -> Told | None:
-    """What tells the operations of a call once it has returned; None if it concerns us not."""
-    return _Reader(call, root).told()
+def effect_of(call: Call, root: str) -> Effect | None:
+    """The effect of a call on the folder; None if it does not concern the folder."""
+    return _Reader(call, root).effect()
 
 
 class _Reader:
@@ -85,8 +85,8 @@ class _Reader:
         self.call = call
         self.root = root
 
-    def told(self) -> Told | None:
-        """What tells the operations once the call has returned; None if it concerns us not."""
+    def effect(self) -> Effect | None:
+        """The effect of the call on the folder; None if it does not concern the folder."""
         name, a = self.call.name, self.call.arguments
         match name:
             case "open":
@@ -115,9 +115,9 @@ class _Reader:
             case "syncfs":
                 return self._one(self._descriptor(a[0]), lambda _: SyncAll())
             case _:
-                return self._told_of_names(name, a)
+                return self._effect_on_names(name, a)
 
-    def _told_of_names(self, name: str, a: tuple[int, ...]) -> Told | None:
+    def _effect_on_names(self, name: str, a: tuple[int, ...]) -> Effect | None:
         here = _AT_FDCWD
         match name:
             case "mkdir":
@@ -142,9 +142,9 @@ class _Reader:
             case "linkat":
                 return self._two(self._at(a[0], a[1]), self._at(a[2], a[3]), Link)
             case _:
-                return self._told_of_sizes(name, a)
+                return self._effect_on_sizes(name, a)
 
-    def _told_of_sizes(self, name: str, a: tuple[int, ...]) -> Told | None:
+    def _effect_on_sizes(self, name: str, a: tuple[int, ...]) -> Effect | None:
         match name:
             case "truncate":
                 return self._one(self._at(_AT_FDCWD, a[0]), lambda path: Resize(path, a[1]))
@@ -172,11 +172,11 @@ class _Reader:
         if self._below(path) is not None:
             raise CannotRecordError(f"the process {what}: {path}")
 
-    def _one(self, path: str, make: Callable[[str], Operation]) -> Told | None:
+    def _one(self, path: str, make: Callable[[str], Operation]) -> Effect | None:
         inside = self._below(path)
         return None if inside is None else lambda _: [make(inside)]
 
-    def _two(self, one: str, other: str, make: Callable[[str, str], Operation]) -> Told | None:
+    def _two(self, one: str, other: str, make: Callable[[str, str], Operation]) -> Effect | None:
         a, b = self._below(one), self._below(other)
         if a is None and b is None:
             return None
@@ -184,7 +184,7 @@ class _Reader:
             raise CannotRecordError(f"{one} and {other}: one of them is outside of {self.root}")
         return lambda _: [make(a, b)]
 
-    def _open(self, path: str, flags: int) -> Told | None:
+    def _open(self, path: str, flags: int) -> Effect | None:
         inside = self._below(path)
         if inside is None or not flags & (os.O_CREAT | os.O_TRUNC | _TMPFILE):
             return None
@@ -196,7 +196,7 @@ class _Reader:
             return lambda _: [Create(inside)]
         return (lambda _: [Resize(inside, 0)]) if flags & os.O_TRUNC else None
 
-    def _write(self, descriptor: int, offset: int | None) -> Told | None:
+    def _write(self, descriptor: int, offset: int | None) -> Effect | None:
         path = self._descriptor(descriptor)
         inside = self._below(path)
         if inside is None or not os.path.isfile(path):
@@ -204,12 +204,12 @@ class _Reader:
         if offset is None:
             offset = self._position(descriptor)
 
-        def told(length: int) -> list[Operation]:
+        def effect(length: int) -> list[Operation]:
             with open(path, "rb") as file:
                 file.seek(offset)
                 return [Write(inside, offset, file.read(length))] if length else []
 
-        return told
+        return effect
 
     def _below(self, path: str) -> str | None:
         """A path relative to the root; None if it is elsewhere, or has no name any more."""

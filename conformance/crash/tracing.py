@@ -11,7 +11,7 @@ Python see little; the kernel sees all. No program is needed besides Python.
    after it, what it wrote is read back from the file. That makes an `Operation`.
 4. A tracer can kill all processes just before the n-th operation, which then does not happen.
 
-What cannot be told in operations (shared writable maps, io_uring, symbolic links) raises
+What cannot be expressed as operations (shared writable maps, io_uring, symbolic links) raises
 `CannotRecordError`.
 """
 
@@ -25,7 +25,7 @@ import signal
 from collections import deque
 
 from conformance.crash.operations import Operation
-from conformance.crash.system_calls import NUMBERS, Call, CannotRecordError, Told, told_of
+from conformance.crash.system_calls import NUMBERS, Call, CannotRecordError, Effect, effect_of
 
 __all__ = ["CannotRecordError", "Tracer"]
 
@@ -72,7 +72,7 @@ class Tracer:
         self._process = process
         self._numbers = NUMBERS.get(platform.machine())
         self._threads = {int(thread) for thread in os.listdir(f"/proc/{process}/task")}
-        self._running: tuple[int, Told] | None = None
+        self._running: tuple[int, Effect] | None = None
         self._waiting: deque[Call] = deque()
         self._ptrace = ctypes.CDLL(None, use_errno=True).ptrace
         self._ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
@@ -92,7 +92,7 @@ class Tracer:
         """Let the process and its descendants run to their ends; the process's exit status.
 
         Raises:
-            CannotRecordError: it did something that cannot be told.
+            CannotRecordError: it did something that no operation expresses.
         """
         status = 0
         try:
@@ -130,10 +130,10 @@ class Tracer:
             return  # killed meanwhile
         assert self._numbers is not None
         if info.op == _EXIT and self._running is not None and self._running[0] == thread:
-            told, self._running = self._running[1], None
+            effect, self._running = self._running[1], None
             result = ctypes.c_int64(info.values[0]).value
             if result >= 0:
-                self.operations += told(result)
+                self.operations += effect(result)
             self._resume(thread)
             self._start_next()
         elif info.op == _ENTRY and (name := self._numbers.get(info.values[0])):
@@ -146,13 +146,13 @@ class Tracer:
         """Let the next call through, if none is under way."""
         while self._running is None and self._waiting:
             call = self._waiting.popleft()
-            told = told_of(call, self.root)
-            if told is not None:
+            effect = effect_of(call, self.root)
+            if effect is not None:
                 if self.most is not None and len(self.operations) >= self.most:
                     self.killed = True
                     self._kill()
                     return
-                self._running = call.thread, told
+                self._running = call.thread, effect
             self._resume(call.thread)
 
     def _kill(self) -> None:

@@ -58,7 +58,7 @@ class Wish:
 
 @dataclass(eq=False, slots=True)
 class Target:
-    """Boxes to be loaded, each in memory of its own; loaded, they are a list of arrays."""
+    """Boxes to be loaded, each in separate memory; loaded, they are a list of arrays."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -80,7 +80,7 @@ class Target:
             assert index not in self.committed, "a box is committed twice"
             self.committed.add(index)
             if index not in self.parts:
-                assert 0 in self.boxes[index].sizes, "a box is committed that nobody filled"
+                assert 0 in self.boxes[index].sizes, "a box is committed that was never filled"
                 self.parts[index] = np.empty(self.boxes[index].sizes, numpy_dtype(self.dtype))
 
     def result(self) -> list[Data]:

@@ -65,7 +65,7 @@ def array_of(ranks: Sequence[Held]) -> jax.Array:
     """What the ranks hold of an array, as one array.
 
     Raises:
-        Refused: see `sharding_of`; or the ranks contradict each other or leave gaps, which one
+        Refused: see `sharding_of`; or the ranks contradict each other or hold too little, which one
             array of one process cannot.
     """
     array = ranks[0].array

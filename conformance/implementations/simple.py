@@ -4,9 +4,9 @@
 and its boxes: where each begins, how large it is, which file holds its elements, and their CRC-32.
 
 1. A save writes the files of a generation, syncs them, and then puts ``leaves.json`` in place by a
-   rename, which is atomic: whoever looks finds the old checkpoint or the new one.
+   rename, which is atomic: a reader finds the old checkpoint or the new one.
 2. A box that several ranks hold is written once, by the first. Boxes that overlap and elements that
-   nobody holds are refused before anything is written.
+   no rank holds are refused before anything is written.
 3. A load copies what each stored box shares with each wanted one, and checks what it has read.
 
 Every step is a method, so that `faulty` can get one of them wrong at a time.

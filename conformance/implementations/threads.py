@@ -53,7 +53,7 @@ class _Table:
             return self._found
 
     def leave(self) -> None:
-        """Whoever leaves comes to no further meeting."""
+        """The rank takes part in no further meeting."""
         with self._changed:
             self._left = True
             self._changed.notify_all()

@@ -124,14 +124,14 @@ class _Loader(DefaultLoadPlanner):
 
 
 class TorchDCP:
-    """DCP with its defaults, except that it is told whether to overwrite."""
+    """DCP with its defaults, except that the caller chooses whether to overwrite."""
 
     name = f"torch DCP {torch.__version__}"
     limits: Sequence[str] = (
         "dtypes that torch lacks (int4, float4_e2m1fn)",
         "sound plans that its validation takes for faulty",
         "verify: its files carry no checksums",
-        "saving the same again for the same files: each save has an identity of its own",
+        "saving the same again for the same files: each save has its own identity",
     )
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class TorchDCP:
             writer.set_up_storage_writer(rank == 0)
             plans.append(planner.create_local_plan())
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it overwrites, as it was told to
+            warnings.simplefilter("ignore")  # that it overwrites, as it should
             plans = [w.prepare_local_plan(plan) for w, plan in zip(writers, plans, strict=True)]
         try:
             plans, metadata = planners[0].create_global_plan(plans)

@@ -5,7 +5,7 @@ checkpoint of format version 1 and how it is saved; `python -m conformance.laws.
 calls `write`, and a test saves them again and compares the bytes.
 
 Everything is deterministic. The one identity that a save draws, the folder of a generation, is
-given the name `GENERATION` afterwards, and the manifest is sealed anew.
+given the name `GENERATION` afterwards, and the manifest is sealed again.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def checkpoints() -> dict[str, Recipe]:
                           options=xckpt.SaveOptions(chunk_bytes=96, shard_bytes=384)),
         "sharded-crc32c": Recipe("both", several, options=xckpt.SaveOptions(
             chunk_bytes=96, shard_bytes=384, crc32c=True)),
-        "pieces": Recipe("leaves of which each shard is an array of its own", *_pieces(),
+        "pieces": Recipe("leaves whose shards are separate arrays", *_pieces(),
                          options=xckpt.SaveOptions(chunk_bytes=384)),
         "pieces-sharded": Recipe("the same with several chunks in a zarr shard", *_pieces(),
                                  options=xckpt.SaveOptions(chunk_bytes=96, shard_bytes=600)),

@@ -39,7 +39,7 @@ Data = NDArray[np.generic]
 
 
 class Shards(torch.Tensor):
-    """A local tensor of some boxes of a global one; it has no elements of its own."""
+    """A local tensor of some boxes of a global one; it holds no elements itself."""
 
     array: Array
     boxes: Sequence[Box]

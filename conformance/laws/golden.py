@@ -11,12 +11,12 @@ says what is in it, for a reader in any language:
    with null for a leaf. ``user`` and ``planner`` are what was kept with the checkpoint.
 
 `twins.twins` derives corrupt twins of each, and `confined.run` has a reader load and verify them
-all in a process of its own. It may refuse a twin, or give exactly what was saved if the damage is
+all in a separate process. It may refuse a twin, or give exactly what was saved if the damage is
 to something that no load depends on; then its verification must find it. `run` counts both as laws
 for an implementation that names the module of its readers as ``golden_readers``.
 
     python -m conformance.laws.golden                 # every twin, with every reader of xckpt
-    python -m conformance.laws.golden --write         # save the golden checkpoints anew
+    python -m conformance.laws.golden --write         # save the golden checkpoints again
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FormatReader(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is called in reports."""
+        """Its name in reports."""
         ...
 
     @property
@@ -172,10 +172,10 @@ def _judge_twins(module: str, examples: int, seed: int, outcome: Outcome) -> Non
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command: judge readers by the twins, or write the golden checkpoints."""
     parser = argparse.ArgumentParser(prog="python -m conformance.laws.golden", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="save the golden checkpoints anew")
+    parser.add_argument("--write", action="store_true", help="save the golden checkpoints again")
     parser.add_argument("--impl", default=XCKPT, help="the module with READERS")
     parser.add_argument("--flips", type=int, default=24, help="bytes to flip in each file")
-    parser.add_argument("--every", type=int, default=1, help="judge one twin of so many")
+    parser.add_argument("--every", type=int, default=1, help="judge one twin in every N")
     chosen = parser.parse_args(arguments)
     if chosen.write:
         write(GOLDEN)

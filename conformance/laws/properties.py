@@ -43,7 +43,7 @@ Loaded = Sequence[Mapping[str, Sequence[NDArray[np.generic]]]]
 
 @contextlib.contextmanager
 def fresh_folder() -> Iterator[Path]:
-    """A folder of its own for one case; a checkpoint goes below it.
+    """A fresh folder for one case; a checkpoint goes below it.
 
     In memory where that can be: cases are small, and a save syncs many files.
     """
@@ -243,7 +243,7 @@ def ranks_permuted(implementation: Implementation, case: Case) -> None:
 
 
 def replicas(implementation: Implementation, case: Case) -> None:
-    """Whoever holds a box besides the first, the same is read."""
+    """A box is read the same, no matter which other ranks hold it too."""
     for keep in (lambda ranks: ranks[:1], lambda ranks: ranks[-1:], lambda _: range(case.savers)):
         leaves = [
             replace(
@@ -256,7 +256,7 @@ def replicas(implementation: Implementation, case: Case) -> None:
 
 
 def ranks_without(implementation: Implementation, case: Case) -> None:
-    """A rank that holds or wants nothing of a leaf may leave it out."""
+    """A rank that holds or wants nothing of a leaf may omit it."""
     saved = [{name: each for name, each in rank.items() if each.shards} for rank in case.held()]
     wanted = [{name: each for name, each in rank.items() if each.boxes} for rank in case.wanted()]
     with fresh_folder() as folder:

@@ -26,7 +26,7 @@ Spoil = Callable[[Case, Ranks], str]
 
 
 def overlaps(implementation: Implementation, case: Case) -> None:
-    """Two boxes that share an element are refused: nobody can tell which of them counts."""
+    """Two boxes that share an element are refused: there is no way to know which of them counts."""
     _refused(implementation, case, _overlap)
 
 

@@ -1,6 +1,6 @@
 """Corrupt twins, each loaded and verified in a process that may die, hang or eat memory.
 
-1. `run` starts a child process for each reader. The child makes every twin in a folder of its own,
+1. `run` starts a child process for each reader. The child makes every twin in a fresh folder,
    has the reader load and verify it, and prints a line before and a line after.
 2. The child limits its own address space, and measures the most memory that each twin took.
 3. A child that dies or falls silent is a crash of the twin that it was at; another child goes on
@@ -135,7 +135,7 @@ def run(
     Args:
         module: its name; it has ``READERS``.
         flips: how many bytes are flipped in each file.
-        every: judge one twin of so many.
+        every: judge one twin in every N.
         first: number of the first; each reader begins with another.
         only: the golden checkpoint whose twins are judged; all by default.
     """
@@ -250,7 +250,7 @@ def _status(what: str) -> int:
 
 
 def _reset_memory() -> int:
-    """Let the kernel count the most memory anew; what is taken now."""
+    """Reset the kernel's count of the peak memory; returns what is in use now, in bytes."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")

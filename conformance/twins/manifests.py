@@ -1,8 +1,8 @@
 """Twins whose manifest is well sealed and wrong inside, as an attacker or a bad writer makes them.
 
-`sealed_twins` edits the JSON of the manifest, computes the digest anew, and so gets past the check
+`sealed_twins` edits the JSON of the manifest, computes the digest again, and so gets past the check
 that the manifest is what was saved. Everything here must be refused for what it says: a field that
-nobody knows, a gap, an overlap, a path that climbs out, a number that no memory can hold.
+no reader knows, a gap, an overlap, a path that climbs out, a number that no memory can hold.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Corrupt twins: every way that we know of to damage a golden checkpoint, one file at a time.
 
 `twins` lists them for a checkpoint. Each twin is a name, a function that damages a copy of the
-checkpoint, and what a reader may do about it (`Bar`). Files are told apart by what zarr says:
+checkpoint, and what a reader may do about it (`Bar`). The kind of a file follows from zarr.json:
 
 1. The manifest, the digests, the ``zarr.json`` of an array that has elements, and chunks: without
    any of them a load must be refused.
@@ -102,7 +102,7 @@ def _places(checkpoint: Path) -> Iterator[_Place]:
 
 
 def _chunk_place(checkpoint: Path, file: Path, document: dict[str, Any]) -> _Place:
-    """A chunk, with the positions of its padding where that can be told from zarr.json."""
+    """A chunk, with the positions of its padding where zarr.json gives them."""
     shape = document["shape"]
     unit = document["chunk_grid"]["configuration"]["chunk_shape"]
     codecs = document["codecs"]

@@ -62,10 +62,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{CORE}/test_json_values.py::test_depth_is_bounded",
         f"{CORE}/test_json_values.py::test_every_problem_is_listed_with_its_place",
     ),
-    "So a writer that is told so": (f"{LOST}::test_a_save_is_told_again",),
-    "A writer that is not told whether": (
-        f"{LOST}::test_a_commit_that_may_come_yet_finds_its_data",
-    ),
+    "A writer whose condition fails": (f"{LOST}::test_a_save_is_told_again",),
+    "A writer that gets no answer": (f"{LOST}::test_a_commit_that_may_come_yet_finds_its_data",),
     "Names MUST be unique": (BOTH,),
     "A writer MUST keep to 64 bits": (f"{CORE}/test_tree.py::test_every_bad_key_is_listed",),
     "A reader MUST refuse a name that differs": (

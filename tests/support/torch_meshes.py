@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.torch.buffers import from_numpy
+from xckpt.torch.leaf import from_numpy
 
 MESHES: dict[str, list] = {
     "4": [0, 1, 2, 3],

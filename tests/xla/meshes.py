@@ -29,7 +29,7 @@ import torch_xla.runtime
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from xckpt.torch.buffers import from_numpy, to_numpy
+from xckpt.torch.leaf import from_numpy, to_numpy
 
 # Left behind for the workers of pytest-xdist by the process that started them; it earns a warning.
 os.environ.pop("XLA_USE_SPMD", None)

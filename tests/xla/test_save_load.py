@@ -42,7 +42,7 @@ from tests.xla.meshes import (
 )
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.storage import ZarrStorageReader, ZarrStorageWriter
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy
 from xckpt.torch.xla import SPMDLoadPlanner, SPMDSavePlanner
 
 MESH = (2, 4)

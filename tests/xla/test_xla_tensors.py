@@ -36,7 +36,7 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import ReadItem, SavePlan, WriteItem, WriteItems
 from xckpt.errors import PlanError, UnsupportedLeafError
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy
 from xckpt.torch.xla import CpuShards, SPMDLoadPlanner, SPMDSavePlanner
 from xckpt.torch.xla.shards import ShardLayout, fetch
 

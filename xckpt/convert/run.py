@@ -18,8 +18,8 @@ from concurrent.futures import Executor
 from xckpt.convert.conversion import Conversion
 from xckpt.convert.work import ConversionRun, Converted
 from xckpt.core.metadata import JSONValue
+from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, LocalGroup
-from xckpt.find_group import find_group
 from xckpt.formats.detect import open_sink
 from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.mapping import LeafMapping

@@ -12,7 +12,6 @@ from xckpt.convert.units.reads import SourceRead, blocks, hull, restrict_sources
 from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
-from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy
 
 
@@ -38,7 +37,7 @@ def stored_reads(
         index: the wanted box that the items go into.
         source_read: the box, and its copies.
     """
-    arrays = stored_boxes(stored)
+    arrays = stored.arrays
     wanted = Boxes.of([(source_read.box.offsets, source_read.box.sizes)])
     copies = [copy for _, copy in source_read.copies]
     for number, part in zip(*intersect(wanted, arrays)[1:], strict=True):

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from xckpt.convert.units.make import run_copy
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
+from xckpt.core.plan.wanted import Countdown
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.storage.chunks.chunk import allocate
 

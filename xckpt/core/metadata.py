@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
 
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
@@ -72,6 +72,14 @@ class TensorStorageMetadata:
     """The sharding that wrote it, where the framework knows one."""
     annotation: str = ""
     """What the leaf is to its framework beyond an array, such as ``"prng_key:threefry2x32"``."""
+
+    @property
+    def arrays(self) -> Boxes:
+        """The box that each array of a stored tensor holds."""
+        boxes = self.chunks if self.grid is None else self.grid.arrays
+        if isinstance(boxes, Boxes):
+            return boxes
+        return Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(self.size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
-"""The adapters of the frameworks that this process has imported.
+"""What the frameworks that this process has imported bring: adapters, and the group they joined.
 
-An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported when its framework has
-been: before that, no leaf of the framework can exist. So this imports no framework that the
-program has not imported.
+1. An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported when its framework has
+   been: before that, no leaf of the framework can exist.
+2. A framework that joins processes has a module with ``current_group``; `find_group` asks those.
+
+So this imports no framework that the program has not imported.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import sys
 from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
+from xckpt.engine.group import Group, LocalGroup
 
 _MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
@@ -22,6 +25,9 @@ _MODULES: Final[dict[str, str]] = {
     "numpy": "xckpt.numpy",
 }
 """Framework module -> adapter module, in the order in which adapters are asked."""
+
+_GROUPS: Final = {"torch.distributed": "xckpt.torch.group", "jax": "xckpt.jax.group"}
+"""Framework module -> module with ``current_group``, in the order in which they are asked."""
 
 
 def _loaded() -> tuple[Adapter[Any], ...]:
@@ -57,3 +63,43 @@ def loaded_adapters() -> Adapters:
         'int8'
     """
     return Adapters(_loaded(), _loaded)
+
+
+def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group:
+    """The group of processes that work together.
+
+    Args:
+        process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
+            if it is initialised, else of JAX if there are several, else this process alone.
+        coordinator_rank: the rank within the group that decides and commits. A `Group` has its
+            own coordinator, so only 0 or that rank may be given with it.
+
+    Raises:
+        TypeError: ``process_group`` is neither.
+        ValueError: the group has no such coordinator, or this process is not in it.
+
+    Example:
+        >>> find_group(LocalGroup()).size
+        1
+    """
+    if isinstance(process_group, Group):
+        if coordinator_rank not in (0, process_group.coordinator):
+            raise ValueError(
+                f"coordinator_rank is {coordinator_rank}, but the group's coordinator is "
+                f"{process_group.coordinator}; leave coordinator_rank out"
+            )
+        return process_group
+    for framework, module in _GROUPS.items():
+        if framework in sys.modules:
+            current_group = importlib.import_module(module).current_group
+            group: Group | None = current_group(coordinator_rank, process_group)
+            if group is not None:
+                return group
+    if process_group is not None:
+        raise TypeError(
+            f"process_group must be a torch process group or an xckpt Group, not a "
+            f"{type(process_group).__name__}"
+        )
+    if coordinator_rank:
+        raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
+    return LocalGroup()

@@ -17,18 +17,17 @@ from __future__ import annotations
 
 # Its exit handler must run after ours.
 import concurrent.futures.thread  # noqa: F401  # pyright: ignore[reportUnusedImport]
-import logging
 import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
 from xckpt.engine.group import Group
+from xckpt.engine.save import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
-
-logger = logging.getLogger("xckpt")
 
 State = Any
 """Any tree that a save takes."""
@@ -44,40 +43,6 @@ class BackgroundGroup(Group, Protocol):
     def in_background(self) -> Group:
         """The same ranks over connections of their own; collective the first time."""
         ...
-
-
-class _Status:
-    """What is known of a save, to its thread and to those who wait."""
-
-    def __init__(self, where: str, group: Group) -> None:
-        self.where = where
-        self.rank, self.size = group.rank, group.size
-        self.staged: Future[None] = Future()
-        """Done when the caller may change the state."""
-        self.saved: Future[Metadata] = Future()
-        self.seen = False
-        """Whether a caller has received the outcome."""
-
-    def concerns(self, group: Group) -> bool:
-        """Whether a save by this rank of ``group`` has to wait for this one."""
-        return self.size != group.size or self.rank == group.rank
-
-    def take_failure(self) -> BaseException | None:
-        """The failure if it was never asked for; waits for the end, and answers once."""
-        error = self.saved.exception()
-        if self.seen:
-            return None
-        self.seen = error is not None
-        return error
-
-    def log(self, error: BaseException) -> None:
-        """Log a failure that was never asked for."""
-        logger.error(
-            "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
-            self.where,
-            type(error).__name__,
-            error,
-        )
 
 
 class SaveFuture:
@@ -97,10 +62,11 @@ class SaveFuture:
         {'w': array([1., 1., 1.])}
     """
 
-    def __init__(self, status: _Status) -> None:
+    def __init__(self, status: SaveInFlight, staged: Future[None]) -> None:
         self.where = status.where
         """The path or URL that is saved to."""
         self._status = status
+        self._staged = staged
 
     def staged(self, timeout: float | None = None) -> None:
         """Return when the state that was given may be changed.
@@ -111,7 +77,7 @@ class SaveFuture:
             TimeoutError: that takes more than ``timeout`` seconds.
             Exception: what the stager raised; `result` raises it too.
         """
-        error = self._status.staged.exception(timeout)
+        error = self._staged.exception(timeout)
         if error is not None:
             self._status.seen = True
             raise error
@@ -156,11 +122,15 @@ class _Work:
     """
 
     def __init__(
-        self, status: _Status, group: Group, save: Save, spare: BlockingAsyncStager | None
+        self,
+        status: SaveInFlight,
+        group: Group,
+        save: Save,
+        spare: BlockingAsyncStager | None,
     ) -> None:
         self.go_on = threading.Event()
-        self.copied: Future[State] = Future()
-        """The staged state, or why there is none."""
+        self.copied: Future[State]
+        """The staged state, or why there is none; set before `go_on` is."""
         self._status = status
         self._group = group
         self._save = save
@@ -169,19 +139,21 @@ class _Work:
     def run(self) -> None:
         """Save once `go_on` is set; give a spare stager back, then say how it ended."""
         self.go_on.wait()
-        outcome = self._outcome(self.copied)
+        outcome = self._outcome()
         del self.copied, self._save
         if self._spare is not None:
-            _give_back(self._spare)
+            # Kept for the next save; its memory is there unless the system has needed it.
+            self._spare.rest()
+            _spare[:] = [self._spare]
         if isinstance(outcome, Metadata):
             self._status.saved.set_result(outcome)
         else:
             self._status.saved.set_exception(outcome)
 
-    def _outcome(self, copied: Future[State]) -> Metadata | BaseException:
+    def _outcome(self) -> Metadata | BaseException:
         state, failure = None, None
         try:
-            state = copied.result()
+            state = self.copied.result()
         except BaseException as error:
             failure = error
         try:
@@ -190,9 +162,6 @@ class _Work:
             return error
 
 
-_lock = threading.Lock()
-_saves: list[_Status] = []
-"""In flight, or failed and not asked for."""
 _spare: list[BlockingAsyncStager] = []
 """The stager of saves that name none, while it is free; the system may take its memory back."""
 
@@ -207,80 +176,59 @@ def begin(
     """
     failure = settle(group)
     background = group.in_background() if isinstance(group, BackgroundGroup) else group
-    status = _Status(where, group)
+    status = SaveInFlight(where, group.rank, group.size)
+    staged: Future[None] = Future()
     spare = None
     if stager is None:
         stager = spare = _take_spare()
     work = _Work(status, background, save, spare)
-    copied = work.copied
-    copied.add_done_callback(lambda future: _end(status.staged, None, future.exception()))
+    _register_exit()
+    IN_FLIGHT[status] = None
     # Started before the copying, but released after it: else the caller would wait for the
-    # interpreter's lock while the save plans.
-    _start(work, status)
+    # interpreter's lock while the save plans. A daemon: were it joined like others, its own thread
+    # pools would be shut before it has ended.
+    threading.Thread(target=work.run, name="xckpt-save", daemon=True).start()
     try:
         if failure is not None:
             # The other ranks may know of no failure: the save tells them, and this rank raises.
             status.seen = True
             raise failure
-        _stage(stager, state, copied, until=status.saved)
+        work.copied = _stage(stager, state, until=status.saved)
     except BaseException as error:
-        if not copied.done():
-            copied.set_exception(error)
+        work.copied = _failed(error)
         raise
     finally:
+        work.copied.add_done_callback(lambda copied: _end(staged, _failure(copied)))
         work.go_on.set()
-    return SaveFuture(status)
+    return SaveFuture(status, staged)
 
 
-def settle(group: Group) -> BaseException | None:
-    """Wait for the saves in flight; the failure of one that was never asked for, if there is one.
-
-    The caller must raise it; it is not stored.
-    """
-    with _lock:
-        concerned = [save for save in _saves if save.concerns(group)]
-    failures = [(save, error) for save in concerned if (error := save.take_failure()) is not None]
-    with _lock:
-        _saves[:] = [save for save in _saves if save not in concerned]
-    if not failures:
-        return None
-    for save, error in failures[1:]:
-        save.log(error)
-    save, error = failures[0]
-    error.add_note(
-        f"This is the failure of the asynchronous save to {save.where}, whose result was never "
-        f"asked for; the save that was called now was not begun."
-    )
-    return error
-
-
-def _stage(
-    stager: AsyncStager, state: State, copied: Future[State], until: Future[Metadata]
-) -> None:
-    """Have a stager copy a state; ``copied`` ends with the copy or with the stager's failure.
+def _stage(stager: AsyncStager, state: State, until: Future[Metadata]) -> Future[State]:
+    """Have a stager copy a state; the result is the copy, or the stager's failure.
 
     A stager that lends its memory lends it ``until`` the save has ended.
     """
+    copied: Future[State] = Future()
     try:
         staged = stager.stage(state)
         if isinstance(stager, BlockingAsyncStager):
             stager.lend(until)
-        copying = cast("Future[State]", staged) if isinstance(staged, Future) else None
-        has_failed = copying is not None and copying.done() and _failure(copying) is not None
+        if isinstance(staged, Future):
+            copied = cast("Future[State]", staged)
+        else:
+            copied.set_result(staged)
+        has_failed = copied.done() and _failure(copied) is not None
         if not has_failed and stager.should_synchronize_after_execute:
             stager.synchronize_staging()
     except Exception as error:
-        copied.set_exception(error)
-        return
-    if copying is None:
-        copied.set_result(staged)
-        return
+        return _failed(error)
+    return copied
 
-    def pass_on(copying: Future[State]) -> None:
-        error = _failure(copying)
-        _end(copied, None if error else copying.result(), error)
 
-    copying.add_done_callback(pass_on)
+def _failed(error: BaseException) -> Future[State]:
+    future: Future[State] = Future()
+    future.set_exception(error)
+    return future
 
 
 def _failure(future: Future[Any]) -> BaseException | None:
@@ -288,53 +236,31 @@ def _failure(future: Future[Any]) -> BaseException | None:
     return CancelledError() if future.cancelled() else future.exception()
 
 
-def _end(future: Future[Any], result: object, error: BaseException | None) -> None:
+def _end(staged: Future[None], error: BaseException | None) -> None:
     if error is None:
-        future.set_result(result)
+        staged.set_result(None)
     else:
-        future.set_exception(error)
-
-
-def _start(work: _Work, status: _Status) -> None:
-    _register_exit()
-    with _lock:
-        _saves.append(status)
-    # A daemon: were it joined like others, its own thread pools would be shut before it has ended.
-    threading.Thread(target=work.run, name="xckpt-save", daemon=True).start()
+        staged.set_exception(error)
 
 
 def _take_spare() -> BlockingAsyncStager:
-    with _lock:
-        if _spare:
-            return _spare.pop()
-    return BlockingAsyncStager(cache_staged_state_dict=True)
+    try:
+        return _spare.pop()
+    except IndexError:
+        return BlockingAsyncStager(cache_staged_state_dict=True)
 
 
-def _give_back(stager: BlockingAsyncStager) -> None:
-    """Keep one stager for the next save; its memory is there unless the system has needed it."""
-    stager.rest()
-    with _lock:
-        if not _spare:
-            _spare.append(stager)
-
-
-_registered = False
-
-
+@cache
 def _register_exit() -> None:
-    global _registered
-    with _lock:
-        if not _registered:
-            # The standard library has no public name for what runs before thread pools are shut;
-            # `atexit` runs after that, when a save can no longer go on.
-            threading._register_atexit(_finish)  # type: ignore[attr-defined]
-            os.register_at_fork(after_in_child=_forget_all)
-            _registered = True
+    # The standard library has no public name for what runs before thread pools are shut;
+    # `atexit` runs after that, when a save can no longer go on.
+    threading._register_atexit(_finish)  # type: ignore[attr-defined]
+    os.register_at_fork(after_in_child=_forget_all)
 
 
 def _finish() -> None:
     """At exit: wait for what is in flight, and log failures that were never asked for."""
-    for save in list(_saves):
+    for save in list(IN_FLIGHT):
         error = save.take_failure()
         if error is not None:
             save.log(error)
@@ -342,7 +268,5 @@ def _finish() -> None:
 
 def _forget_all() -> None:
     """In a forked child: the saves are the parent's, and their threads are not here."""
-    global _lock
-    _lock = threading.Lock()
-    _saves.clear()
+    IN_FLIGHT.clear()
     _spare.clear()

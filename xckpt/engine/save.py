@@ -7,15 +7,18 @@
 4. The coordinator: check what was written and commit. Broadcast the metadata.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`), and nothing is
-committed.
+committed. A save waits for those that go on in the background (`settle`); `xckpt.engine.background`
+adds these to the table.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Final, cast
 
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.items import SavePlan
@@ -27,6 +30,8 @@ from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
 from xckpt.engine.wire import REPORTS, SavePlanCodec
 from xckpt.options import SaveOptions
+
+logger = logging.getLogger("xckpt")
 
 PLAN = "plan the save; nothing was committed"
 WRITE = "write or commit; nothing was committed"
@@ -127,3 +132,65 @@ def default_planner(options: SaveOptions) -> SavePlanner:
     return DefaultSavePlanner(
         compare_replicas=options.compare_replicas, serialise=options.serialise
     )
+
+
+@dataclass(slots=True, eq=False)
+class SaveInFlight:
+    """A save that goes on in the background, as those see it that wait for it."""
+
+    where: str
+    """The path or URL that is saved to."""
+    rank: int
+    size: int
+    """Of the group that saves."""
+    saved: Future[Metadata] = field(default_factory=Future[Metadata])
+    seen: bool = False
+    """Whether a caller has received the outcome."""
+
+    def concerns(self, group: Group) -> bool:
+        """Whether a save by this rank of ``group`` has to wait for this one."""
+        return self.size != group.size or self.rank == group.rank
+
+    def take_failure(self) -> BaseException | None:
+        """The failure if it was never asked for; waits for the end, and answers once."""
+        error = self.saved.exception()
+        if self.seen:
+            return None
+        self.seen = error is not None
+        return error
+
+    def log(self, error: BaseException) -> None:
+        """Log a failure that was never asked for."""
+        logger.error(
+            "the asynchronous save to %s failed, and its result was never asked for: %s: %s",
+            self.where,
+            type(error).__name__,
+            error,
+        )
+
+
+IN_FLIGHT: Final[dict[SaveInFlight, None]] = {}
+"""Saves in the background that go on, or have failed and were not asked for; oldest first."""
+
+
+def settle(group: Group) -> BaseException | None:
+    """Wait for the saves in flight; the failure of one that was never asked for, if there is one.
+
+    The caller must raise it; it is not stored.
+    """
+    failures: list[tuple[SaveInFlight, BaseException]] = []
+    for save in [save for save in IN_FLIGHT if save.concerns(group)]:
+        error = save.take_failure()
+        IN_FLIGHT.pop(save, None)
+        if error is not None:
+            failures.append((save, error))
+    if not failures:
+        return None
+    for save, error in failures[1:]:
+        save.log(error)
+    save, error = failures[0]
+    error.add_note(
+        f"This is the failure of the asynchronous save to {save.where}, whose result was never "
+        f"asked for; the save that was called now was not begun."
+    )
+    return error

@@ -232,8 +232,10 @@ class JaxGroup:
             raise _silence([int(rank) for rank in notes[0][1].split(b",")], self.timeout)
 
 
-def current_group(coordinator_rank: int = 0) -> JaxGroup | None:
+def current_group(coordinator_rank: int = 0, process_group: object = None) -> JaxGroup | None:
     """A group of all processes if JAX runs in several, else None; initialises no backend.
+
+    None also for a ``process_group``: JAX has no groups of some processes.
 
     Raises:
         ValueError: there is no such coordinator.
@@ -244,6 +246,8 @@ def current_group(coordinator_rank: int = 0) -> JaxGroup | None:
         >>> current_group() is None
         True
     """
+    if process_group is not None:
+        return None
     client, _, size = _service()
     if client is not None:
         return JaxGroup(coordinator_rank=coordinator_rank) if size > 1 else None

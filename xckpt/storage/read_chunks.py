@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.host_reads import Publication, SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter

@@ -5,7 +5,7 @@
    before its module is imported, and a specialist is imported only for tensors of its class.
 3. Either way a source is boxes and views of local memory, and a target the same, to be filled
    (`xckpt.torch.leaf`).
-4. What has no plain elements in memory is refused by name (`xckpt.torch.plain`).
+4. What has no plain elements in memory is refused by name.
 5. Modules, optimizers and all else with a ``state_dict`` stand for it (`xckpt.torch.stateful`).
 """
 
@@ -23,10 +23,20 @@ from xckpt.core.adapter import Adapter
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.buffers import from_numpy, reachable, to_numpy, writable_numpy
 from xckpt.torch.copies import RebuildRecipe, pinned_memory, plain_recipe, to_copyable
-from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
-from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
+from xckpt.torch.leaf import (
+    Memory,
+    TensorLeaf,
+    TensorTarget,
+    check_readable,
+    check_writable,
+    from_numpy,
+    known_dtype,
+    plain,
+    reachable,
+    to_numpy,
+    writable_numpy,
+)
 from xckpt.torch.stateful import DictState, keeps_state, open_object
 
 
@@ -139,7 +149,7 @@ class TorchAdapter(Adapter[torch.Tensor]):
             shape,
             known_dtype(local.dtype, name),
             Boxes.whole(shape),
-            lambda: _own_memory(like, local) if in_place else _new_memory(like),
+            lambda: Memory(like, (local,), (like,)) if in_place else _new_memory(like),
         )
 
     def to_numpy(self, data: torch.Tensor) -> NDArray[np.generic]:
@@ -202,16 +212,8 @@ def _specialist(tensor: torch.Tensor) -> _Specialist | None:
     return None
 
 
-def _own_memory(like: torch.Tensor, local: torch.Tensor) -> Memory:
-    def finish() -> torch.Tensor:
-        mark_changed([like])
-        return like
-
-    return Memory((local,), finish)
-
-
 def _new_memory(like: torch.Tensor) -> Memory:
     """New memory like a tensor's, real even where ``like`` is on the meta device."""
     device = torch.device("cpu") if like.is_meta else like.device
     new = torch.empty_like(like, device=device, requires_grad=False)
-    return Memory((plain(new, ""),), lambda: new.requires_grad_(like.requires_grad))
+    return Memory(new.requires_grad_(like.requires_grad), (new.detach(),))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import Copyable, Part, RemotePart
-from xckpt.torch.buffers import from_numpy, reachable, writable_numpy
+from xckpt.torch.leaf import from_numpy, reachable, writable_numpy
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -264,23 +264,17 @@ class TorchGroup:
             raise self._broken
 
 
-def current_group(coordinator_rank: int = 0) -> TorchGroup | None:
-    """The group of all processes, or None if torch.distributed is not initialised.
+def current_group(coordinator_rank: int = 0, process_group: object = None) -> TorchGroup | None:
+    """The processes of a torch process group; None if it is nothing of torch's.
 
-    Raises:
-        ValueError: there is no such coordinator.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    return TorchGroup(None, coordinator_rank)
-
-
-def group_of(process_group: object, coordinator_rank: int = 0) -> TorchGroup | None:
-    """The processes of a torch process group, or None if it is nothing of torch's.
+    Without one: all processes, or None if torch.distributed is not initialised.
 
     Raises:
         ValueError: this process is not in the group, or the group has no such coordinator.
     """
+    if process_group is None:
+        initialised = dist.is_available() and dist.is_initialized()
+        return TorchGroup(None, coordinator_rank) if initialised else None
     # What new_group returns to those who stay outside.
     outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
     if not outside and not isinstance(process_group, dist.ProcessGroup):

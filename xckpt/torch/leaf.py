@@ -1,12 +1,19 @@
-"""Tensors of any kind as leaves: what a save reads of them, and what a load fills.
+"""Tensors as leaves: their elements in memory, as NumPy sees them, what a save reads, a load fills.
 
-1. A `TensorLeaf` is boxes of a tensor, and a view of local memory for each.
-2. A `TensorTarget` allocates nothing before the first box is asked for. Then `Memory` is made: a
-   view of local memory for each box, and what finishes the leaf.
-3. A view that NumPy can write is handed out as it is. For any other, `TensorTarget.buffer` gives
-   host memory of the box's size, and `TensorTarget.commit` copies it into the view.
-4. `TensorTarget.result` finishes the leaf: new tensors get their ``requires_grad``, old ones a new
-   version.
+1. **Dtypes**: a dtype of the format is torch's dtype of the same name (`format_dtype`,
+   `torch_dtype`).
+2. **Elements**: `plain` waits for a collective under way, refuses what has no plain elements in
+   memory (`_FAULTS`) and leaves autograd. `check_readable` and `check_writable` refuse a tensor
+   without values, or one that cannot be filled. A refusal names the leaf and says what to do.
+3. **NumPy**: what NumPy has under the same name crosses by `Tensor.numpy`. What only ml_dtypes has
+   (bfloat16, float8, ...) crosses as an integer of the same width: a view on torch's side, and
+   another view on NumPy's (`to_numpy`, `writable_numpy`, `from_numpy`). No strides are lost and
+   nothing is copied, but for what the host cannot reach: another device's memory, and tensors
+   whose conjugation or negation torch has only noted down in a bit.
+4. **Saving**: a `TensorLeaf` is boxes of a tensor, and a view of local memory for each.
+5. **Loading**: a `TensorTarget` allocates its `Memory` when the first box is asked for. A view that
+   NumPy can write is handed out as it is. For any other, `TensorTarget.buffer` gives host memory of
+   the box's sizes, and `TensorTarget.commit` copies it into the view.
 """
 
 from __future__ import annotations
@@ -14,12 +21,226 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from xckpt.core.dtypes import DTYPES, dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
-from xckpt.torch.buffers import reachable
+from xckpt.errors import UnsupportedLeafError
+
+_TORCH: Final[dict[str, torch.dtype]] = {
+    name: dtype for name in DTYPES if isinstance(dtype := getattr(torch, name, None), torch.dtype)
+}
+_NAMES: Final[dict[torch.dtype, str]] = {dtype: name for name, dtype in _TORCH.items()}
+
+_CARRIED: Final = frozenset(name for name in _TORCH if DTYPES[name].isbuiltin != 1)
+"""The types that ml_dtypes has added to NumPy."""
+_CARRIERS: Final = {1: (torch.uint8, np.uint8), 2: (torch.int16, np.int16)}
+"""Bytes an element -> the integers that carry a dtype which `Tensor.numpy` does not know."""
+
+
+def format_dtype(dtype: torch.dtype) -> str | None:
+    """The format's name of a torch dtype, or None if the format has no such type.
+
+    Example:
+        >>> format_dtype(torch.bfloat16), format_dtype(torch.complex32)
+        ('bfloat16', None)
+    """
+    return _NAMES.get(dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """torch's dtype of a format name, or None if torch has no such type.
+
+    Example:
+        >>> torch_dtype("float8_e5m2"), torch_dtype("float8_e3m4")
+        (torch.float8_e5m2, None)
+    """
+    return _TORCH.get(name)
+
+
+def known_dtype(dtype: torch.dtype, name: str) -> str:
+    """The format's name of a dtype.
+
+    Raises:
+        UnsupportedLeafError: the format has no such type.
+    """
+    known = format_dtype(dtype)
+    if known is None:
+        raise UnsupportedLeafError(
+            f"{name}: dtype {dtype} cannot be stored; convert it first "
+            f"(complex32 to complex64, packed types to uint8 by .view)"
+        )
+    return known
+
+
+def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """The elements of a tensor that is no DTensor, outside autograd and at rest.
+
+    Raises:
+        UnsupportedLeafError: they are not plain elements in memory.
+    """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise UnsupportedLeafError(
+            f"{name}: a lazy parameter has no shape yet; run the module's first forward pass before"
+        )
+    wait = getattr(tensor, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
+    local = tensor if wait is None else wait()
+    for unfit, advice in _FAULTS:
+        if unfit(local):
+            raise UnsupportedLeafError(f"{name}: {advice.format(kind=type(local).__name__)}")
+    return local.detach()
+
+
+def check_readable(local: torch.Tensor, name: str) -> None:
+    """Refuse a tensor that has no values to save.
+
+    Raises:
+        UnsupportedLeafError: it is on the meta device, or its storage was freed.
+    """
+    if local.is_meta:
+        raise UnsupportedLeafError(
+            f"{name}: a tensor on the meta device has no elements to save; give it memory and "
+            f"values first (nn.Module.to_empty and an initialisation), or leave it out"
+        )
+    _check_storage(local, name)
+
+
+def check_writable(local: torch.Tensor, name: str) -> None:
+    """Refuse a tensor that cannot be filled in place.
+
+    Raises:
+        UnsupportedLeafError: it has no memory, or several of its elements are one in memory.
+    """
+    if local.is_meta:
+        raise UnsupportedLeafError(
+            f"{name}: a tensor on the meta device has no memory to load into; "
+            f"use xckpt.load, which returns a new tensor, or Module.to_empty first"
+        )
+    _check_storage(local, name)
+    steps = zip(local.shape, local.stride(), strict=True)
+    if any(size > 1 and stride == 0 for size, stride in steps):
+        raise UnsupportedLeafError(
+            f"{name}: several elements of this expanded tensor of shape {tuple(local.shape)} and "
+            f"strides {local.stride()} are one in memory; load into a clone() of it"
+        )
+
+
+def _check_storage(local: torch.Tensor, name: str) -> None:
+    """Refuse a tensor whose memory was taken away (FSDP frees unsharded parameters so)."""
+    if local.device.type not in ("cpu", "cuda") or local.numel() == 0:
+        return
+    if local.is_contiguous():
+        last = local.storage_offset() + local.numel() - 1
+    else:
+        steps = zip(local.shape, local.stride(), strict=True)
+        last = local.storage_offset() + sum((size - 1) * stride for size, stride in steps)
+    if local.untyped_storage().nbytes() < (last + 1) * local.element_size():
+        raise UnsupportedLeafError(
+            f"{name}: the storage of this tensor of shape {tuple(local.shape)} was freed; save the "
+            f"sharded parameter instead, or gather it before the save"
+        )
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    plain = getattr(torch.Tensor, "__torch_dispatch__", None)
+    return getattr(type(tensor), "__torch_dispatch__", None) is not plain
+
+
+_FAULTS: tuple[tuple[Callable[[torch.Tensor], bool], str], ...] = (
+    (
+        lambda tensor: type(tensor).__name__ == "FakeTensor",
+        "a FakeTensor has no elements; use a tensor on the meta device where only the shape counts",
+    ),
+    (
+        lambda tensor: tensor.is_nested,
+        "a nested tensor has rows of several lengths; store its values() and offsets() instead, "
+        "or to_padded_tensor()",
+    ),
+    (
+        lambda tensor: tensor.is_quantized,
+        "a quantised tensor; store its int_repr(), q_scale() and q_zero_point() instead, "
+        "or dequantize() it",
+    ),
+    (
+        lambda tensor: tensor.layout is not torch.strided,
+        "a sparse or otherwise packed tensor; store its indices and values, or to_dense(), instead",
+    ),
+    (
+        _is_wrapper,
+        "a tensor subclass ({kind}) that defines its own operations, so that its memory need not "
+        "hold its elements; store the plain tensors inside it, or convert it to a DTensor",
+    ),
+)
+"""What makes a tensor unfit, and what to do about it; the first that holds is reported."""
+
+
+def reachable(tensor: torch.Tensor) -> bool:
+    """Whether NumPy can look at the tensor's memory and see the tensor's values."""
+    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+
+
+def to_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """The tensor as a NumPy array of its own dtype (ml_dtypes included) and strides.
+
+    It shares the tensor's memory if that is `reachable`, else it is a copy on the host.
+
+    Raises:
+        KeyError: the format has no such dtype.
+
+    Example:
+        >>> tensor = torch.ones(2, 3, dtype=torch.bfloat16).T
+        >>> array = to_numpy(tensor)
+        >>> tensor[0, 1] = 5
+        >>> array.dtype.name, array.shape, float(array[0, 1])
+        ('bfloat16', (3, 2), 5.0)
+    """
+    if reachable(tensor):
+        return writable_numpy(tensor)
+    return writable_numpy(tensor.detach().resolve_conj().resolve_neg().cpu())
+
+
+def writable_numpy(tensor: torch.Tensor) -> NDArray[np.generic]:
+    """The tensor's own memory as a NumPy array; the tensor must be `reachable`.
+
+    Raises:
+        KeyError: the format has no such dtype.
+    """
+    name = _NAMES[tensor.dtype]
+    plain = tensor.detach()
+    if name not in _CARRIED:
+        return plain.numpy()
+    dtype = numpy_dtype(name)
+    carrier, _ = _CARRIERS[dtype.itemsize]
+    return plain.view(carrier).numpy().view(dtype)
+
+
+def from_numpy(array: NDArray[np.generic]) -> torch.Tensor:
+    """A NumPy array as a tensor over the same memory.
+
+    A copy if torch cannot look at it: read-only memory, foreign byte order, negative strides.
+
+    Raises:
+        KeyError: torch has no such dtype.
+
+    Example:
+        >>> import ml_dtypes
+        >>> from_numpy(np.ones(2, ml_dtypes.float8_e4m3fn))
+        tensor([1., 1.], dtype=torch.float8_e4m3fn)
+    """
+    name = dtype_name(array.dtype) or str(array.dtype)
+    dtype = _TORCH[name]
+    native = array.dtype.newbyteorder("=")
+    if not array.flags.writeable or array.dtype != native or min(array.strides, default=0) < 0:
+        array = array.astype(native, order="C", copy=True)
+    if name not in _CARRIED:
+        return torch.from_numpy(array)
+    _, carrier = _CARRIERS[native.itemsize]
+    return torch.from_numpy(array.view(carrier)).view(dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +266,14 @@ class TensorLeaf:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory that a load writes, and the leaf made of it."""
+    """The memory that a load writes, and the leaf that it belongs to."""
 
+    leaf: torch.Tensor
+    """The caller's tensor, or a new one."""
     views: Sequence[torch.Tensor]
     """The local memory of each box, outside autograd, of that box's sizes."""
-    finish: Callable[[], torch.Tensor]
-    """Gives the leaf; called once, when all boxes are filled."""
+    changed: Sequence[torch.Tensor] = ()
+    """The caller's tensors that are new versions of themselves when all boxes are filled."""
 
 
 @dataclass(slots=True)
@@ -94,7 +317,9 @@ class TensorTarget:
     def result(self) -> torch.Tensor:
         """The caller's tensor, or a new one that requires gradients if the caller's does."""
         with self._lock:
-            return self._allocated().finish()
+            memory = self._allocated()
+        mark_changed(memory.changed)
+        return memory.leaf
 
     def _allocated(self) -> Memory:
         if self._memory is None:

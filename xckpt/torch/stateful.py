@@ -21,7 +21,7 @@ import torch
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.names import KeyPath
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.buffers import torch_dtype
+from xckpt.torch.leaf import torch_dtype
 
 
 class _Stateful(Protocol):

@@ -26,8 +26,8 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.core.plan.mismatch import compare
-from xckpt.core.plan.reads import local_reads
+from xckpt.core.plan.load_checks import compare
+from xckpt.core.plan.wanted import local_reads
 from xckpt.core.values import encode_value, value_kind
 from xckpt.engine.wire import decode_load_plan, encode_load_plan
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError

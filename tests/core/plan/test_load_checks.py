@@ -104,7 +104,7 @@ def test_an_item_lies_in_its_array(start, lengths):
     inside = min(start) >= 0 and all(lengths) and ends[0] <= 3 and ends[1] <= 2
     index = MetadataIndex("w", (0, 0), 0)
     item = ReadItem(LoadItemType.TENSOR, index, start, index, start, lengths)
-    assert (source_problems([item], metadata) == []) == inside
+    assert (list(source_problems([item], metadata)) == []) == inside
 
 
 def test_what_is_not_in_the_checkpoint():
@@ -116,7 +116,7 @@ def test_what_is_not_in_the_checkpoint():
     ) -> list[str]:
         start = (0,) * len(lengths)
         item = ReadItem(LoadItemType[kind], index, start, index, start, lengths)
-        return source_problems([item], metadata)
+        return list(source_problems([item], metadata))
 
     assert reads(MetadataIndex("w", (2,), 1), (3,)) == reads(MetadataIndex("w")) == []
     assert reads(MetadataIndex("step"), (), "BYTE_IO") == []
@@ -157,7 +157,8 @@ def test_an_item_as_large_as_its_tensor_is_held_to_the_same():
     first = MetadataIndex("w")
 
     def problems(index: MetadataIndex, start: tuple[int, ...], tensor: TensorStorageMetadata):
-        return source_problems([read_all(tensor.size, index, start)], Metadata({"w": tensor}))
+        items = [read_all(tensor.size, index, start)]
+        return list(source_problems(items, Metadata({"w": tensor})))
 
     assert problems(first, (0, 0), one) == problems(MetadataIndex("w", (0, 0), 0), (0, 0), one)
     assert problems(first, (0, 0), one) == []

@@ -22,8 +22,7 @@ from xckpt.formats.detect import open_source
 from xckpt.formats.sink import Contents
 from xckpt.formats.torch_save.write import SAVED_DTYPES
 from xckpt.mapping.spec import TensorSpec
-from xckpt.torch import buffers
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy, torch_dtype
 
 ARRAYS = {
     "model/a.weight": np.arange(120, dtype=np.float32).reshape(12, 10),
@@ -71,7 +70,7 @@ def test_torch_loads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_b
 def test_every_dtype(tmp_path: Path) -> None:
     arrays = {name: filled(name, (3, 4)) for name in sorted(SAVED_DTYPES)}
     write(DCPSink(tmp_path / "dcp"), arrays)
-    state = {name: torch.zeros(3, 4).to(buffers.torch_dtype(name)) for name in arrays}
+    state = {name: torch.zeros(3, 4).to(torch_dtype(name)) for name in arrays}
     load_alone(state, tmp_path / "dcp")
     for name, array in arrays.items():
         assert same_bits(to_numpy(state[name]), array), name

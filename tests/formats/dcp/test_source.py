@@ -19,7 +19,7 @@ from xckpt.formats.dcp import source as dcp_source
 from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.metadata import parse
 from xckpt.formats.detect import open_source
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy
 
 WEIGHTS = {
     "w.weight": torch.arange(60.0).reshape(5, 12),

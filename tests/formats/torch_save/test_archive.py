@@ -23,7 +23,7 @@ from xckpt.errors import (
 )
 from xckpt.formats.torch_save import archive as archives
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
-from xckpt.torch.buffers import from_numpy
+from xckpt.torch.leaf import from_numpy
 
 
 def archive(value: Any) -> bytes:

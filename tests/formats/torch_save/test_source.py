@@ -22,7 +22,7 @@ from tests.formats.arrays import boxes, check_source, read, same_bits
 from tests.support.tilings import Box, region
 from xckpt.formats.detect import open_source
 from xckpt.formats.torch_save.source import TorchSaveSource
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy
 
 DTYPES = (
     *("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64"),

@@ -17,7 +17,7 @@ from tests.support.examples import examples
 from xckpt.core.dtypes import DTYPES
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
-from xckpt.torch.buffers import to_numpy, torch_dtype
+from xckpt.torch.leaf import to_numpy, torch_dtype
 
 
 @examples(60)

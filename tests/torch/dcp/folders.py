@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
-from xckpt.torch.buffers import to_numpy
+from xckpt.torch.leaf import to_numpy
 
 
 @contextmanager

@@ -47,8 +47,8 @@ from xckpt.errors import (
 )
 from xckpt.options import Progress, SaveOptions
 from xckpt.storage.location import Location, open_store
-from xckpt.torch.buffers import from_numpy, torch_dtype
 from xckpt.torch.dcp import XckptStorageReader, import_checkpoint
+from xckpt.torch.leaf import from_numpy, torch_dtype
 
 
 def same(stored: Any, tensor: torch.Tensor) -> bool:

@@ -20,8 +20,7 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import to_numpy
-from xckpt.torch.leaf import TensorLeaf
+from xckpt.torch.leaf import TensorLeaf, to_numpy
 
 Held = list[tuple[tuple[int, ...], tuple[int, ...], np.ndarray]]
 """Offsets, sizes and data of the boxes of one rank."""

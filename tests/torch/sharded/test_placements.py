@@ -16,8 +16,8 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.torch.sharded.placements import (
     Cut,
     Interval,
-    LocalBoxes,
     chunk,
+    combined,
     cut_order,
     length,
     literal,
@@ -147,17 +147,17 @@ def test_boxes_and_views_agree(held: list[list[Interval]]) -> None:
     shape = [max((hi for _, hi in rows), default=0) for rows in held]
     full = np.arange(math.prod(shape)).reshape(shape)
     local = full[np.ix_(*(rows_of(tuple(rows)) for rows in held))] if held else full
-    layout = LocalBoxes.of(held)
+    boxes, views = combined(held)
     seen = np.zeros(local.shape, int)
-    for box, view in zip(layout.boxes, layout.views, strict=True):
+    for box, view in zip(boxes, views, strict=True):
         region = tuple(slice(o, o + s) for o, s in zip(box.offsets, box.sizes, strict=True))
         np.testing.assert_array_equal(full[region], local[view])
         seen[view] += 1
     assert (seen == 1).all()
-    assert len(layout.boxes) == math.prod(len(rows) for rows in held)
+    assert len(boxes) == math.prod(len(rows) for rows in held)
 
 
 def test_a_scalar_is_one_box() -> None:
-    layout = LocalBoxes.of([])
-    assert list(layout.boxes) == list(Boxes.whole(()))
-    assert layout.views == ((),)
+    boxes, views = combined([])
+    assert list(boxes) == list(Boxes.whole(()))
+    assert views == [()]

@@ -34,7 +34,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import RanksFailedError, TreeMismatchError, UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import from_numpy, torch_dtype
+from xckpt.torch.leaf import from_numpy, torch_dtype
 
 DTYPES = ("float32", "bfloat16", "int64", "bool", "float8_e5m2", "complex64")
 

@@ -29,7 +29,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import RanksFailedError, UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import from_numpy
+from xckpt.torch.leaf import from_numpy
 
 Box = tuple[Shape, Shape]
 

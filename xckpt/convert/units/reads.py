@@ -16,7 +16,6 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.core.plan.load_checks import stored_boxes
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 
 DENSE = 2.0
@@ -112,7 +111,7 @@ def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Bo
         number: which of its arrays the box lies in.
         part: the box, in elements of the tensor.
     """
-    array = stored_boxes(stored)[number]
+    array = stored.arrays[number]
     item = item_size(stored.properties.dtype)
     block = [1] * len(array.sizes)
     if stored.grid is not None:

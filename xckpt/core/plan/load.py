@@ -1,8 +1,8 @@
 """Planning a load: the protocol, the default planner, and the pure functions beneath.
 
 1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
-2. ``create_local_plan``: `compare` target and checkpoint; `xckpt.core.plan.reads` intersects the
-   boxes wanted with the arrays stored.
+2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
+   with the arrays stored.
 3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
@@ -29,9 +29,7 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import target_problems
-from xckpt.core.plan.mismatch import compare, unexpected
-from xckpt.core.plan.reads import local_reads
+from xckpt.core.plan.load_checks import compare, target_problems, unexpected
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
@@ -216,8 +214,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
             assert isinstance(stored, TensorStorageMetadata)
-            items.extend(local_reads(name, wanted.boxes, stored))
-            wanted.expect()
+            items += wanted.reads(stored)
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

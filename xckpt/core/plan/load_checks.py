@@ -1,10 +1,13 @@
-"""What the plan of a load may not do: leave a target unfilled, or read what is not there.
+"""What a load may not do: take what does not fit, leave a target unfilled, read what is not there.
+
+1. `compare` holds the targets of a tree against the checkpoint, and `unexpected` finds what no
+   target asks for: the differences in words, for each leaf.
 
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 target that keeps stale values silently is the worst that a load can do. So before anything is read:
 
-1. `source_problems` holds each item against the stored arrays: it must lie in one.
-2. `target_problems` holds all items against what is wanted: each box must be filled exactly once,
+2. `check_sources` holds each item against the stored arrays: it must lie in one.
+3. `target_problems` holds all items against what is wanted: each box must be filled exactly once,
    each value read once. Most boxes are filled by one item; only the others need box algebra.
 """
 
@@ -12,22 +15,79 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.leaf import TargetLeaf
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.errors import PlanError
 
-Regions = list[tuple[Shape, Shape]]
-"""(offsets, lengths) of what items fill of a box."""
+
+def compare(
+    targets: Mapping[str, TargetLeaf | None],
+    metadata: Metadata,
+    *,
+    strict: bool = True,
+    cast: bool = False,
+) -> dict[str, str]:
+    """Leaf name -> how the target does not fit the checkpoint; empty if everything fits.
+
+    Args:
+        targets: leaf name -> target; None for a Python value.
+        metadata: the checkpoint's.
+        strict: whether a leaf that the checkpoint doesn't have is a difference.
+        cast: whether another dtype is not.
+
+    Example:
+        >>> compare({"step": None}, Metadata({}))
+        {'step': 'step: wanted, but not in the checkpoint'}
+    """
+    differing: dict[str, str] = {}
+    for name, target in targets.items():
+        stored = metadata.state_dict_metadata.get(name)
+        difference = ""
+        if stored is None:
+            if strict:
+                difference = "wanted, but not in the checkpoint"
+        elif isinstance(stored, BytesStorageMetadata):
+            if target is not None:
+                difference = f"the checkpoint holds a Python {stored.kind}, not a tensor"
+        elif target is None:
+            difference = (
+                f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
+                f"{stored.size}, not a Python value"
+            )
+        else:
+            difference = "; ".join(_tensor_differences(target, stored, cast))
+        if difference:
+            differing[name] = f"{name or 'the root'}: {difference}"
+    return differing
 
 
-def stored_boxes(stored: TensorStorageMetadata) -> Boxes:
-    """The box that each array of a stored tensor holds."""
-    boxes = stored.chunks if stored.grid is None else stored.grid.arrays
-    if isinstance(boxes, Boxes):
-        return boxes
-    return Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(stored.size))
+def _tensor_differences(
+    target: TargetLeaf, stored: TensorStorageMetadata, cast: bool
+) -> Iterator[str]:
+    dtype = stored.properties.dtype
+    if tuple(target.shape) != tuple(stored.size):
+        yield f"shape {tuple(stored.size)} in the checkpoint, {tuple(target.shape)} wanted"
+    if target.dtype not in (dtype, ""):
+        if not cast:
+            yield f"dtype {dtype} in the checkpoint, {target.dtype} wanted (cast=True casts)"
+        elif dtype.startswith("complex") and not target.dtype.startswith("complex"):
+            yield f"dtype {dtype} in the checkpoint cannot be cast to {target.dtype}"
+    # Keys may be read as an array and the other way round, but not as keys of another kind.
+    wanted = target.annotation
+    if wanted and stored.annotation and wanted != stored.annotation:
+        yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
+
+
+def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
+    """A line for each leaf of the checkpoint that no rank wants."""
+    return [
+        f"{name or 'the root'}: in the checkpoint, but not wanted"
+        for name in metadata.state_dict_metadata
+        if name not in wanted
+    ]
 
 
 def check_sources(plan: LoadPlan, metadata: Metadata) -> None:
@@ -36,39 +96,37 @@ def check_sources(plan: LoadPlan, metadata: Metadata) -> None:
     Raises:
         PlanError: lists each item that does.
     """
-    problems = source_problems(plan.items, metadata)
+    problems = list(source_problems(plan.items, metadata))
     if problems:
         raise PlanError.listing("the plan reads what the checkpoint does not have", problems)
 
 
-def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> list[str]:
+def source_problems(items: Iterable[ReadItem], metadata: Metadata) -> Iterator[str]:
     """A line for each item that reads what the checkpoint does not have.
 
     Example:
         >>> from xckpt.core.metadata import MetadataIndex
         >>> index = MetadataIndex("step")
         >>> item = ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ())
-        >>> source_problems([item], Metadata({}))
+        >>> list(source_problems([item], Metadata({})))
         ['step: an item reads it, but it is not in the checkpoint']
     """
     arrays: dict[str, list[Box]] = {}
-    faults: list[str] = []
     for item in items:
         name = item.storage_index.fqn
         stored = metadata.state_dict_metadata.get(name)
         is_tensor = isinstance(stored, TensorStorageMetadata)
         if stored is None:
-            faults.append(f"{name}: an item reads it, but it is not in the checkpoint")
+            yield f"{name}: an item reads it, but it is not in the checkpoint"
         elif is_tensor != (item.type is LoadItemType.TENSOR):
             what = "a tensor" if is_tensor else "a Python value"
-            faults.append(f"{name}: an item of type {item.type.name} reads it, but it is {what}")
+            yield f"{name}: an item of type {item.type.name} reads it, but it is {what}"
         elif isinstance(stored, TensorStorageMetadata) and not _reads_all(item, stored):
             if name not in arrays:
-                arrays[name] = list(stored_boxes(stored))
+                arrays[name] = list(stored.arrays)
             problem = _source_problem(item, arrays[name])
             if problem:
-                faults.append(f"{name}: {problem}")
-    return faults
+                yield f"{name}: an item reads {problem}"
 
 
 def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
@@ -86,27 +144,25 @@ def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
 
 
 def _source_problem(item: ReadItem, arrays: Sequence[Box]) -> str:
-    """How an item does not lie in the array that it names; empty if it does."""
-    index = item.storage_index
+    """What an item reads that is not in the array that it names; empty if all of it is."""
+    index, start, lengths = item.storage_index, item.storage_offsets, item.lengths
     number = index.index or 0
     if not 0 <= number < len(arrays):
-        return f"an item reads array {number} of {len(arrays)}"
+        return f"array {number} of {len(arrays)}"
     array = arrays[number]
     if index.offset is not None and tuple(index.offset) != array.offsets:
         return (
-            f"an item reads the array at {tuple(index.offset)}, but number {number} is at "
+            f"the array at {tuple(index.offset)}, but number {number} is at "
             f"{array.offsets}; storage_index must have the index of its array"
         )
-    start, lengths = item.storage_offsets, item.lengths
     if not len(start) == len(lengths) == len(array.sizes):
         return (
-            f"an item reads a tensor of {len(array.sizes)} dimensions, but its storage_offsets "
+            f"a tensor of {len(array.sizes)} dimensions, but its storage_offsets "
             f"have {len(start)} and its lengths {len(lengths)}"
         )
-    for low, length, size in zip(start, lengths, array.sizes, strict=True):
-        if low < 0 or length < 1 or low + length > size:
-            where = Box(tuple(array.offsets), tuple(lengths)).shifted(start)
-            return f"an item reads {where}, which is not in {array}"
+    box = Box(array.offsets, tuple(lengths)).shifted(start)
+    if min(lengths, default=1) < 1 or not array.holds(box):
+        return f"{box}, which is not in {array}"
     return ""
 
 
@@ -124,38 +180,33 @@ def target_problems(
         >>> target_problems([], {"w": [Box((4,), (2,))], "step": None})
         ['w: [4, 6) is wanted, but no item reads it', 'step: wanted, but no item reads it']
     """
-    values: dict[str, int] = {}
-    tensors: dict[str, list[ReadItem]] = {}
+    by_leaf: dict[tuple[str, LoadItemType], list[ReadItem]] = {}
     for item in items:
-        name = item.dest_index.fqn
-        if item.type is LoadItemType.BYTE_IO:
-            values[name] = values.get(name, 0) + 1
-        else:
-            tensors.setdefault(name, []).append(item)
+        by_leaf.setdefault((item.dest_index.fqn, item.type), []).append(item)
     faults: list[str] = []
     for name, boxes in wanted.items():
-        if boxes is None:
-            count = values.get(name, 0)
-            if count != 1:
-                what = f"{count} items read it" if count else "wanted, but no item reads it"
-                faults.append(f"{name}: {what}")
-        else:
-            problems = _box_problems(boxes, tensors.get(name, ()))
-            faults.extend(f"{name}: {problem}" for problem in problems)
+        if boxes is not None:
+            problems = _box_problems(boxes, by_leaf.get((name, LoadItemType.TENSOR), ()))
+            faults += [f"{name}: {problem}" for problem in problems]
+            continue
+        count = len(by_leaf.get((name, LoadItemType.BYTE_IO), ()))
+        if count != 1:
+            what = f"{count} items read it" if count else "wanted, but no item reads it"
+            faults.append(f"{name}: {what}")
     return faults
 
 
 def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[str]:
     if len(boxes) == len(items) == 1 and _fills_all(items[0], 0, boxes[0]):
         return
-    filled: dict[int | None, list[ReadItem]] = {}
+    by_box: dict[int | None, list[ReadItem]] = {}
     for item in items:
-        filled.setdefault(item.dest_index.index, []).append(item)
+        by_box.setdefault(item.dest_index.index, []).append(item)
     for number, box in enumerate(boxes):
-        here = filled.get(number, [])
+        here = by_box.get(number, [])
         if not (len(here) == 1 and _fills_all(here[0], number, box)):
-            yield from _cover_problem(box, [(item.dest_offsets, item.lengths) for item in here])
-    for number in filled:
+            yield from _cover_problem(box, here)
+    for number in by_box:
         if number is None or not 0 <= number < len(boxes):
             yield f"an item fills box {number}, but {len(boxes)} are wanted, numbered from 0"
 
@@ -171,16 +222,18 @@ def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
     )
 
 
-def _cover_problem(box: Box, regions: Regions) -> Iterator[str]:
+def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:
     rank = len(box.sizes)
-    for offsets, lengths in regions:
+    for item in items:
+        offsets, lengths = item.dest_offsets, item.lengths
         if not len(offsets) == len(lengths) == rank:
             yield (
                 f"an item fills a box of {rank} dimensions, but its dest_offsets have "
                 f"{len(offsets)} and its lengths {len(lengths)}"
             )
             return
-    fault = cover_fault(box.sizes, Boxes.of(regions, rank=rank))
+    filled = Boxes.of([(item.dest_offsets, item.lengths) for item in items], rank=rank)
+    fault = cover_fault(box.sizes, filled)
     if fault is None:
         return
     where = fault.box.shifted(box.offsets)

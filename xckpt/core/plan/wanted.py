@@ -1,16 +1,92 @@
-"""One leaf that a load wants: its boxes, their memory, and how much of each is still to come."""
+"""One leaf that a load wants: its boxes, their memory, and how much of each is still to come.
+
+1. `local_reads` intersects the boxes wanted with the arrays stored: a read item for each meeting.
+2. `WantedLeaf.memory` is the part of a box's buffer that an item fills.
+3. `WantedLeaf.land` counts what has come (`Countdown`), and publishes a box with its last element.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.leaf import TargetLeaf
-from xckpt.core.plan.countdown import Countdown
-from xckpt.errors import LeafTooLargeError, PlanError
+from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
+from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.errors import LeafTooLargeError, PlanError, XckptError
+
+
+class Countdown:
+    """Counts what is missing, elements or parts, from several threads; one `land` returns 0.
+
+    Example:
+        >>> missing = Countdown(5)
+        >>> missing.land(3), missing.land(2)
+        (2, 0)
+        >>> missing.land(1)
+        -1
+    """
+
+    __slots__ = ("_lock", "missing")
+
+    def __init__(self, missing: int) -> None:
+        self.missing = missing
+        """How many are still to come."""
+        self._lock = threading.Lock()
+
+    def land(self, count: int) -> int:
+        """Count what has come, at least 1; returns how many are missing now.
+
+        Negative if more have come than were expected.
+        """
+        with self._lock:
+            self.missing -= count
+            return self.missing
+
+
+def local_reads(name: str, wanted_boxes: Boxes, stored: TensorStorageMetadata) -> list[ReadItem]:
+    """Read items for the boxes that are wanted of a stored tensor, one an intersection.
+
+    Args:
+        name: the leaf.
+        wanted_boxes: (n, rank); the items' ``dest_index.index`` is a box's number.
+        stored: the tensor's arrays.
+
+    Raises:
+        XckptError: a wanted box is not wholly stored (a damaged manifest).
+    """
+    arrays = stored.arrays
+    if len(wanted_boxes) == len(arrays) == 1 and wanted_boxes == arrays:
+        # Most leaves of most loads: the whole of what is one array.
+        box = arrays[0]
+        index, origin = MetadataIndex(name, box.offsets, 0), (0,) * len(box.sizes)
+        item = ReadItem(LoadItemType.TENSOR, index, origin, index, origin, box.sizes)
+        return [item] if box.elements else []
+    wanted, array, shared = intersect(wanted_boxes, arrays)
+    items: list[ReadItem] = []
+    pairs: Iterable[tuple[int, int, Box]]
+    pairs = zip(wanted.tolist(), array.tolist(), shared, strict=True)
+    for i, j, box in pairs:
+        wanted_at, stored_at = wanted_boxes[i].offsets, arrays[j].offsets
+        items.append(
+            ReadItem(
+                LoadItemType.TENSOR,
+                MetadataIndex(name, wanted_at, i),
+                box.relative_to(wanted_at).offsets,
+                MetadataIndex(name, stored_at, j),
+                box.relative_to(stored_at).offsets,
+                box.sizes,
+            )
+        )
+    landed = np.bincount(wanted, weights=shared.elements, minlength=len(wanted_boxes))
+    for i in np.flatnonzero(landed != wanted_boxes.elements).tolist():
+        raise XckptError(f"{name}: {wanted_boxes[i]} is wanted, but not stored exactly once")
+    return items
 
 
 @dataclass(slots=True)
@@ -27,9 +103,10 @@ class WantedLeaf:
     def __post_init__(self) -> None:
         self.boxes = self.target.boxes
 
-    def expect(self) -> None:
-        """The elements of all boxes are to come."""
+    def reads(self, stored: TensorStorageMetadata) -> list[ReadItem]:
+        """The read items that fill all boxes, whose elements are expected from now on."""
         self.missing = [Countdown(count) for count in self.boxes.elements.tolist()]
+        return local_reads(self.name, self.boxes, stored)
 
     def commit_empty(self) -> None:
         """Publish the boxes without elements: they get no read item."""

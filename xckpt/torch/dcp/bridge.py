@@ -27,17 +27,22 @@ from torch.distributed.checkpoint.planner import LoadItemType
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.countdown import Countdown
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.wanted import Countdown
 from xckpt.core.values import decode_content
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject
 from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.buffers import reachable, torch_dtype
-from xckpt.torch.leaf import mark_changed
-from xckpt.torch.plain import check_readable, check_writable, plain
+from xckpt.torch.leaf import (
+    check_readable,
+    check_writable,
+    mark_changed,
+    plain,
+    reachable,
+    torch_dtype,
+)
 
 
 def _planned_by_dcp(*_: object) -> NoReturn:

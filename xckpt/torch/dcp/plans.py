@@ -37,7 +37,7 @@ from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
-from xckpt.torch.buffers import format_dtype, torch_dtype
+from xckpt.torch.leaf import format_dtype, torch_dtype
 
 
 def check_items(items: Iterable[dcp.WriteItem]) -> None:

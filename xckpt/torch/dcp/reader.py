@@ -32,10 +32,10 @@ from xckpt.options import LoadOptions
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
-from xckpt.torch.buffers import torch_dtype
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
+from xckpt.torch.leaf import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,17 @@
 3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
    Boxes without elements are left out.
 
-A local tensor that says itself which shards it has is asked instead
-(`xckpt.torch.sharded.shards_wrapper`).
+A local tensor that says itself which shards it has is asked instead: a `LocalShardsWrapper`, which
+holds embedding tables as TorchRec shards them. Such a table may have several shards on a rank
+(column-wise), one (row-wise), or all of it on one rank and nothing on the others (table-wise), and
+mesh and placements do not tell which. Its hooks do, which torch's own checkpoints use as well:
+
+1. ``__create_chunk_list__`` gives offsets and sizes of the local shards. A rank without any gives
+   one empty chunk, or none. ``__get_tensor_shard__`` gives a shard's tensor.
+2. The element type is the shards': a rank without any does not know it (the wrapper itself claims
+   torch's default), so it says nothing, and other ranks do.
+3. Filled in place, the shards are written. A new one is a wrapper over new shards, in a DTensor of
+   the same mesh and placements. Other classes with these hooks can only be filled in place.
 
 Only sizes enter, never elements or offsets one by one, and nothing is communicated.
 """
@@ -16,7 +25,7 @@ Only sizes enter, never elements or offsets one by one, and nothing is communica
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,13 +36,21 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
-from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
-from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
-from xckpt.torch.sharded import shards_wrapper
+from xckpt.torch.leaf import (
+    Memory,
+    TensorLeaf,
+    TensorTarget,
+    check_readable,
+    check_writable,
+    known_dtype,
+    plain,
+)
+from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
 from xckpt.torch.sharded.placements import (
     Cut,
     Interval,
-    LocalBoxes,
+    View,
+    combined,
     length,
     literal,
     nested,
@@ -41,27 +58,41 @@ from xckpt.torch.sharded.placements import (
 )
 
 
+class _Chunk(Protocol):
+    @property
+    def offsets(self) -> Sequence[int]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+
+
+class _Hooked(Protocol):
+    def __create_chunk_list__(self) -> Sequence[_Chunk]: ...
+    def __get_tensor_shard__(self, index: object) -> torch.Tensor: ...
+
+
 def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
-    """A DTensor as a source: the boxes of its local tensor.
+    """A DTensor as a source: the boxes of its local tensor, or the shards that this has.
 
     Raises:
-        UnsupportedLeafError: see `local_boxes`; or the local tensor has no plain elements to read.
+        UnsupportedLeafError: a placement holds no plain rows (``Partial``), torch does not say
+            which rows are whose (a mesh in no ascending order), or the local tensor is not of the
+            shape that mesh and placements give, or has no plain elements to read.
     """
     tensor = cast(DTensor, leaf)
-    local = local_tensor(tensor)
-    if shards_wrapper.has_hooks(local):
-        _check_placements(tensor.placements, name)
-        return shards_wrapper.describe(tensor, local, name, sharding(tensor))
+    _check_placements(tensor.placements, name)
+    local = _local_tensor(tensor)
+    if _has_hooks(local):
+        return _local_shards(tensor, local, name).source()
     local = plain(local, name)
     check_readable(local, name)
-    local_part = local_boxes(tensor, name)
+    boxes, views = _local_boxes(tensor, tuple(local.shape), name)
     return TensorLeaf(
         tuple(tensor.shape),
         known_dtype(local.dtype, name),
-        local_part.boxes,
-        [local[view] for view in local_part.views],
+        boxes,
+        [local[view] for view in views],
         True,
-        sharding(tensor),
+        _sharding(tensor),
     )
 
 
@@ -69,32 +100,29 @@ def target_for(like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget
     """A target like a DTensor; a new one has its mesh and placements.
 
     Raises:
-        UnsupportedLeafError: see `local_boxes`; or the local tensor cannot be filled in place.
+        UnsupportedLeafError: as for `describe`, though a new one may be like one on the meta
+            device; or the local tensor cannot be filled in place, or not be made new.
     """
     tensor = cast(DTensor, like)
-    local = local_tensor(tensor)
-    if shards_wrapper.has_hooks(local):
-        _check_placements(tensor.placements, name)
-        return shards_wrapper.target_for(tensor, local, name, in_place=in_place)
+    _check_placements(tensor.placements, name)
+    local = _local_tensor(tensor)
+    if _has_hooks(local):
+        shards = _local_shards(tensor, local, name)
+        return shards.target_in_place(tensor) if in_place else _new_wrapper(tensor, local, shards)
     local = plain(local, name)
     if in_place:
         check_writable(local, name)
-    local_part = local_boxes(tensor, name)
+    boxes, views = _local_boxes(tensor, tuple(local.shape), name)
 
     def allocate() -> Memory:
         filled = tensor if in_place else _empty_like(tensor)
-        memory = plain(local_tensor(filled), name)
+        memory = plain(_local_tensor(filled), name)
+        parts = [memory[view] for view in views]
+        if in_place:
+            return Memory(tensor, parts, (tensor,))
+        return Memory(filled.requires_grad_(tensor.requires_grad), parts)
 
-        def finish() -> torch.Tensor:
-            if not in_place:
-                return filled.requires_grad_(tensor.requires_grad)
-            mark_changed([filled])
-            return filled
-
-        return Memory([memory[view] for view in local_part.views], finish)
-
-    dtype = known_dtype(local.dtype, name)
-    return TensorTarget(tuple(tensor.shape), dtype, local_part.boxes, allocate)
+    return TensorTarget(tuple(tensor.shape), known_dtype(local.dtype, name), boxes, allocate)
 
 
 def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
@@ -103,7 +131,7 @@ def rebuild_recipe(leaf: torch.Tensor) -> RebuildRecipe | None:
     None where the local tensor is no plain one.
     """
     tensor = cast(DTensor, leaf)
-    local = local_tensor(tensor)
+    local = _local_tensor(tensor)
     wait = getattr(local, "wait", None)  # an AsyncCollectiveTensor has it, a tensor has not
     local = local if wait is None else wait()
     if type(local) is not torch.Tensor:
@@ -125,13 +153,13 @@ def _empty_like(like: DTensor) -> DTensor:
     return cast(DTensor, torch.empty_like(like, device=device, requires_grad=False))
 
 
-def local_tensor(tensor: DTensor) -> torch.Tensor:
+def _local_tensor(tensor: DTensor) -> torch.Tensor:
     """This rank's part of a DTensor, outside autograd."""
     with torch.no_grad():
         return tensor.to_local()
 
 
-def sharding(tensor: DTensor) -> Sharding:
+def _sharding(tensor: DTensor) -> Sharding:
     """Mesh and placements, for the manifest; a mesh without names calls its axes dim0, dim1, ..."""
     mesh = tensor.device_mesh
     names = mesh.mesh_dim_names or tuple(f"dim{axis}" for axis in range(mesh.ndim))
@@ -141,21 +169,73 @@ def sharding(tensor: DTensor) -> Sharding:
     )
 
 
-def local_boxes(tensor: DTensor, name: str) -> LocalBoxes:
-    """The boxes of this rank's local tensor; none if the rank is not part of the mesh.
+def _has_hooks(local: torch.Tensor) -> bool:
+    """Whether a DTensor's local tensor says itself which shards it has."""
+    return hasattr(local, "__create_chunk_list__") and hasattr(local, "__get_tensor_shard__")
 
-    Raises:
-        UnsupportedLeafError: a placement holds no plain rows (``Partial``), torch does not say
-            which rows are whose (a mesh in no ascending order), or the local tensor is not of
-            the shape that mesh and placements give.
-    """
-    _check_placements(tensor.placements, name)
+
+def _local_shards(tensor: DTensor, local: torch.Tensor, name: str) -> LocalShards:
+    """The shards that a local tensor with hooks says it has."""
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    hooked = cast(_Hooked, local)
+    shards: list[LocalShard] = []
+    for number, chunk in enumerate(hooked.__create_chunk_list__()):
+        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        if 0 in sizes:
+            continue  # what a rank without shards has in their place
+        shard = hooked.__get_tensor_shard__(MetadataIndex(name, torch.Size(offsets), number))
+        shards.append(LocalShard(offsets, sizes, shard))
+    listed: Sequence[torch.Tensor] = getattr(local, "local_shards", list)()
+    dtype = listed[0].dtype if listed else None
+    return LocalShards(name, tuple(tensor.shape), dtype, shards, _sharding(tensor))
+
+
+def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> TensorTarget:
+    """A DTensor over a `LocalShardsWrapper` of new shards, real where these are on ``meta``."""
+    from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
+
+    if not isinstance(local, LocalShardsWrapper):
+        raise UnsupportedLeafError(
+            f"{shards.name}: a DTensor over a {type(local).__name__} can only be filled in place; "
+            f"use load_into"
+        )
+
+    def make() -> tuple[DTensor, Sequence[LocalShard]]:
+        new_shards = [
+            LocalShard(shard.offsets, shard.sizes, _empty_shard(shard.tensor))
+            for shard in shards.shards
+        ]
+        new = DTensor.from_local(
+            LocalShardsWrapper(
+                [shard.tensor for shard in new_shards], [shard.offsets for shard in new_shards]
+            ),
+            tensor.device_mesh,
+            tensor.placements,
+            run_check=False,
+            shape=tensor.shape,
+            stride=tensor.stride(),
+        )
+        new.requires_grad_(tensor.requires_grad)
+        return new, new_shards
+
+    return shards.new_target(make)
+
+
+def _empty_shard(like: torch.Tensor) -> torch.Tensor:
+    device = torch.device("cpu") if like.is_meta else like.device
+    return torch.empty_like(like, device=device, requires_grad=False)
+
+
+def _local_boxes(
+    tensor: DTensor, local_shape: tuple[int, ...], name: str
+) -> tuple[Boxes, Sequence[View]]:
+    """The boxes of this rank's local tensor and its view of each; none outside the mesh."""
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
-        return LocalBoxes(Boxes.of([], rank=tensor.ndim), ())  # this rank is outside the mesh
+        return Boxes.of([], rank=tensor.ndim), ()
     _check_order(tensor, coordinate, name)
     shape = tuple(tensor.shape)
-    local_shape = tuple(local_tensor(tensor).shape)
     possible = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
     if len(local_shape) != len(shape):
         raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
@@ -165,7 +245,7 @@ def local_boxes(tensor: DTensor, name: str) -> LocalBoxes:
         if not fitting:
             raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
         chosen.append(fitting[0])
-    return LocalBoxes.of(chosen)
+    return combined(chosen)
 
 
 def _check_placements(placements: Sequence[Placement], name: str) -> None:

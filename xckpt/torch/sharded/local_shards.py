@@ -1,6 +1,6 @@
 """Tensors whose local part is a list of shards, each with its own offset.
 
-`ShardedTensor` and `LocalShardsWrapper` both are that. What they share:
+`ShardedTensor` and DTensors over a `LocalShardsWrapper` both are that. What they share:
 
 1. Only shards that have elements count, as boxes and plain tensors. An empty shard holds nothing
    wherever it lies, and it may lie beyond the tensor.
@@ -18,8 +18,15 @@ import torch
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.leaf import Memory, TensorLeaf, TensorTarget, mark_changed
-from xckpt.torch.plain import check_readable, check_writable, known_dtype, plain
+from xckpt.torch.leaf import (
+    Memory,
+    TensorLeaf,
+    TensorTarget,
+    check_readable,
+    check_writable,
+    known_dtype,
+    plain,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +48,7 @@ class LocalShards:
     dtype: torch.dtype | None
     """None where this rank has no shard and does not know."""
     shards: Sequence[LocalShard]
-    sharding: Sharding | None = None
+    sharding: Sharding
 
     def source(self) -> TensorLeaf:
         """The shards as a source.
@@ -50,12 +57,8 @@ class LocalShards:
             UnsupportedLeafError: a shard has no plain elements to read, or not the tensor's dtype
                 or number of dimensions; names its range.
         """
-        parts, dtype = self._plain(), self._dtype()
-        for part, label in parts:
-            check_readable(part, label)
-        boxes, kept = self._boxes()
-        local = [parts[index][0] for index in kept]
-        return TensorLeaf(self.shape, dtype, boxes, local, True, self.sharding)
+        parts = self._parts(check_readable)
+        return TensorLeaf(self.shape, self._dtype(), self._boxes(), parts, True, self.sharding)
 
     def target_in_place(self, leaf: torch.Tensor) -> TensorTarget:
         """A target that fills the shards themselves; ``leaf`` is what they are shards of.
@@ -63,17 +66,9 @@ class LocalShards:
         Raises:
             UnsupportedLeafError: as for `source`; or a shard cannot be filled in place.
         """
-        parts, dtype = self._plain(), self._dtype()
-        for part, label in parts:
-            check_writable(part, label)
-        boxes, kept = self._boxes()
-        local = [parts[index][0] for index in kept]
-
-        def finish() -> torch.Tensor:
-            mark_changed(local)
-            return leaf
-
-        return TensorTarget(self.shape, dtype, boxes, lambda: Memory(local, finish))
+        parts = self._parts(check_writable)
+        memory = Memory(leaf, parts, parts)
+        return TensorTarget(self.shape, self._dtype(), self._boxes(), lambda: memory)
 
     def new_target(
         self, make: Callable[[], tuple[torch.Tensor, Sequence[LocalShard]]]
@@ -83,42 +78,43 @@ class LocalShards:
         Raises:
             UnsupportedLeafError: as for `source`, but shards on the meta device are accepted.
         """
-        _, dtype = self._plain(), self._dtype()
-        boxes, _ = self._boxes()
+        self._parts()
+        boxes = self._boxes()
 
         def allocate() -> Memory:
             leaf, shards = make()
             places = {(shard.offsets, shard.sizes): shard.tensor for shard in shards}
-            memory = [places[box.offsets, box.sizes].detach() for box in boxes]
-            return Memory(memory, lambda: leaf)
+            return Memory(leaf, [places[box.offsets, box.sizes].detach() for box in boxes])
 
-        return TensorTarget(self.shape, dtype, boxes, allocate)
+        return TensorTarget(self.shape, self._dtype(), boxes, allocate)
+
+    def _parts(
+        self, check: Callable[[torch.Tensor, str], object] | None = None
+    ) -> list[torch.Tensor]:
+        """The elements of each shard that has any; ``check`` may refuse a shard."""
+        parts: list[torch.Tensor] = []
+        dtype = self.dtype
+        for shard in self.shards:
+            label = f"{self.name}: the shard {Box(shard.offsets, shard.sizes)}"
+            part = plain(shard.tensor, label)
+            dtype = dtype or part.dtype
+            if part.dtype != dtype or tuple(part.shape) != shard.sizes:
+                raise UnsupportedLeafError(
+                    f"{label} has a {part.dtype} tensor of shape {tuple(part.shape)}, where a "
+                    f"{dtype} of {shard.sizes} belongs"
+                )
+            if check is not None:
+                check(part, label)
+            if 0 not in shard.sizes:
+                parts.append(part)
+        return parts
 
     def _dtype(self) -> str:
         """The format's name of the element type; empty if there is no shard."""
-        dtype = self.dtype
-        for shard in self.shards:
-            dtype = dtype or shard.tensor.dtype
-            if shard.tensor.dtype != dtype or tuple(shard.tensor.shape) != shard.sizes:
-                raise UnsupportedLeafError(
-                    f"{self._label(shard)} has a {shard.tensor.dtype} tensor of shape "
-                    f"{tuple(shard.tensor.shape)}, where a {dtype} of {shard.sizes} belongs"
-                )
+        dtype = self.dtype or next((shard.tensor.dtype for shard in self.shards), None)
         return "" if dtype is None else known_dtype(dtype, self.name)
 
-    def _plain(self) -> list[tuple[torch.Tensor, str]]:
-        """Each shard's elements, and what to call the shard in a message."""
-        labels = [self._label(shard) for shard in self.shards]
-        return [
-            (plain(shard.tensor, label), label)
-            for shard, label in zip(self.shards, labels, strict=True)
-        ]
-
-    def _label(self, shard: LocalShard) -> str:
-        return f"{self.name}: the shard {Box(shard.offsets, shard.sizes)}"
-
-    def _boxes(self) -> tuple[Boxes, list[int]]:
-        """The boxes of the shards that have elements, and which shards those are."""
-        kept = [index for index, shard in enumerate(self.shards) if 0 not in shard.sizes]
-        pairs = [(self.shards[index].offsets, self.shards[index].sizes) for index in kept]
-        return Boxes.of(pairs, rank=len(self.shape)), kept
+    def _boxes(self) -> Boxes:
+        """The boxes of the shards that have elements."""
+        pairs = [(shard.offsets, shard.sizes) for shard in self.shards if 0 not in shard.sizes]
+        return Boxes.of(pairs, rank=len(self.shape))

@@ -17,19 +17,21 @@ in two ways that agree for sizes that divide evenly and differ for others:
 the first whose size is the local tensor's. Taking the wrong one cannot go unnoticed: the ranks'
 sizes add up under one reading only, so a wrong pick leaves a gap and an overlap in the cover.
 
-`LocalBoxes.of` combines the intervals of all dimensions into boxes.
+`combined` combines the intervals of all dimensions into boxes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, product
+from itertools import accumulate, pairwise, product
 
 from xckpt.core.geometry.box import Boxes
 
 Interval = tuple[int, int]
 """Rows ``[lo, hi)`` of a tensor dimension."""
+View = tuple[slice, ...]
+"""The slices of a local tensor that hold a box."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,34 +137,22 @@ def readings(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
     return [ordered] if ordered == written else [ordered, written]
 
 
-@dataclass(frozen=True, slots=True)
-class LocalBoxes:
-    """The boxes that a rank holds, and where each lies in its local tensor."""
+def combined(held: Sequence[Sequence[Interval]]) -> tuple[Boxes, list[View]]:
+    """The boxes that a rank holds, and the slices of its local tensor that hold each.
 
-    boxes: Boxes
-    views: tuple[tuple[slice, ...], ...]
-    """For each box, the slices of the local tensor that hold it."""
+    They are every combination of the dimensions' intervals, in the order of the local tensor.
 
-    @classmethod
-    def of(cls, held: Sequence[Sequence[Interval]]) -> LocalBoxes:
-        """Every combination of the dimensions' intervals, in the order of the local tensor.
-
-        Example:
-            >>> local = LocalBoxes.of([[(0, 2), (5, 6)], [(4, 8)]])
-            >>> local.boxes
-            Boxes([0, 2) x [4, 8), [5, 6) x [4, 8))
-            >>> local.views[1]
-            (slice(2, 3, None), slice(0, 4, None))
-        """
-        starts = [list(accumulate((hi - lo for lo, hi in rows), initial=0)) for rows in held]
-        boxes: list[tuple[list[int], list[int]]] = []
-        views: list[tuple[slice, ...]] = []
-        for choice in product(*(range(len(rows)) for rows in held)):
-            rows = [dim[i] for dim, i in zip(held, choice, strict=True)]
-            local = [dim[i : i + 2] for dim, i in zip(starts, choice, strict=True)]
-            boxes.append(([lo for lo, _ in rows], [hi - lo for lo, hi in rows]))
-            views.append(tuple(slice(start, stop) for start, stop in local))
-        return cls(Boxes.of(boxes, rank=len(held)), tuple(views))
+    Example:
+        >>> boxes, views = combined([[(0, 2), (5, 6)], [(4, 8)]])
+        >>> boxes
+        Boxes([0, 2) x [4, 8), [5, 6) x [4, 8))
+        >>> views[1]
+        (slice(2, 3, None), slice(0, 4, None))
+    """
+    local = [pairwise(accumulate((hi - lo for lo, hi in rows), initial=0)) for rows in held]
+    views = [tuple(slice(*rows) for rows in choice) for choice in product(*local)]
+    boxes = [([lo for lo, _ in rows], [hi - lo for lo, hi in rows]) for rows in product(*held)]
+    return Boxes.of(boxes, rank=len(held)), views
 
 
 def _rows(held: Sequence[Interval], wanted: Iterator[Interval]) -> Iterator[Interval]:
@@ -184,15 +174,11 @@ def _rows(held: Sequence[Interval], wanted: Iterator[Interval]) -> Iterator[Inte
             start = first + taken
 
 
-def _joined(intervals: Iterator[Interval]) -> Iterator[Interval]:
+def _joined(intervals: Iterator[Interval]) -> list[Interval]:
     """The same rows with neighbours that touch made one."""
-    last: Interval | None = None
-    for interval in intervals:
-        if last is not None and last[1] == interval[0]:
-            last = (last[0], interval[1])
-            continue
-        if last is not None:
-            yield last
-        last = interval
-    if last is not None:
-        yield last
+    joined: list[Interval] = []
+    for lo, hi in intervals:
+        if joined and joined[-1][1] == lo:
+            lo = joined.pop()[0]
+        joined.append((lo, hi))
+    return joined

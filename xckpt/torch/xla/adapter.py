@@ -26,7 +26,7 @@ from xckpt.core.leaf import Copyable
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER as TORCH
-from xckpt.torch.plain import known_dtype, plain
+from xckpt.torch.leaf import known_dtype, plain
 from xckpt.torch.xla.cpu_shards import CpuShards, is_staged, staged_shards, unpadded
 from xckpt.torch.xla.shards import (
     ShardLayout,

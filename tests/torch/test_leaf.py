@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.core.dtypes import DTYPES, numpy_dtype
-from xckpt.torch.buffers import (
+from xckpt.torch.leaf import (
     format_dtype,
     from_numpy,
     reachable,
