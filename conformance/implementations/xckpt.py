@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 import xckpt
 from conformance.implementation import Array, Box, Held, Wanted
-from conformance.implementations.boxes import Boxes, Wish
+from conformance.implementations import sharded_arrays
 from conformance.implementations.meshes import by_name
+from conformance.implementations.sharded_arrays import Sharded
 from conformance.implementations.threads import ThreadGroup, results
+from xckpt.core.geometry.box import Boxes
 from xckpt.core.names import join_keys
 from xckpt.planner import DefaultSavePlanner, WriteItem
 
@@ -63,17 +65,21 @@ class Xckpt:
 
     def leaf(self, rank: int, ranks: Sequence[Held]) -> object:
         """A rank's leaf for `xckpt.save`, from what every rank holds of the array."""
-        return Boxes(ranks[rank])
+        array, shards = ranks[rank].array, ranks[rank].shards
+        boxes = _boxes([shard.box for shard in shards], array)
+        return Sharded(array.shape, array.dtype, boxes, [shard.data for shard in shards])
 
     def like(self, rank: int, ranks: Sequence[Wanted]) -> object:
         """A rank's target for `xckpt.load`, from what every rank wants of the array."""
-        return Wish(ranks[rank])
+        array = ranks[rank].array
+        boxes = _boxes(ranks[rank].boxes, array)
+        return sharded_arrays.Wanted(array.shape, array.dtype, boxes)
 
     def boxes(self, loaded: object, wanted: Wanted) -> list[Data]:
         """The wanted boxes, from what `xckpt.load` returned for `like`."""
-        if not isinstance(loaded, list):
+        if not isinstance(loaded, Sharded):
             raise KeyError("the checkpoint has no such leaf")
-        return loaded
+        return loaded.parts
 
     def load_rank(
         self,
@@ -181,6 +187,10 @@ def _column(ranks: Sequence[Mapping[str, Said]], rank: int, name: str) -> tuple[
     """The number of a rank among those that name a leaf, and what they all say of it."""
     number = sum(name in leaves for leaves in ranks[:rank])
     return number, by_name(ranks)[name]
+
+
+def _boxes(boxes: Sequence[Box], array: Array) -> Boxes:
+    return Boxes.of([(box.offsets, box.sizes) for box in boxes], rank=len(array.shape))
 
 
 def _number(arrays: Mapping[str, Array]) -> int:

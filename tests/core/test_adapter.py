@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import xckpt.numpy
-from tests.support import sharded_arrays
+from conformance.implementations import sharded_arrays
 from tests.support.sharded_arrays import Target, Wanted, cut
 from xckpt.core.adapter import NO_ADAPTERS, Adapter, Adapters, Children
 from xckpt.core.geometry.box import Boxes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import xckpt.numpy
-from tests.support import sharded_arrays
+from conformance.implementations import sharded_arrays
 from tests.support.sharded_arrays import cut
 from xckpt.core.adapter import Adapters
 from xckpt.engine import adapters as registry

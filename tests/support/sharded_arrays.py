@@ -1,57 +1,25 @@
-"""An adapter for the tests: arrays of which each rank holds some boxes, in NumPy memory.
+"""Arrays cut by hand for the smallest framework with sharded arrays, and what to compare them with.
 
-It is the smallest framework with sharded arrays: `Sharded` is saved, `Wanted` is loaded, and both
-say their boxes outright. A target also checks that planner and storage keep to the protocol.
+`Sharded` is saved, `Wanted` is loaded (`conformance.implementations.sharded_arrays`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.support.tilings import Box, Shape, region
-from xckpt.core.adapter import Adapter
-from xckpt.core.dtypes import dtype_name, numpy_dtype
+from conformance.implementations.sharded_arrays import Sharded, Target, Wanted
+from tests.support.tilings import Box, region
+from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.metadata import Sharding
-from xckpt.engine.adapters import register_adapter
+
+__all__ = ["Sharded", "Target", "Wanted", "cut", "holds", "rows", "same_bits", "wish"]
 
 Array = NDArray[np.generic]
-
-register_adapter("tests.support.sharded_arrays", "tests.support.sharded_arrays")
-
-
-@dataclass(eq=False, slots=True)
-class Sharded:
-    """A sharded array as one rank sees it; itself a `SourceLeaf`."""
-
-    shape: Shape
-    dtype: str
-    boxes: Boxes
-    parts: list[Array]
-    sharding: Sharding | None = None
-    annotation: str = ""
-    sharded: bool = True
-    array: Array | None = None
-    """The whole, where one rank has it."""
-
-    def data(self, index: int) -> Array:
-        return self.parts[index]
-
-
-@dataclass(eq=False, slots=True)
-class Wanted:
-    """What a rank wants of a stored array."""
-
-    shape: Shape
-    dtype: str
-    boxes: Boxes
-    annotation: str = ""
 
 
 def cut(array: Array, boxes: Sequence[Box], sharding: Sharding | None = None) -> Sharded:
@@ -76,55 +44,6 @@ def wish(array: Array, boxes: Sequence[Box]) -> Wanted:
     """A target for these boxes of an array."""
     source = cut(array, boxes)
     return Wanted(source.shape, source.dtype, source.boxes)
-
-
-@dataclass(eq=False, slots=True)
-class Target:
-    """Boxes to be loaded, each in memory of its own."""
-
-    shape: Shape
-    dtype: str
-    boxes: Boxes
-    parts: dict[int, Array] = field(default_factory=dict)
-    into: Sharded | None = None
-    annotation: str = ""
-    committed: list[int] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def buffer(self, index: int) -> Array:
-        with self.lock:
-            assert index not in self.committed, "a buffer is asked for after its commit"
-            if index not in self.parts:
-                self.parts[index] = np.empty(self.boxes[index].sizes, numpy_dtype(self.dtype))
-            return self.parts[index]
-
-    def commit(self, index: int) -> None:
-        with self.lock:
-            assert index not in self.committed, "a box is committed twice"
-            self.committed.append(index)
-            if index not in self.parts:
-                assert 0 in self.boxes[index].sizes, "a box is committed that nobody filled"
-                self.parts[index] = np.empty(self.boxes[index].sizes, numpy_dtype(self.dtype))
-
-    def result(self) -> Sharded:
-        assert sorted(self.committed) == list(range(len(self.boxes))), "a box was not committed"
-        parts = [self.parts[index] for index in range(len(self.boxes))]
-        return self.into or Sharded(self.shape, self.dtype, self.boxes, parts)
-
-
-class ShardedAdapter(Adapter[Sharded | Wanted]):
-    leaves = (Sharded, Wanted)
-
-    def describe(self, leaf: Sharded | Wanted, name: str) -> Sharded:
-        return leaf if isinstance(leaf, Sharded) else super().describe(leaf, name)  # type: ignore[return-value]
-
-    def target_for(self, like: Sharded | Wanted, name: str, *, in_place: bool) -> Target:
-        if in_place and isinstance(like, Sharded):
-            return Target(like.shape, like.dtype, like.boxes, dict(enumerate(like.parts)), like)
-        return Target(like.shape, like.dtype, like.boxes, annotation=like.annotation)
-
-
-ADAPTER = ShardedAdapter()
 
 
 def same_bits(one: Array, other: Array) -> bool:

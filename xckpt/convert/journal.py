@@ -20,6 +20,7 @@ from typing import IO
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
+from xckpt.storage.commit.folder import journals
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
@@ -80,31 +81,38 @@ def _records(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
         yield content, end
 
 
+def noted_units(staged: Path, start: Start) -> dict[int, bytes]:
+    """Unit -> report, of what any rank has noted of a conversion beside its staging folder."""
+    reports: dict[int, bytes] = {}
+    for path in journals(staged):
+        begun, done, _ = read_journal(path)
+        if begun == start:
+            reports |= done
+    return reports
+
+
 class Journal:
     """A journal that is being written; calls from several threads are fine.
 
     Args:
-        path: where it is.
+        path: where it is; a journal of the same conversion that is there is continued.
         start: which conversion it is of.
 
     Example:
-        >>> journal = Journal(Path("journal"), Start(b"this one"))
-        >>> journal.done
-        {}
-        >>> journal.note(3, b"written")
-        >>> Journal(Path("journal"), Start(b"this one")).done
-        {3: b'written'}
-        >>> Journal(Path("journal"), Start(b"another")).done
+        >>> Journal(Path("journal"), Start(b"this one")).note(3, b"written")
+        >>> Journal(Path("journal"), Start(b"this one")).note(4, b"too")
+        >>> read_journal(Path("journal"))[1]
+        {3: b'written', 4: b'too'}
+        >>> _ = Journal(Path("journal"), Start(b"another"))
+        >>> read_journal(Path("journal"))[1]
         {}
     """
 
     def __init__(self, path: Path, start: Start) -> None:
         self.path = path
         self._lock = threading.Lock()
-        found, done, sound = read_journal(path)
-        self.done = done if found == start else {}
-        """Unit -> report, of what was done before."""
-        if found == start:
+        begun, _, sound = read_journal(path)
+        if begun == start:
             os.truncate(path, sound)
             return
         path.unlink(missing_ok=True)

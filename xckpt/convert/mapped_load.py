@@ -9,7 +9,7 @@ tensor. `MappedLoadPlanner` replaces these reads:
    in flight stays in the budget, as in any load.
 2. An item is read into memory of its own, or straight into the target where both have one order.
 3. When an item has landed, its copies take its elements to their places in the target
-   (`TargetBoxes`). When a box is full, the default planner publishes it.
+   (`xckpt.convert.mapped_reads`). When a box is full, the default planner publishes it.
 
 A mapping speaks of tensors. Python values are loaded where both sides have them under one name;
 others of the checkpoint are left out, and others of the target stay as they are.
@@ -23,15 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from xckpt.convert.conversion import cast_target, require_lossless
-from xckpt.convert.stored_reads import MappedRead, stored_reads
-from xckpt.convert.target_boxes import TargetBoxes
+from xckpt.convert.mapped_reads import MappedRead, TargetBox, stored_reads
 from xckpt.convert.units.assertions import check_assertions
-from xckpt.convert.units.make import direct_view
-from xckpt.convert.units.reads import source_reads
+from xckpt.convert.units.unit import source_reads
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box, Boxes
@@ -57,9 +52,6 @@ from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
 from xckpt.options import LoadOptions
-from xckpt.storage.chunks.chunk import allocate
-
-Array = NDArray[np.generic]
 
 
 class MappedLoadPlanner(LoadPlanner):
@@ -99,13 +91,12 @@ class MappedLoadPlanner(LoadPlanner):
         self._open_source = open_source
         self._ranks = rank, ranks
         self._targets = DefaultLoadPlanner()
-        self._boxes = TargetBoxes(self._targets, {})
         self._stored = Metadata({})
         self._stored_names: Mapping[str, str] = {}
         self._names: Mapping[str, str] = {}
         self._resolved = ResolvedMapping({}, {}, {})
         self._reads: dict[ReadItem, MappedRead] = {}
-        self._constants: list[tuple[ReadItem, tuple[StridedCopy, ...]]] = []
+        self._constants: list[tuple[TargetBox, tuple[StridedCopy, ...]]] = []
 
     def set_up_planner(
         self,
@@ -129,22 +120,32 @@ class MappedLoadPlanner(LoadPlanner):
         self._names = {
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
-        values = _stored_values(metadata, self._stored_names, self._resolved.targets)
-        if state_dict is not None:
-            values = {name: value for name, value in values.items() if name in likes}
         self._targets = DefaultLoadPlanner(
             strict=self.strict, cast=self.cast, in_place=self.in_place, keep_values=True
         )
         self._targets.use_adapters(self.adapters)
-        specs = {leaf: self._resolved.targets[name] for leaf, name in self._names.items()}
-        described = {likes.get(name, self._stored_names[name]): values[name] for name in values}
-        imagined = Metadata({**_in_one_piece(specs), **described}, user=metadata.user)
-        self._targets.set_up_planner(state_dict, imagined, is_coordinator)
-        self._boxes = TargetBoxes(self._targets, _dtypes(self._targets.targets, specs))
+        imagined: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+        for leaf, name in self._names.items():
+            spec = self._resolved.targets[name]
+            boxes = Boxes.whole(spec.shape)
+            imagined[leaf] = TensorStorageMetadata(TensorProperties(spec.dtype), spec.shape, boxes)
+        for name, leaf in self._stored_names.items():
+            described = metadata.state_dict_metadata[leaf]
+            wanted = name not in self._resolved.targets and (state_dict is None or name in likes)
+            if wanted and isinstance(described, BytesStorageMetadata):
+                imagined[likes.get(name, leaf)] = described
+        self._targets.set_up_planner(
+            state_dict, Metadata(imagined, user=metadata.user), is_coordinator
+        )
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:
         """The mapping on the stored shapes."""
-        resolved = self.mapping.resolve(_stored_specs(self._stored, self._stored_names), wanted)
+        sources = {
+            name: TensorSpec(tuple(stored.size), stored.properties.dtype)
+            for name, leaf in self._stored_names.items()
+            if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
+        }
+        resolved = self.mapping.resolve(sources, wanted)
         if self.strict:
             problems = problems_with(resolved, resolved.targets)
             if problems:
@@ -161,13 +162,14 @@ class MappedLoadPlanner(LoadPlanner):
         """
         self._check_assertions()
         plan = self._targets.create_local_plan()
+        targets = self._targets.targets
         items: list[ReadItem] = []
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
                 name = mapping_name(split_name(item.storage_index.fqn))
                 items.append(replace(item, storage_index=MetadataIndex(self._stored_names[name])))
             else:
-                items += self._reads_for(item)
+                items += self._reads_for(item, targets[item.dest_index.fqn])
         return replace(plan, items=items)
 
     def _check_assertions(self) -> None:
@@ -178,31 +180,29 @@ class MappedLoadPlanner(LoadPlanner):
             with contextlib.closing(self._open_source()) as source:
                 check_assertions(assertions, source, memory_bytes=self.options.memory_bytes)
 
-    def _reads_for(self, item: ReadItem) -> list[ReadItem]:
+    def _reads_for(self, item: ReadItem, target: TargetLeaf | None) -> list[ReadItem]:
         """The read items that fill a wanted box; each is remembered with its copies."""
-        leaf = item.dest_index.fqn
-        name = self._names[leaf]
+        name = self._names[item.dest_index.fqn]
         copies = self._resolved.copies_into(name, Box(item.storage_offsets, item.lengths))
-        before, after = self._resolved.targets[name].dtype, self._boxes.dtypes[leaf]
+        before = self._resolved.targets[name].dtype
+        after = target.dtype or before if target else before
         if before != after:
             copies = tuple(cast_target(copy, before, after) for copy in copies)
-        self._boxes.add(item)
+        box = TargetBox(self._targets, item, after)
         if constants := tuple(copy for copy in copies if not copy.source):
-            self._constants.append((item, constants))
+            self._constants.append((box, constants))
         items: list[ReadItem] = []
         for source_read in source_reads(enumerate(copies)):
-            stored = self._stored_names[source_read.name]
-            for read_item, pending in stored_reads(
-                stored, self._stored_tensor(stored), item.dest_index, source_read
-            ):
-                known = self._reads.setdefault(read_item, pending)
-                if known is pending:
+            leaf = self._stored_names[source_read.name]
+            for read_item, read in stored_reads(leaf, self._tensor(leaf), box, source_read):
+                known = self._reads.setdefault(read_item, read)
+                if known is read:
                     items.append(read_item)
                 else:
-                    known.copies += pending.copies
+                    known.copies += read.copies
         return items
 
-    def _stored_tensor(self, leaf: str) -> TensorStorageMetadata:
+    def _tensor(self, leaf: str) -> TensorStorageMetadata:
         stored = self._stored.state_dict_metadata[leaf]
         assert isinstance(stored, TensorStorageMetadata)
         return stored
@@ -214,8 +214,8 @@ class MappedLoadPlanner(LoadPlanner):
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is; constants are filled in."""
         finished = self._targets.finish_plan(central_plan)
-        for item, constants in self._constants:
-            self._boxes.fill(item, constants)
+        for box, constants in self._constants:
+            box.fill(constants)
         return finished
 
     def check_plan(self, plan: LoadPlan) -> None:
@@ -245,71 +245,17 @@ class MappedLoadPlanner(LoadPlanner):
         Raises:
             LeafTooLargeError: there is no memory for the target.
         """
-        pending = self._reads[read_item]
-        stored = self._stored_tensor(read_item.storage_index.fqn)
-        dtype = numpy_dtype(stored.properties.dtype)
-        if len(pending.copies) == 1:
-            host, origin = self._boxes.host(read_item)
-            place = direct_view(pending.copies[0], pending.box, host, origin)
-            if place is not None and place.dtype == dtype and _in_order(place):
-                return place
-        pending.memory = allocate(pending.box.sizes, dtype, read_item.storage_index.fqn)
-        return pending.memory
+        leaf = read_item.storage_index.fqn
+        dtype = numpy_dtype(self._tensor(leaf).properties.dtype)
+        return self._reads[read_item].resolve(leaf, dtype)
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Copy an item's elements to their places; publish the box with the last of them."""
-        pending = self._reads[read_item]
-        if pending.memory is None:
-            self._boxes.landed(read_item, pending.copies)
-        else:
-            self._boxes.fill(read_item, pending.copies, pending.memory, pending.box.offsets)
-            pending.memory = None
+        self._reads[read_item].commit()
 
     def result(self) -> object:
         """The loaded tree; see `DefaultLoadPlanner.result`."""
         return self._targets.result()
-
-
-def _stored_specs(stored: Metadata, names: Mapping[str, str]) -> dict[str, TensorSpec]:
-    """Mapping name -> shape and element type of the stored tensors."""
-    return {
-        name: TensorSpec(tuple(described.size), described.properties.dtype)
-        for name, leaf in names.items()
-        if isinstance(described := stored.state_dict_metadata[leaf], TensorStorageMetadata)
-    }
-
-
-def _stored_values(
-    stored: Metadata, names: Mapping[str, str], targets: Mapping[str, TensorSpec]
-) -> dict[str, BytesStorageMetadata]:
-    """Mapping name -> the stored Python value, but for names that targets have."""
-    return {
-        name: value
-        for name, leaf in names.items()
-        if isinstance(value := stored.state_dict_metadata[leaf], BytesStorageMetadata)
-        and name not in targets
-    }
-
-
-def _dtypes(
-    targets: Mapping[str, TargetLeaf | None], specs: Mapping[str, TensorSpec]
-) -> dict[str, str]:
-    """Leaf -> the element type that it is loaded as: the target's, or else the mapping's."""
-    return {
-        leaf: target.dtype or specs[leaf].dtype
-        for leaf, target in targets.items()
-        if target is not None and leaf in specs
-    }
-
-
-def _in_one_piece(specs: Mapping[str, TensorSpec]) -> dict[str, TensorStorageMetadata]:
-    """Tensors as if each were stored in one piece."""
-    return {
-        leaf: TensorStorageMetadata(
-            TensorProperties(spec.dtype), spec.shape, Boxes.whole(spec.shape)
-        )
-        for leaf, spec in specs.items()
-    }
 
 
 def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict[str, TensorSpec]:
@@ -322,9 +268,3 @@ def _specs(likes: Mapping[str, str], flat: FlatTree, adapters: Adapters) -> dict
             if target is not None and target.dtype:
                 specs[name] = TensorSpec(tuple(target.shape), target.dtype)
     return specs
-
-
-def _in_order(place: Array) -> bool:
-    """Whether NumPy copies into an array in the order of its memory, in whole rows."""
-    steps = [abs(step) for size, step in zip(place.shape, place.strides, strict=True) if size > 1]
-    return steps == sorted(steps, reverse=True) and (not steps or steps[-1] == place.itemsize)

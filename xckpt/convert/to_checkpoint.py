@@ -21,15 +21,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.units.run import Note, Numbered, Output
+from xckpt.convert.journal import Start, noted_units
+from xckpt.convert.units.run import Output
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.folder import journal_of, journals, remove_journals
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
@@ -38,8 +37,9 @@ from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
 IDENTITY = "conversion"
 """What the staging folder of every conversion is called, so that the next one finds it."""
 
-Run = Callable[[Sequence[Numbered], Output, Note], None]
-"""Makes units, writes them to an output, and notes each that is durable."""
+MakeUnits = Callable[[Output, Start, Path | None], list[bytes]]
+"""Makes a rank's units and writes them to an output, but for those that the journals beside a
+staging folder, if there is one, say are written; returns the reports of all."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Written).decode
@@ -93,11 +93,9 @@ class ConvertingWriter(ZarrStorageWriter):
 
     Args:
         path: see `ZarrStorageWriter`.
-        units: this rank's.
+        start: which conversion this is.
         leaf_names: target tensor -> its leaf's name in the checkpoint.
-        run: makes units and writes them.
-        conversion: a digest of source, mapping and options.
-        rank: this process's in its group.
+        make: makes this rank's units and writes them.
         overwrite: replace a checkpoint that is there.
         options: sizes, threads, memory.
     """
@@ -105,11 +103,9 @@ class ConvertingWriter(ZarrStorageWriter):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        units: Sequence[Numbered],
+        start: Start,
         leaf_names: Mapping[str, str],
-        run: Run,
-        conversion: bytes,
-        rank: int,
+        make: MakeUnits,
         *,
         overwrite: bool = False,
         options: SaveOptions | None = None,
@@ -117,14 +113,11 @@ class ConvertingWriter(ZarrStorageWriter):
         # Units report their progress themselves.
         options = replace(options or SaveOptions(), progress=None)
         super().__init__(path, overwrite=overwrite, options=options)
-        self._units = units
+        self._start = start
         self._leaf_names = leaf_names
-        self._run = run
-        self._conversion = conversion
-        self._rank = rank
+        self._make = make
         self._staged: StagedCheckpoint | None = None
         """The staging folder that this process has claimed."""
-        self._worth_keeping = False
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
@@ -139,24 +132,11 @@ class ConvertingWriter(ZarrStorageWriter):
         self.stage(staging)
         if isinstance(staging, StagedCheckpoint):
             self._staged = staging
-            if staging.resumed and self._earlier(staging.location):
-                self._worth_keeping = True
+            if staging.resumed and noted_units(staging.staging, self._start):
                 staging.tidy()
             else:
-                remove_journals(staging.staging)
-                if staging.resumed:
-                    staging.clear()
+                staging.clear()
         return super().prepare_global_plan(plans, metadata)
-
-    def _earlier(self, staged: Location) -> dict[int, bytes]:
-        """What earlier processes have written for the same conversion: unit -> report."""
-        found: dict[int, bytes] = {}
-        start = Start(self._conversion)
-        for path in journals(Path(staged.path)) if staged.folder else ():
-            begun, done, _ = read_journal(path)
-            if begun == start:
-                found |= done
-        return found
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """Make and write this rank's units, but for those that are written already.
@@ -169,7 +149,10 @@ class ConvertingWriter(ZarrStorageWriter):
         written = super().write_data(values, planner)
         orders = msgspec.convert(plan.storage_data, WriteOrders)
         output = CheckpointOutput(orders, self.target, self._by_part(items))
-        arrays = [array for report in self._make(output) for array in _decode(report).arrays]
+        folder = orders.location.folder
+        resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
+        reports = self._make(output, self._start, folder if resumable else None)
+        arrays = [array for report in reports for array in _decode(report).arrays]
         return Written([*written.arrays, *arrays], written.values)
 
     def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:
@@ -181,39 +164,8 @@ class ConvertingWriter(ZarrStorageWriter):
             if item.tensor_data is not None
         }
 
-    def _make(self, output: CheckpointOutput) -> list[bytes]:
-        """Make what is missing; the reports of all units."""
-        units = self._units
-        staged = output.orders.location
-        if not (staged.folder and staged.folder.name.endswith(f"-{IDENTITY}")):
-            reports: dict[int, bytes] = {}
-            self._run(units, output, reports.__setitem__)
-            return list(reports.values())
-        earlier = self._earlier(staged)
-        journal = Journal(journal_of(staged.folder, self._rank), Start(self._conversion))
-        mine = {number for number, _ in units}
-        reports = {number: report for number, report in earlier.items() if number in mine}
-
-        def note(number: int, report: bytes) -> None:
-            journal.note(number, report)
-            reports[number] = report
-            self._worth_keeping = True
-
-        self._worth_keeping = self._worth_keeping or bool(reports)
-        self._run([each for each in units if each[0] not in reports], output, note)
-        return [reports[number] for number, _ in units]
-
-    def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
-        """Commit, and remove the journals; see `ZarrStorageWriter.finish`."""
-        data = super().finish(metadata, results)
-        if self._staged is not None:
-            remove_journals(self._staged.staging)
-        return data
-
     def abort(self) -> None:
         """Stop; units that are durable stay for a process that resumes the conversion."""
         if self._staged is not None:
-            self._staged.keep = self._worth_keeping
-            if not self._worth_keeping:
-                remove_journals(self._staged.staging)
+            self._staged.keep = bool(noted_units(self._staged.staging, self._start))
         super().abort()

@@ -10,25 +10,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import Journal, Start, read_journal
-from xckpt.convert.to_checkpoint import IDENTITY, Run
-from xckpt.convert.units.run import Numbered
+from xckpt.convert.journal import Start, noted_units, read_journal
+from xckpt.convert.to_checkpoint import IDENTITY, MakeUnits
 from xckpt.convert.units.unit import WorkUnit
-from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.errors import NotACheckpointError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
 from xckpt.storage.commit.folder import (
     Claim,
     claim,
-    journal_of,
     journals,
     make_folder,
     reclaim,
@@ -64,54 +64,30 @@ class SinkTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class _Attachment:
-    """A target and a token; two with one token are one, in one process."""
+class SinkOutput:
+    """Writes units to a sink, in any process; an `Output`. Two with one token are one."""
 
     token: str
     target: SinkTarget = field(compare=False)
-
-
-@functools.lru_cache(maxsize=1)
-def _attached(attachment: _Attachment) -> TensorSink:
-    """The sink of an output that another process has laid out."""
-    return attachment.target.open(attachment.token)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOutput:
-    """Writes units to a sink, in any process; an `Output`."""
-
-    attachment: _Attachment
+    sink: TensorSink | None = field(default=None, compare=False)
+    """The sink, where it is open in this process; other processes attach to it by the token."""
 
     def only(self, unit: WorkUnit) -> SinkOutput:
         """All of it: the places of all tensors make up the layout."""
-        return self
+        return replace(self, sink=None)
 
     def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         """Write a unit's parts; there is nothing to report."""
-        write_unit(_attached(self.attachment), unit, made)
+        sink = _attached(self) if self.sink is None else self.sink
+        for part, array in zip(unit.parts, made, strict=True):
+            sink.write(part.name, part.box, array)
         return b""
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenOutput:
-    """Writes units to a sink that is open here; other processes attach to it."""
-
-    sink: TensorSink
-    elsewhere: SinkOutput
-
-    def only(self, unit: WorkUnit) -> SinkOutput:
-        return self.elsewhere
-
-    def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
-        write_unit(self.sink, unit, made)
-        return b""
-
-
-def write_unit(sink: TensorSink, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> None:
-    """Write a unit's parts to a sink."""
-    for part, array in zip(unit.parts, made, strict=True):
-        sink.write(part.name, part.box, array)
+@functools.lru_cache(maxsize=1)
+def _attached(output: SinkOutput) -> TensorSink:
+    """The sink of an output that another process has laid out."""
+    return output.target.open(output.token)[0]
 
 
 class SinkWriter:
@@ -120,24 +96,16 @@ class SinkWriter:
     Args:
         target: what is written where.
         conversion: a digest of source, mapping and options.
-        rank: this process's in its group.
     """
 
-    def __init__(self, target: SinkTarget, conversion: bytes, rank: int) -> None:
+    def __init__(self, target: SinkTarget, conversion: bytes) -> None:
         self.target = target
-        self.conversion = conversion
-        self.rank = rank
         self.sink: TensorSink | None = None
-        self._token = ""
+        self._start = Start(conversion)
         self._claim: Claim | None = None
-        self._worth_keeping = False
-
-    @property
-    def _staged(self) -> Path:
-        folder = Location.parse(self.target.path).folder
-        if folder is None:
-            raise StorageError(f"{self.target.path}: only our own format is written there")
-        return staging_folder(folder, IDENTITY)
+        folder = Location.parse(target.path).folder
+        assert folder is not None  # Or `open_sink` has refused the path.
+        self._folder = folder
 
     def begin(self) -> bytes:
         """Prepare the output, or resume an earlier one; on the coordinator.
@@ -149,55 +117,41 @@ class SinkWriter:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             XckptError: see `TensorSink.prepare`.
         """
-        folder = Location.parse(self.target.path).folder
-        assert folder is not None
-        with storage_errors(folder):
-            make_folder(folder.parent)
+        with storage_errors(self._folder):
+            make_folder(self._folder.parent)
             # The remains of dead saves are removed later: one may be what this one resumes.
-            self._claim = reclaim(folder, IDENTITY) or claim(folder, IDENTITY)
+            self._claim = reclaim(self._folder, IDENTITY) or claim(self._folder, IDENTITY)
             self._claim.folder.mkdir(exist_ok=True)
             if not self._resume(self._claim.folder):
                 remove_journals(self._claim.folder)
-                self.sink, self._token = self.target.open()
-        return self._token.encode()
+                self._open("")
+        return self._start.token.encode()
 
     def _resume(self, staged: Path) -> bool:
         """Attach to what an earlier process has left for the same conversion, if there is any."""
         for path in journals(staged):
             start, done, _ = read_journal(path)
-            if start is not None and start.conversion == self.conversion and start.token and done:
-                try:
-                    self.sink, self._token = self.target.open(start.token)
-                except NotACheckpointError:
-                    continue
-                self._worth_keeping = True
-                return True
+            if start and start.conversion == self._start.conversion and start.token and done:
+                with contextlib.suppress(NotACheckpointError):
+                    self._open(start.token)
+                    return True
         return False
+
+    def _open(self, token: str) -> None:
+        self.sink, token = self.target.open(token)
+        self._start = msgspec.structs.replace(self._start, token=token)
 
     def attach(self, token: bytes) -> TensorSink:
         """The sink; on other ranks than the coordinator, one that takes part in what that began."""
         if self.sink is None:
-            self.sink, self._token = self.target.open(token.decode())
+            self._open(token.decode())
+        assert self.sink is not None
         return self.sink
 
-    def make(self, units: Sequence[Numbered], run: Run) -> None:
+    def write(self, make: MakeUnits) -> None:
         """Make and write this rank's units, but for those that are written already."""
-        assert self.sink is not None
-        start = Start(self.conversion, self._token)
-        earlier: set[int] = set()
-        for path in journals(self._staged):
-            begun, done, _ = read_journal(path)
-            if begun == start:
-                earlier |= set(done)
-        journal = Journal(journal_of(self._staged, self.rank), start)
-
-        def note(number: int, report: bytes) -> None:
-            journal.note(number, report)
-            self._worth_keeping = True
-
-        attachment = _Attachment(self._token, self.target)
-        output = _OpenOutput(self.sink, SinkOutput(attachment))
-        run([each for each in units if each[0] not in earlier], output, note)
+        output = SinkOutput(self._start.token, self.target, self.sink)
+        make(output, self._start, staging_folder(self._folder, IDENTITY))
 
     def commit(self) -> None:
         """Give the output its name; on the coordinator."""
@@ -209,7 +163,7 @@ class SinkWriter:
         """Stop; units that are durable stay for a process that resumes the conversion."""
         if self._claim is None:
             return
-        if self._worth_keeping:
+        if noted_units(self._claim.folder, self._start):
             self._claim.release()
             return
         if self.sink is not None:

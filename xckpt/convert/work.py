@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from xckpt.convert.conversion import Conversion, Opened
+from xckpt.convert.journal import Journal, Start, noted_units
 from xckpt.convert.target_tree import find_places, target_tree, user_metadata
 from xckpt.convert.to_checkpoint import ConvertingWriter
 from xckpt.convert.to_sink import SinkTarget, SinkWriter
 from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.plan import plan_units
-from xckpt.convert.units.run import Note, Numbered, Output, run_elsewhere, run_here, start
+from xckpt.convert.units.run import Output, run_elsewhere, run_here
 from xckpt.convert.units.unit import Chunks, WorkUnit
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions
@@ -27,6 +30,7 @@ from xckpt.formats.sink import Contents
 from xckpt.formats.source import metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
+from xckpt.storage.commit.folder import journal_of
 
 UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
@@ -63,7 +67,7 @@ class ConversionRun:
     metadata: JSONValue
     _opened: Opened | None = field(default=None, init=False)
     _units: list[WorkUnit] = field(default_factory=list, init=False)
-    _mine: list[Numbered] = field(default_factory=list, init=False)
+    _mine: list[WorkUnit] = field(default_factory=list, init=False)
     """This rank's units."""
     _made_bytes: int = field(default=0, init=False)
     """Bytes of those that this process has made, and none before it."""
@@ -95,7 +99,9 @@ class ConversionRun:
             if not inside and path.startswith("memory://"):
                 raise StorageError(f"{path}: no other process reaches the memory of this one")
         if self.executor is not None:
-            start(self.executor)
+            # A process that is forked later has TensorStore's memory, but not its threads, and dies
+            # of it.
+            self.executor.submit(os.getpid).result()
 
     def prepare(self) -> None:
         """Open the source on every rank, and check the mapping's assertions on it."""
@@ -115,34 +121,39 @@ class ConversionRun:
         self._units = plan_units(resolved, chunks, self.unit_bytes, target_chunks)
         self._mine = _share(self._units, self.group.rank, self.group.size)
 
-    def run(self, units: Sequence[Numbered], output: Output, note: Note) -> None:
-        """Make and write those of this rank's units that no earlier process has written."""
-        mine = _target_bytes(self._mine)
-        self._made_bytes = _target_bytes(units)
+    def make(self, output: Output, start: Start, staged: Path | None) -> list[bytes]:
+        """Make and write this rank's units, but for those that are written; see `MakeUnits`."""
+        journal: Journal | None = None
+        reports: dict[int, bytes] = {}
+        if staged is not None:
+            reports = noted_units(staged, start)
+            journal = Journal(journal_of(staged, self.group.rank), start)
+        missing = [unit for unit in self._mine if unit.number not in reports]
+        mine, self._made_bytes = _target_bytes(self._mine), _target_bytes(missing)
         progress = ProgressCounter(mine, self.options.progress)
         if mine > self._made_bytes:
             progress.add(mine - self._made_bytes)
+
+        def note(unit: WorkUnit, report: bytes) -> None:
+            if journal is not None:
+                journal.note(unit.number, report)
+            reports[unit.number] = report
+            progress.add(unit.target_bytes)
+
+        opened, options = self.opened, self.options
         if self.executor is not None:
-            run_elsewhere(
-                self.executor, self.opened, self.conversion, units, output, note, progress
-            )
-            return
-        source = self.opened.source
-        run_here(
-            self.opened,
-            units,
-            output,
-            note,
-            progress,
-            threads=self.options.threads or source.threads,
-            memory_bytes=self.options.memory_bytes,
-        )
+            run_elsewhere(self.executor, opened, self.conversion, missing, output, note)
+        else:
+            threads = options.threads or opened.source.threads
+            memory = options.memory_bytes
+            run_here(opened, missing, output, note, threads=threads, memory_bytes=memory)
+        return [reports[unit.number] for unit in self._mine]
 
     def converted(self, metadata: Metadata | None = None) -> Converted:
         """What was done."""
         return Converted(
             len(self.opened.resolved.targets),
-            sum(unit.target_bytes for unit in self._units),
+            _target_bytes(self._units),
             _target_bytes(self._mine) - self._made_bytes,
             metadata,
         )
@@ -153,19 +164,13 @@ class ConversionRun:
         self.plan()
         options = self.options
         sizes = (options.chunk_bytes, options.shard_bytes, options.crc32c)
-        names, tree = target_tree(
-            self.opened,
-            self._boxes(),
-            as_it_is=self.as_it_is,
-            like=self.like,
-        )
+        boxes = self._boxes()
+        names, tree = target_tree(self.opened, boxes, as_it_is=self.as_it_is, like=self.like)
         writer = ConvertingWriter(
             self.destination,
-            self._mine,
+            Start(self.opened.identity(self.unit_bytes, sizes)),
             names,
-            self.run,
-            self.opened.identity(self.unit_bytes, sizes),
-            self.group.rank,
+            self.make,
             overwrite=self.overwrite,
             options=options,
         )
@@ -183,7 +188,7 @@ class ConversionRun:
         self.prepare()
         target = SinkTarget(self.destination, format, self.overwrite, self._contents())
         identity = self.opened.identity(format, self.options.memory_bytes)
-        writer = SinkWriter(target, identity, self.group.rank)
+        writer = SinkWriter(target, identity)
         try:
             self._write_through(writer)
         except BaseException:
@@ -213,7 +218,7 @@ class ConversionRun:
 
         def make() -> bytes:
             self.plan(writer.attach(token).chunks)
-            writer.make(self._mine, self.run)
+            writer.write(self.make)
             return b""
 
         def commit(_: list[bytes]) -> bytes:
@@ -225,7 +230,7 @@ class ConversionRun:
     def _boxes(self) -> dict[str, Boxes]:
         """The boxes of each target that this rank makes."""
         boxes: dict[str, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
-        for _, unit in self._mine:
+        for unit in self._mine:
             for part in unit.parts:
                 boxes.setdefault(part.name, []).append((part.box.offsets, part.box.sizes))
         return {
@@ -245,17 +250,17 @@ def _content(leaf: object) -> bytes:
     return leaf.content()
 
 
-def _share(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[Numbered]:
+def _share(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[WorkUnit]:
     """A rank's units: to the rank with the fewest bytes goes the next."""
     loads = [0] * ranks
-    mine: list[Numbered] = []
-    for number, unit in enumerate(units):
+    mine: list[WorkUnit] = []
+    for unit in units:
         taker = loads.index(min(loads))
         loads[taker] += unit.target_bytes
         if taker == rank:
-            mine.append((number, unit))
+            mine.append(unit)
     return mine
 
 
-def _target_bytes(units: Sequence[Numbered]) -> int:
-    return sum(unit.target_bytes for _, unit in units)
+def _target_bytes(units: Sequence[WorkUnit]) -> int:
+    return sum(unit.target_bytes for unit in units)

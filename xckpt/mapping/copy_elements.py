@@ -2,11 +2,12 @@
 
 1. `view` is what one side of a copy touches, as an array that copies nothing.
 2. `copy_elements` takes the source's view, or makes constants, through the arithmetic, and writes
-   it to the target's view.
+   it to the target's view. Arithmetic goes piece by piece, because it computes in wider elements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,9 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.mapping.strided_copy import Ints, StridedCopy, bounds
+
+PIECE = 1 << 18
+"""Elements that arithmetic takes at a time."""
 
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
@@ -68,17 +72,31 @@ def copy_elements(
         >>> target
         array([10, 13], dtype=int32)
     """
-    into = view(target, _less(copy.target_offsets, target_origin), copy.target_strides, copy.sizes)
-    if source is None:
-        values = _constants(copy, target.dtype)
-    else:
-        offsets = _less(copy.source_offsets, source_origin)
-        values = view(source, offsets, copy.source_strides, copy.sizes)
-    for step in copy.arithmetic:
-        values = step(values)
-    if values.dtype != into.dtype:
-        raise TypeError(f"{copy.target!r}: {values.dtype} elements do not go into {into.dtype}")
-    copy_bits(into, values)
+    for piece in _pieces(copy):
+        offsets = _less(piece.target_offsets, target_origin)
+        into = view(target, offsets, piece.target_strides, piece.sizes)
+        if source is None:
+            values = _constants(piece, target.dtype)
+        else:
+            offsets = _less(piece.source_offsets, source_origin)
+            values = view(source, offsets, piece.source_strides, piece.sizes)
+        for step in piece.arithmetic:
+            values = step(values)
+        if values.dtype != into.dtype:
+            raise TypeError(f"{copy.target!r}: {values.dtype} elements do not go into {into.dtype}")
+        copy_bits(into, values)
+
+
+def _pieces(copy: StridedCopy) -> Iterator[StridedCopy]:
+    """A copy with arithmetic in pieces of bounded size."""
+    if not copy.arithmetic or copy.elements <= PIECE:
+        yield copy
+        return
+    axis = max(range(len(copy.sizes)), key=lambda axis: copy.sizes[axis])
+    size = copy.sizes[axis]
+    step = max(1, size * PIECE // copy.elements)
+    for start in range(0, size, step):
+        yield from _pieces(copy.cut(axis, start, min(size, start + step)))
 
 
 def _less(offsets: Ints, origin: Ints | None) -> Ints:

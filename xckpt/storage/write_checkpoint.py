@@ -133,7 +133,7 @@ class ZarrStorageWriter(PlainStorageWriter):
 
         return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
 
-    def _start(self, contents: Iterable[tuple[str, bytes]]) -> None:
+    def _write_documents(self, contents: Iterable[tuple[str, bytes]]) -> None:
         """Start writing documents, if this is the coordinator."""
         if self._staging is not None:
             store = open_store(self._staging.location)
@@ -167,7 +167,7 @@ class ZarrStorageWriter(PlainStorageWriter):
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
-                pool.submit(lambda: self._start(self._documents.add(self._arrays)))
+                pool.submit(lambda: self._write_documents(self._documents.add(self._arrays)))
                 writes.write_tensors([i for i in items if i.tensor_data is not None], pool)
             return writes.finish()
 
@@ -205,8 +205,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
         data = encode(manifest, digest_bytes)
         long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
-        self._start(self._documents.add(long_values))
-        self._start([("zarr.json", self._documents.root()), (DIGESTS, digests)])
+        self._write_documents(self._documents.add(long_values))
+        self._write_documents([("zarr.json", self._documents.root()), (DIGESTS, digests)])
         with storage_errors(self.target):
             for write in self._written:
                 write.result()

@@ -12,8 +12,7 @@ from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
 from xckpt.convert import Mapping, Rule, TensorSpec
 from xckpt.convert.units.plan import plan_units
-from xckpt.convert.units.reads import source_reads
-from xckpt.convert.units.unit import WorkUnit
+from xckpt.convert.units.unit import WorkUnit, source_reads
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.cover import cover_fault

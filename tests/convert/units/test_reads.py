@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
-from xckpt.convert.units.reads import DENSE, blocks, restrict_sources, source_reads
+from xckpt.convert.mapped_reads import blocks, restrict_sources
+from xckpt.convert.units.unit import DENSE, source_reads
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import GridOptions, choose_grid

@@ -6,67 +6,57 @@ two tensors as copies out of the source; both are made box by box and compared b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
-from math import prod
 
 import numpy as np
 
-from xckpt.convert.units.make import make_box
+from xckpt.convert.units.make import make
 from xckpt.convert.units.plan import plan_units
-from xckpt.convert.units.reads import hull
+from xckpt.convert.units.unit import TargetPart, hull
 from xckpt.core.geometry.box import Box
 from xckpt.errors import MappingError
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.bundle import Assertion
-from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy, restrict
-from xckpt.mapping.traced import Traced
+from xckpt.mapping.resolve import ResolvedMapping
+from xckpt.mapping.strided_copy import restrict
 from xckpt.storage.budget import Pool
 
 UNIT_BYTES = 1 << 23
 """Bytes of one side that are compared at a time."""
 
-TENSOR = "tensor"
-
-
-@dataclass(frozen=True, slots=True)
-class _Asserted:
-    """An assertion's tensor as a mapping of its own, so that it is cut as targets are."""
-
-    traced: Traced
-    sources: Mapping[str, TensorSpec]
-
-    @property
-    def targets(self) -> Mapping[str, TensorSpec]:
-        return {TENSOR: self.traced.spec}
-
-    def copies_into(self, name: str, box: Box) -> Sequence[StridedCopy]:
-        return restrict(self.traced.copies, box)
-
-
-@dataclass(frozen=True, slots=True)
-class _Comparison:
-    """A box of an assertion's tensor, to be compared with the same box of what is expected."""
-
-    number: int
-    """The assertion's, in the order in which they were given."""
-    assertion: Assertion
-    box: Box
-    nbytes: int
-    """Memory that both sides take."""
+TENSOR = "a tensor of which the mapping asserts something"
+"""The name of both sides of an assertion."""
 
 
 def check_assertions(
     assertions: Iterable[Assertion], source: TensorSource, *, memory_bytes: int
 ) -> None:
-    """Read what assertions speak of, and compare.
+    """Read what assertions speak of, and compare; in threads, within the memory.
 
     Raises:
         MappingError: the data are otherwise; names, for each assertion that fails, one range where.
     """
-    problems = _problems(_comparisons(assertions, source), source, memory_bytes)
+    problems: dict[int, str] = {}
+    with Pool(threads=None, budget=memory_bytes) as pool:
+
+        def compare(number: int, sides: _Sides, part: TargetPart, nbytes: int) -> None:
+            try:
+                # One range of an assertion is enough.
+                problem = "" if number in problems else sides.difference(source, part)
+            finally:
+                pool.release(nbytes)
+            if problem:
+                problems.setdefault(number, problem)
+
+        for number, assertion in enumerate(assertions):
+            sides = _Sides(assertion, source)
+            # Cut along the chunks of the source, as targets are.
+            for unit in plan_units(sides.actual, source.chunks, UNIT_BYTES):
+                both = 2 * unit.nbytes
+                for part in unit.parts:
+                    pool.reserve(both)
+                    pool.submit(partial(compare, number, sides, part, both))
     if problems:
         raise MappingError.listing(
             "the data do not fulfil what the mapping asserts; nothing was written",
@@ -74,54 +64,32 @@ def check_assertions(
         )
 
 
-def _comparisons(assertions: Iterable[Assertion], source: TensorSource) -> Iterator[_Comparison]:
-    """Every box that must be compared, cut along the chunks of the source."""
-    for number, assertion in enumerate(assertions):
-        asserted = _Asserted(assertion.tensor, source.specs)
-        for unit in plan_units(asserted, source.chunks, UNIT_BYTES):
-            for part in unit.parts:
-                yield _Comparison(number, assertion, part.box, 2 * unit.nbytes)
+class _Sides:
+    """An assertion's tensors, each as a mapping of its own that makes one target."""
 
+    def __init__(self, assertion: Assertion, source: TensorSource) -> None:
+        self.assertion = assertion
+        self.actual, self.expected = (
+            ResolvedMapping(source.specs, {TENSOR: tensor.spec}, {TENSOR: tensor.copies})
+            for tensor in (assertion.tensor, assertion.expected)
+        )
 
-def _problems(
-    comparisons: Iterable[_Comparison], source: TensorSource, memory_bytes: int
-) -> dict[int, str]:
-    """Number of an assertion that fails -> where; compared in threads, within the memory."""
-    problems: dict[int, str] = {}
-    with Pool(threads=None, budget=memory_bytes) as pool:
-
-        def compare(each: _Comparison) -> None:
-            try:
-                # One range of an assertion is enough.
-                known = each.number in problems
-                problem = "" if known else _difference(each.assertion, source, each.box)
-            finally:
-                pool.release(each.nbytes)
-            if problem:
-                problems.setdefault(each.number, problem)
-
-        for each in comparisons:
-            pool.reserve(each.nbytes)
-            pool.submit(partial(compare, each))
-    return problems
-
-
-def _difference(assertion: Assertion, source: TensorSource, box: Box) -> str:
-    """How a box differs from what is expected; empty if it does not."""
-    sides: list[np.ndarray] = []
-    for traced in (assertion.tensor, assertion.expected):
-        made = make_box(source, traced.spec, restrict(traced.copies, box), box)
-        sides.append(np.ascontiguousarray(made).reshape(-1).view(np.uint8))
-    found, expected = sides
-    if np.array_equal(found, expected):
-        return ""
-    item = len(found) // max(1, prod(box.sizes))
-    places = np.argwhere((found != expected).reshape(*box.sizes, item).any(axis=-1))
-    first, last = places.min(axis=0), places.max(axis=0)
-    low = tuple((first + np.array(box.offsets, np.int64)).tolist())
-    around = Box(low, tuple((last - first + 1).tolist()))
-    count = f"{len(places):,} element differs" if len(places) == 1 else f"{len(places):,} differ"
-    return f"{_source_range(assertion, around)}: {count}: {assertion.reason}"
+    def difference(self, source: TensorSource, part: TargetPart) -> str:
+        """How a box differs from what is expected; empty if it does not."""
+        actual, expected = (
+            np.ascontiguousarray(*make(side, source, [part])).reshape(-1).view(np.uint8)
+            for side in (self.actual, self.expected)
+        )
+        if np.array_equal(actual, expected):
+            return ""
+        box = part.box
+        item = len(actual) // max(1, box.elements)
+        places = np.argwhere((actual != expected).reshape(*box.sizes, item).any(axis=-1))
+        first, last = places.min(axis=0), places.max(axis=0)
+        around = Box(tuple(first.tolist()), tuple((last - first + 1).tolist()))
+        where = _source_range(self.assertion, around.shifted(box.offsets))
+        differ = "1 element differs" if len(places) == 1 else f"{len(places):,} differ"
+        return f"{where}: {differ}: {self.assertion.reason}"
 
 
 def _source_range(assertion: Assertion, box: Box) -> str:
@@ -130,5 +98,4 @@ def _source_range(assertion: Assertion, box: Box) -> str:
     if not copies:
         return str(box)
     name = copies[0].source
-    read = hull([copy.source_box for copy in copies if copy.source == name])
-    return f"{name}: {read}"
+    return f"{name}: {hull([copy.source_box for copy in copies if copy.source == name])}"

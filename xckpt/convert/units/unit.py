@@ -1,43 +1,29 @@
-"""Parts and units, and what it costs to read and to write them.
+"""Parts and units, what they read, and what it costs to read and to write them.
 
-A part is a box of one target tensor. A unit is some parts that are read, copied and written
-together. What a unit reads of a source tensor is read once, so that a chunk is read twice only
-where it lies across the border of two units.
+1. A part is a box of one target tensor. A unit is some parts that are read, copied and written
+   together.
+2. `source_reads` says which boxes of the source a unit reads: one box for all copies from a tensor
+   if little else is in it, and otherwise a box for each copy.
+3. What a unit reads of a source tensor is read once, so that a chunk is read twice only where it
+   lies across the border of two units. `Costs` counts the bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
-from typing import Protocol
 
-from xckpt.convert.units.reads import SourceRead, source_reads
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
-from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy, restrict
+from xckpt.mapping.resolve import ResolvedMapping
+from xckpt.mapping.strided_copy import StridedCopy
+
+DENSE = 2.0
+"""Copies share one box if it has at most this many times the elements that they want."""
 
 Chunks = Callable[[str], Shape]
 """Tensor name -> elements per dimension that are stored together."""
-
-
-class Resolved(Protocol):
-    """The part of a resolved mapping that units need."""
-
-    @property
-    def sources(self) -> Mapping[str, TensorSpec]:
-        """The tensors that are read."""
-        ...
-
-    @property
-    def targets(self) -> Mapping[str, TensorSpec]:
-        """The tensors that are made."""
-        ...
-
-    def copies_into(self, name: str, box: Box) -> Sequence[StridedCopy]:
-        """The copies that make up a box of a target."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +41,8 @@ class WorkUnit:
     parts: tuple[TargetPart, ...]
     target_bytes: int
     source_bytes: int
+    number: int = 0
+    """Its place among all units of the conversion."""
 
     @property
     def nbytes(self) -> int:
@@ -62,22 +50,62 @@ class WorkUnit:
         return self.target_bytes + self.source_bytes
 
 
-class Costs:
-    """What parts read and write, in bytes; remembers the copies of each target.
+@dataclass(frozen=True, slots=True)
+class SourceRead:
+    """A box that a unit reads of a source tensor."""
+
+    name: str
+    box: Box
+    copies: tuple[tuple[int, StridedCopy], ...]
+    """(number of the part, copy) of each copy that takes its elements there."""
+
+
+def source_reads(copies: Iterable[tuple[int, StridedCopy]]) -> list[SourceRead]:
+    """What to read for some copies: one box a source tensor, unless most of it is not wanted.
 
     Args:
-        resolved: the mapping, resolved.
-        source_chunks: what is read together, by source tensor.
-        target_chunks: what must be written together, by target tensor; None for any box.
-    """
+        copies: (number of the part, copy); constants read nothing and are left out.
 
-    def __init__(
-        self, resolved: Resolved, source_chunks: Chunks, target_chunks: Chunks | None
-    ) -> None:
-        self.resolved = resolved
-        self.source_chunks = source_chunks
-        self.target_chunks = target_chunks
-        self._copies: dict[str, tuple[StridedCopy, ...]] = {}
+    Example:
+        >>> halves = [StridedCopy("w", "ab"[i], (2,), (2 * i,), ((1,),), (0,), ((1,),))
+        ...           for i in range(2)]
+        >>> [(reading.name, reading.box.sizes) for reading in source_reads(enumerate(halves))]
+        [('w', (4,))]
+    """
+    by_source: defaultdict[str, list[tuple[int, StridedCopy]]] = defaultdict(list)
+    for number, copy in copies:
+        if copy.source:
+            by_source[copy.source].append((number, copy))
+    reads: list[SourceRead] = []
+    for name, entries in by_source.items():
+        by_box: defaultdict[Box, list[tuple[int, StridedCopy]]] = defaultdict(list)
+        for number, copy in entries:
+            by_box[copy.source_box].append((number, copy))
+        around = hull(by_box)
+        wanted = sum(copy.elements for _, copy in entries)
+        apart = sum(box.elements * len(shared) for box, shared in by_box.items())
+        together = around.elements <= max(DENSE * wanted, apart)
+        boxes = {around: entries} if together else by_box
+        reads += [SourceRead(name, box, tuple(shared)) for box, shared in boxes.items()]
+    return reads
+
+
+def hull(boxes: Collection[Box]) -> Box:
+    """The smallest box that holds some boxes; there is at least one."""
+    low = tuple(map(min, zip(*(box.offsets for box in boxes), strict=True)))
+    ends = tuple(map(max, zip(*(box.ends for box in boxes), strict=True)))
+    return Box(low, tuple(b - a for a, b in zip(low, ends, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What parts read and write, in bytes."""
+
+    resolved: ResolvedMapping
+    source_chunks: Chunks
+    """What is read together, by source tensor."""
+    target_chunks: Chunks | None
+    """What must be written together, by target tensor; None for any box."""
 
     def whole(self, name: str) -> TargetPart:
         """All of a target."""
@@ -85,11 +113,7 @@ class Costs:
 
     def copies(self, part: TargetPart) -> tuple[StridedCopy, ...]:
         """The copies that make up a part."""
-        whole = self.whole(part.name)
-        if part.name not in self._copies:
-            self._copies[part.name] = tuple(self.resolved.copies_into(part.name, whole.box))
-        copies = self._copies[part.name]
-        return copies if part == whole else restrict(copies, part.box)
+        return self.resolved.copies_into(part.name, part.box)
 
     def reads(self, parts: Sequence[TargetPart]) -> list[SourceRead]:
         """What parts read together."""
@@ -110,28 +134,22 @@ class Costs:
         source_bytes = sum(read.box.elements * self._item_size(read) for read in self.reads(parts))
         return WorkUnit(tuple(parts), sum(map(self.nbytes, parts)), source_bytes)
 
-    def fetched(self, parts: Sequence[TargetPart]) -> int:
-        """Bytes of the chunks that parts touch."""
-        return sum(map(self._fetched, self.reads(parts)))
-
-    def _fetched(self, read: SourceRead) -> int:
-        spec, chunks = self.resolved.sources[read.name], self.source_chunks(read.name)
-        lengths = (
-            min(extent, ceil(end / chunk) * chunk) - offset // chunk * chunk
-            for offset, end, chunk, extent in zip(
-                read.box.offsets, read.box.ends, chunks, spec.shape, strict=True
-            )
+    def fetched(self, reads: Iterable[SourceRead]) -> int:
+        """Bytes of the chunks that reads touch, of each read by itself."""
+        sources = self.resolved.sources
+        return sum(
+            read.box.whole_chunks(self.source_chunks(read.name), sources[read.name].shape).elements
+            * self._item_size(read)
+            for read in reads
         )
-        return prod(lengths) * self._item_size(read)
 
     def waste(self, units: Sequence[WorkUnit]) -> float:
         """Bytes fetched for each byte that is wanted."""
-        fetched = wanted = 0
-        for unit in units:
-            for read in self.reads(unit.parts):
-                fetched += self._fetched(read)
-                wanted += sum(copy.elements for _, copy in read.copies) * self._item_size(read)
-        return fetched / max(1, wanted)
+        reads = [read for unit in units for read in self.reads(unit.parts)]
+        wanted = (
+            copy.elements * self._item_size(read) for read in reads for _, copy in read.copies
+        )
+        return self.fetched(reads) / max(1, sum(wanted))
 
     def _item_size(self, read: SourceRead) -> int:
         return item_size(self.resolved.sources[read.name].dtype)

@@ -104,6 +104,17 @@ class Box:
         sizes = tuple(min(a, b) - o for a, b, o in zip(self.ends, other.ends, low, strict=True))
         return Box(low, sizes) if all(size > 0 for size in sizes) else None
 
+    def whole_chunks(self, chunk: Sequence[int], shape: Sequence[int]) -> Box:
+        """The chunks that the box lies in, from an array's first element on, as far as it reaches.
+
+        Example:
+            >>> Box((3,), (2,)).whole_chunks((4,), (10,)), Box((9,), (1,)).whole_chunks((4,), (10,))
+            (Box(offsets=(0,), sizes=(8,)), Box(offsets=(8,), sizes=(2,)))
+        """
+        low = tuple(o // n * n for o, n in zip(self.offsets, chunk, strict=True))
+        ends = (min(-(-e // n) * n, m) for e, n, m in zip(self.ends, chunk, shape, strict=True))
+        return Box(low, tuple(e - o for e, o in zip(ends, low, strict=True)))
+
     def holds(self, other: Box) -> bool:
         """Whether every element of the other box is in this one.
 

@@ -87,10 +87,11 @@ class Claim:
         _descriptors.add(self.descriptor)
 
     def release(self) -> None:
-        """Unlock the claim, and remove it unless the staging folder is still there."""
+        """Unlock the claim; remove it and the journals unless the staging folder is still there."""
         if self.descriptor >= 0:
             if not self.folder.exists():
                 with contextlib.suppress(OSError):
+                    remove_journals(self.folder)
                     self.path.unlink()
             _descriptors.discard(self.descriptor)
             os.close(self.descriptor)

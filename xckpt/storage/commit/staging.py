@@ -28,6 +28,7 @@ from xckpt.storage.commit.folder import (
     can_exchange,
     claim_folder,
     exchange,
+    remove_journals,
     remove_tree,
     sync_folder,
     sync_tree,
@@ -128,7 +129,8 @@ class StagedCheckpoint(StagedFolder):
             StagedFolder.abort(self)
 
     def clear(self) -> None:
-        """Remove what an earlier process has written."""
+        """Remove what an earlier process has written, and its journals."""
+        remove_journals(self.staging)
         remove_tree(self.staging)
         self.staging.mkdir(exist_ok=True)
         self.resumed = False

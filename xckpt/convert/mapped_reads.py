@@ -1,0 +1,214 @@
+"""The reads of a load by a mapping: what each takes of a stored tensor, and the box that it fills.
+
+1. `stored_reads` cuts a box of a stored tensor along stored chunks, into `blocks` of whole chunks
+   as far as the box has them whole, and restricts its copies to each of them.
+2. A `MappedRead` goes straight into the target where both have one order, else into memory of its
+   own. When it has landed, its copies take its elements to their places.
+3. A `TargetBox` is filled by the copies of several reads. Its memory is the target's own, or a copy
+   of that where the host cannot reach it. Every copy is counted. With the last element the copy
+   goes to the target's memory, and the default planner publishes the box.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.convert.units.make import direct_view
+from xckpt.convert.units.unit import SourceRead, hull
+from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.grid import cells
+from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
+from xckpt.core.plan.items import LoadItemType, ReadItem
+from xckpt.core.plan.load import DefaultLoadPlanner
+from xckpt.core.plan.wanted import Countdown
+from xckpt.mapping.copy_elements import copy_elements
+from xckpt.mapping.strided_copy import StridedCopy, restrict
+from xckpt.storage.chunks.chunk import allocate
+
+Array = NDArray[np.generic]
+
+BLOCK_BYTES = 1 << 23
+"""Bytes read at a time of a stored tensor that has no chunks, or small ones."""
+
+
+class TargetBox:
+    """A box of a target, while it is filled; calls from several threads are fine.
+
+    Args:
+        planner: resolves the target's memory and publishes the box when it is full.
+        item: how that planner would read the box: all elements at once.
+        dtype: the element type that is written.
+    """
+
+    def __init__(self, planner: DefaultLoadPlanner, item: ReadItem, dtype: str) -> None:
+        assert item.dest_index.offset is not None
+        self.item = item
+        self.origin = item.dest_index.offset
+        """The box's first element in the target."""
+        self._planner = planner
+        self._dtype = dtype
+        self._missing = Countdown(prod(item.lengths))
+        self._buffer: object = None
+        self._host: Array | None = None
+        self._is_copy = False
+        self._lock = threading.Lock()
+
+    def host(self) -> Array:
+        """What is filled: the target's memory, or a copy of it; resolved once.
+
+        Raises:
+            LeafTooLargeError: there is no memory for it.
+        """
+        with self._lock:
+            if self._host is None:
+                self._buffer = self._planner.resolve_tensor(self.item)
+                self._host = self._planner.adapters.writable_numpy(self._buffer)
+            if self._host is None:
+                leaf = self.item.dest_index.fqn
+                self._host = allocate(self.item.lengths, numpy_dtype(self._dtype), leaf)
+                self._is_copy = True
+            return self._host
+
+    def fill(
+        self,
+        copies: Sequence[StridedCopy],
+        source: Array | None = None,
+        source_origin: tuple[int, ...] | None = None,
+    ) -> None:
+        """Carry out copies into the box.
+
+        Args:
+            copies: their offsets are relative to the whole tensors.
+            source: what they read, a box from ``source_origin`` on; None for constants.
+            source_origin: its first element in the stored tensor.
+        """
+        host = self.host()
+        for copy in copies:
+            copy_elements(
+                copy, source, host, source_origin=source_origin, target_origin=self.origin
+            )
+        self.landed(copies)
+
+    def landed(self, copies: Sequence[StridedCopy]) -> None:
+        """Count what copies wrote into the box; publish it when it is full."""
+        if self._missing.land(sum(copy.elements for copy in copies)):
+            return
+        if self._is_copy and self._host is not None:
+            self._planner.adapters.copy_into(self._buffer, self._host)
+        self._planner.commit_tensor(self.item, self._buffer)
+        self._buffer = self._host = None
+
+
+@dataclass(slots=True)
+class MappedRead:
+    """A read item and the copies that take its elements to their places."""
+
+    target: TargetBox
+    copies: tuple[StridedCopy, ...]
+    box: Box
+    """The elements of the stored tensor that are read."""
+    memory: Array | None = None
+    """Memory of its own, while it is read; None where it goes straight to the target."""
+
+    def resolve(self, leaf: str, dtype: np.dtype[np.generic]) -> Array:
+        """Where the elements go: their place in the target, or memory of the read's own.
+
+        Args:
+            leaf: the stored tensor's name.
+            dtype: its element type.
+
+        Raises:
+            LeafTooLargeError: there is no memory for the target.
+        """
+        if len(self.copies) == 1:
+            place = direct_view(self.copies[0], self.box, self.target.host(), self.target.origin)
+            if place is not None and place.dtype == dtype and _in_order(place):
+                return place
+        self.memory = allocate(self.box.sizes, dtype, leaf)
+        return self.memory
+
+    def commit(self) -> None:
+        """Copy the elements to their places, unless they are there; publish a full target box."""
+        if self.memory is None:
+            self.target.landed(self.copies)
+        else:
+            self.target.fill(self.copies, self.memory, self.box.offsets)
+            self.memory = None
+
+
+def _in_order(place: Array) -> bool:
+    """Whether NumPy copies into an array in the order of its memory, in whole rows."""
+    steps = [abs(step) for size, step in zip(place.shape, place.strides, strict=True) if size > 1]
+    return steps == sorted(steps, reverse=True) and (not steps or steps[-1] == place.itemsize)
+
+
+def stored_reads(
+    leaf: str, stored: TensorStorageMetadata, target: TargetBox, source_read: SourceRead
+) -> Iterator[tuple[ReadItem, MappedRead]]:
+    """The read items of a box of a stored tensor: one for each block that its copies need.
+
+    Args:
+        leaf: the stored tensor's name.
+        stored: what it is.
+        target: the box that the items go into.
+        source_read: the box that is read, and its copies.
+    """
+    arrays = stored.arrays
+    wanted = Boxes.of([(source_read.box.offsets, source_read.box.sizes)])
+    copies = [copy for _, copy in source_read.copies]
+    _, numbers, parts = intersect(wanted, arrays)
+    for number, part in zip(numbers.tolist(), parts, strict=True):
+        origin = arrays[number].offsets
+        for block in blocks(stored, number, part):
+            taken = restrict_sources(copies, block)
+            if not taken:
+                continue
+            box = hull([copy.source_box for copy in taken])
+            item = ReadItem(
+                LoadItemType.TENSOR,
+                target.item.dest_index,
+                (0,) * len(target.origin),
+                MetadataIndex(leaf, origin, number),
+                box.relative_to(origin).offsets,
+                box.sizes,
+            )
+            yield item, MappedRead(target, taken, box)
+
+
+def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Box]:
+    """A box of a stored tensor in blocks of whole chunks, as far as the box has them whole.
+
+    Args:
+        stored: the tensor.
+        number: which of its arrays the box lies in.
+        part: the box, in elements of the tensor.
+    """
+    array = stored.arrays[number]
+    item = item_size(stored.properties.dtype)
+    block = [1] * len(array.sizes)
+    if stored.grid is not None:
+        block = stored.grid.chunks[number].tolist()
+    for axis in reversed(range(len(block))):
+        room = max(1, BLOCK_BYTES // (prod(block) * item))
+        block[axis] = min(max(1, array.sizes[axis]), block[axis] * room)
+    wanted = part.relative_to(array.offsets)
+    for cell in cells(wanted.offsets, wanted.ends, array.sizes, block)[1]:
+        inside = cell.meets(wanted)
+        if inside is not None:
+            yield inside.shifted(array.offsets)
+
+
+def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
+    """The copies of just those elements that lie in a box of the source."""
+    return tuple(
+        replace(part.inverse(), arithmetic=copy.arithmetic)
+        for copy in copies
+        for part in restrict([replace(copy, arithmetic=()).inverse()], box)
+    )
