@@ -31,8 +31,6 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
 
     conversion: bytes
     """A digest of source, mapping and options."""
-    token: str = ""
-    """What a sink needs to go on; see `xckpt.formats.sink`."""
 
 
 class _Done(msgspec.Struct, array_like=True, frozen=True):

@@ -134,7 +134,7 @@ class ConvertingWriter(ZarrStorageWriter):
             self._staged = staging
             if staging.resumed and noted_units(staging.staging, self._start):
                 staging.tidy()
-            else:
+            elif staging.resumed:
                 staging.clear()
         return super().prepare_global_plan(plans, metadata)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xckpt.convert.conversion import Conversion, Opened
@@ -186,8 +186,9 @@ class ConversionRun:
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
         self.prepare()
-        target = SinkTarget(self.destination, format, self.overwrite, self._contents())
         identity = self.opened.identity(format, self.options.memory_bytes)
+        contents = replace(self._contents(), origin=identity)
+        target = SinkTarget(self.destination, format, self.overwrite, contents)
         writer = SinkWriter(target, identity)
         try:
             self._write_through(writer)

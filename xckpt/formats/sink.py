@@ -2,7 +2,7 @@
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
-   or it attaches to one that another process has begun for the very same output.
+   or it goes on with, or takes part in, what another process has begun for the very same output.
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `TensorSink.commit` syncs and renames.
 
@@ -48,6 +48,8 @@ class Contents:
     """Name -> every other leaf: a Python value, or an `Opaque` object."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Texts that the output is to carry."""
+    origin: bytes = b""
+    """A digest of what the tensors' elements are made from."""
     leaf_names: Mapping[str, str] = field(default_factory=dict)
     """Name -> leaf name in the tree; one that is not here is that of nested dicts."""
     containers: Mapping[str, str] = field(default_factory=dict)
@@ -117,20 +119,23 @@ class TensorSink(ABC):
         assert self._staging is not None
         return self._staging.folder
 
-    def prepare(self, contents: Contents, *, attach: str = "") -> str:
+    def prepare(self, contents: Contents, *, attach: str = "", identity: str = "") -> str:
         """Check that the format can carry all this, then lay it out under a temporary name.
 
         Args:
             contents: what the output is to carry.
             attach: what `prepare` returned elsewhere for the same contents: take part in that
                 output, or go on with it, instead of laying out another.
+            identity: name of a resumable output: if a process that was killed has left one of this
+                name and of the same contents, go on with it.
 
         Returns:
             A token for others to attach with.
 
         Raises:
             UnsupportedLeafError: leaves that the format lacks; all are listed.
-            CheckpointExistsError: something is at the path that may not be replaced.
+            CheckpointExistsError: something is at the path that may not be replaced, or another
+                process writes the output of this identity.
             NotACheckpointError: what ``attach`` stands for is gone, or is another output.
             StorageError: the storage refused.
         """
@@ -142,10 +147,11 @@ class TensorSink(ABC):
             self._staging = output.attach(attach, layout)
             self._open()
             return attach
-        self._staging = output.begin()
+        self._staging = output.begin(layout, identity)
         try:
-            self._lay_out()
-            self._staging.note(layout)
+            if self._staging.noted() is None:
+                self._lay_out()
+                self._staging.note(layout)
             self._open()
         except BaseException:
             self.abort()
@@ -168,7 +174,8 @@ class TensorSink(ABC):
         contents = self._contents
         specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
         values = [[name, *_text(value)] for name, value in contents.values.items()]
-        parts = [type(self).__name__, specs, values, dict(contents.metadata), decided]
+        origin = contents.origin.hex()
+        parts = [type(self).__name__, specs, values, dict(contents.metadata), origin, decided]
         return blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
     @abstractmethod

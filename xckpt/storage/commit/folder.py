@@ -234,6 +234,8 @@ def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
         return claimed, True
     claimed = claim(target, identity or new_identity())
     try:
+        if identity:
+            remove_journals(claimed.folder)
         claimed.folder.mkdir()
     except BaseException:
         claimed.release()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
@@ -47,6 +47,8 @@ class StagedFolder:
     """The staging folder."""
     claim: Claim | None
     """None in a process that takes part in what another has claimed."""
+    keep: bool = field(default=False, init=False)
+    """Whether `abort` leaves what is written to a process that resumes the save."""
 
     @property
     def named(self) -> Path:
@@ -80,9 +82,16 @@ class StagedFolder:
             self.claim.release()
 
     def abort(self) -> None:
-        """Remove what was written, as far as possible; what is readable stays as it is."""
-        remove_tree(self.staging)
+        """Remove what was written, as far as possible, unless it is to be kept."""
+        if not self.keep:
+            remove_tree(self.staging)
         self.release()
+
+    def clear(self) -> None:
+        """Remove what an earlier process has written, and its journals."""
+        remove_journals(self.staging)
+        remove_tree(self.staging)
+        self.staging.mkdir(exist_ok=True)
 
 
 def taken_meanwhile(target: Path) -> CheckpointExistsError:
@@ -99,8 +108,6 @@ class StagedCheckpoint(StagedFolder):
     step: Step
     resumed: bool
     """Whether an earlier process has written some of it."""
-    keep: bool = False
-    """Whether `abort` leaves what is written to a process that resumes the save."""
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
 
@@ -120,20 +127,6 @@ class StagedCheckpoint(StagedFolder):
             open_store(self.location).write(MANIFEST, manifest).result()
             sync_tree(self.staging)
             self.take_name(self.step)
-
-    def abort(self) -> None:
-        """Remove what was written, unless it is to be kept."""
-        if self.keep:
-            self.release()
-        else:
-            StagedFolder.abort(self)
-
-    def clear(self) -> None:
-        """Remove what an earlier process has written, and its journals."""
-        remove_journals(self.staging)
-        remove_tree(self.staging)
-        self.staging.mkdir(exist_ok=True)
-        self.resumed = False
 
     def tidy(self) -> None:
         """Remove what an earlier process was writing when it was killed, and its manifest."""
