@@ -92,7 +92,7 @@ def test_an_adapter_can_do_nothing_by_default():
     with pytest.raises(TypeError, match=r"no adapter can write a tests.*Pair"):
         adapters.copy_into(thing, W)
     assert adapters.writable_numpy(thing) is adapters.pinned_memory(8) is None
-    assert adapters.open_object(thing, "w") is adapters.children(thing) is None
+    assert adapters.open_object(thing, "w") is adapters.open_container(thing) is None
 
 
 def test_a_copy_is_made_of_the_description_by_default():
@@ -106,8 +106,8 @@ def test_a_copy_is_made_of_the_description_by_default():
 
 def test_a_registered_container_is_opened_by_its_framework():
     adapters = Adapters((*ADAPTERS.known, PairAdapter()))
-    assert ADAPTERS.children(Pair(1, 2)) is None
-    assert adapters.children(Pair(1, 2)) == ("pytree:Pair", [("a", 1), ("b", 2)])
+    assert ADAPTERS.open_container(Pair(1, 2)) is None
+    assert adapters.open_container(Pair(1, 2)) == ("pytree:Pair", [("a", 1), ("b", 2)])
     again = adapters.rebuild(Pair(1, 2), [3, 4])
     assert isinstance(again, Pair) and (again.a, again.b) == (3, 4)
     assert ADAPTERS.rebuild(Pair(1, 2), [3, 4]) is None

@@ -8,12 +8,13 @@
    loads nothing.
 """
 
-# An object that is a NumPy array has a shape and a dtype of unknown type.
-# pyright: reportUnknownVariableType=false
+# An object that is an array or a container has elements of unknown type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, NoReturn, TypeVar
 
@@ -35,6 +36,12 @@ Leaf = TypeVar("Leaf")
 """What the leaves of a framework are."""
 Children = tuple[str, list[tuple[str | int, object]]]
 """What a container holds: its kind, and a (key, child) pair for each child."""
+Answer = TypeVar("Answer")
+
+_BUILTIN = frozenset(
+    (dict, OrderedDict, list, tuple, type(None), bool, int, float, complex, str, bytes)
+)
+"""Types whose instances are what they seem, so that no adapter need be asked."""
 
 
 class Adapter(Generic[Leaf]):
@@ -150,6 +157,21 @@ class Adapter(Generic[Leaf]):
         """
 
 
+class _Sources(Adapter[HostSource | LazySource]):
+    """What a planner or a stager has described already, of whatever framework."""
+
+    leaves = (HostSource, LazySource)
+
+    def describe(self, leaf: HostSource | LazySource, name: str) -> SourceLeaf:
+        return leaf
+
+    def copyable(self, leaf: HostSource | LazySource, name: str) -> Copyable:
+        return Copyable((), lambda copies: leaf)
+
+
+_SOURCES: Final = _Sources()
+
+
 def _none_more() -> tuple[Adapter[Any], ...]:
     return ()
 
@@ -181,7 +203,7 @@ class Adapters:
 
     def is_leaf(self, node: object) -> bool:
         """Whether a node of a tree is a tensor, and so neither a container nor a value."""
-        return isinstance(node, HostSource | LazySource) or self.owner(node) is not None
+        return self.owner(node) is not None
 
     def describe(self, leaf: object, name: str) -> SourceLeaf | None:
         """The leaf as a `SourceLeaf`, or None if no adapter owns it.
@@ -189,8 +211,6 @@ class Adapters:
         Raises:
             UnsupportedLeafError: an adapter owns it, but it cannot be saved.
         """
-        if isinstance(leaf, HostSource | LazySource):
-            return leaf
         adapter = self._owner_or_refusal(leaf, name)
         return None if adapter is None else adapter.describe(leaf, name)
 
@@ -200,8 +220,6 @@ class Adapters:
         Raises:
             UnsupportedLeafError: an adapter owns it, but it cannot be saved.
         """
-        if isinstance(leaf, HostSource | LazySource):
-            return Copyable((), lambda copies: leaf)
         adapter = self._owner_or_refusal(leaf, name)
         return None if adapter is None else adapter.copyable(leaf, name)
 
@@ -245,10 +263,7 @@ class Adapters:
 
     def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
         """Host memory that an accelerator can write directly; None if there is no accelerator."""
-        return next(
-            (memory for each in self.known if (memory := each.pinned_memory(size)) is not None),
-            None,
-        )
+        return _first(each.pinned_memory(size) for each in self.known)
 
     def open_object(self, node: object, name: str) -> ObjectState | None:
         """The state of an object that keeps its own, or None for any other.
@@ -256,25 +271,50 @@ class Adapters:
         Raises:
             UnsupportedLeafError: its state is nothing that can be saved or loaded.
         """
-        states = (each.open_object(node, name) for each in self._all())
-        return next((state for state in states if state is not None), None)
+        if type(node) in _BUILTIN or self.is_leaf(node):
+            return None
+        return _first(each.open_object(node, name) for each in self._all())
 
-    def children(self, node: object) -> Children | None:
-        """What a container holds that a framework registered, or None for any other node."""
-        found = (each.children(node) for each in self._all())
-        return next((children for children in found if children is not None), None)
+    def open_container(self, node: object) -> Children | None:
+        """A container's kind and (key, child) pairs, or None for a leaf.
+
+        Example:
+            >>> NO_ADAPTERS.open_container({"a": 1}), NO_ADAPTERS.open_container(5)
+            (('dict', [('a', 1)]), None)
+        """
+        if isinstance(node, Mapping):
+            # A framework may have registered a mapping of its own (flax's FrozenDict, nnx.State).
+            registered = None if type(node) in _BUILTIN else self._registered(node)
+            return registered or ("dict", list(node.items()))
+        if isinstance(node, list):
+            return "list", list(enumerate(node))
+        if isinstance(node, tuple):
+            fields = getattr(type(node), "_fields", None)
+            if fields is None:
+                return "tuple", list(enumerate(node))
+            kind = f"namedtuple:{type(node).__name__}:{','.join(fields)}"
+            return kind, list(zip(fields, node, strict=True))
+        if node is None or isinstance(node, bool | int | float | complex | str | bytes):
+            return None
+        return None if self.is_leaf(node) else self._registered(node)
+
+    def _registered(self, node: object) -> Children | None:
+        """What a container holds that a framework registered; None for any other node."""
+        return _first(each.children(node) for each in self._all())
 
     def rebuild(self, node: object, children: list[object]) -> object | None:
         """A registered container like ``node`` with other children, or None for any other node."""
-        made = (each.rebuild(node, children) for each in self._all())
-        return next((container for container in made if container is not None), None)
+        return _first(each.rebuild(node, children) for each in self._all())
 
     def _all(self) -> Iterator[Adapter[Any]]:
         """Those known, then those loaded since."""
+        yield _SOURCES
         yield from self.known
         yield from (each for each in self.look_again() if each not in self.known)
 
     def _owner_or_refusal(self, leaf: object, name: str) -> Adapter[Any] | None:
+        if type(leaf) in _BUILTIN:
+            return None
         adapter = self.owner(leaf)
         if adapter is None:
             for each in self._all():
@@ -284,6 +324,10 @@ class Adapters:
 
 NO_ADAPTERS: Final = Adapters()
 """Knows no framework: every object but a builtin container or value is unknown."""
+
+
+def _first(answers: Iterable[Answer | None]) -> Answer | None:
+    return next((answer for answer in answers if answer is not None), None)
 
 
 def _cannot(verb: str, data: object) -> NoReturn:

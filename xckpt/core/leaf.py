@@ -26,9 +26,8 @@ from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
 
 
-@runtime_checkable
-class SourceLeaf(Protocol):
-    """A tensor to be saved, as one process sees it: a global shape and the local shards."""
+class _Leaf(Protocol):
+    """What is known of a tensor on either side."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,16 +36,32 @@ class SourceLeaf(Protocol):
 
     @property
     def dtype(self) -> str:
-        """The format's name of the element type; empty if only a process with shards knows it."""
+        """The format's name of the element type.
+
+        Empty for a source if only a process with shards knows it, for a target if any will do.
+        """
         ...
 
     @property
     def boxes(self) -> Boxes:
-        """The boxes of the shards that this process can read, each once.
+        """The boxes of the shards that this process can read, or wants; each once.
 
-        A shard that several local devices hold appears once. No two overlap.
+        A shard that several local devices hold appears once. No two boxes of a source overlap.
         """
         ...
+
+    @property
+    def annotation(self) -> str:
+        """What the leaf is, or shall be, beyond an array (``"prng_key:threefry2x32"``).
+
+        Empty for most: a plain array, or a target for anything.
+        """
+        ...
+
+
+@runtime_checkable
+class SourceLeaf(_Leaf, Protocol):
+    """A tensor to be saved, as one process sees it: a global shape and the local shards."""
 
     @property
     def sharded(self) -> bool:
@@ -56,11 +71,6 @@ class SourceLeaf(Protocol):
     @property
     def sharding(self) -> Sharding | None:
         """The sharding, for the manifest."""
-        ...
-
-    @property
-    def annotation(self) -> str:
-        """What the leaf is beyond an array (``"prng_key:threefry2x32"``); empty for most."""
         ...
 
     def data(self, index: int) -> object:
@@ -135,28 +145,8 @@ class TransferringLeaf(SourceLeaf, Protocol):
 
 
 @runtime_checkable
-class TargetLeaf(Protocol):
+class TargetLeaf(_Leaf, Protocol):
     """A tensor to be loaded: which boxes are wanted, and where each goes."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The global shape, in elements."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """The format's name of the element type wanted; empty if any will do."""
-        ...
-
-    @property
-    def boxes(self) -> Boxes:
-        """The boxes wanted, each once."""
-        ...
-
-    @property
-    def annotation(self) -> str:
-        """What the leaf shall be beyond an array; empty where anything will do."""
-        ...
 
     def buffer(self, index: int) -> object:
         """Where box ``index`` is to be written: memory in the framework's own type or NumPy's.

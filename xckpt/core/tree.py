@@ -29,7 +29,6 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping, Seque
 from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.containers import open_container, open_object
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError, UnsupportedLeafError
@@ -94,7 +93,7 @@ class _Walk:
             self.visit(state.tree, keys, above)
             self.inside = False
             return
-        container = open_container(node, self.adapters)
+        container = self.adapters.open_container(node)
         if container is None:
             if name in self.flat.leaves:
                 self.problems.append(f"{name or 'the root'}: two leaves have this name")
@@ -117,7 +116,7 @@ class _Walk:
 
     def _open_object(self, node: object, name: str) -> ObjectState | None:
         try:
-            return open_object(node, name, self.adapters)
+            return self.adapters.open_object(node, name)
         except UnsupportedLeafError as error:
             self.problems.append(str(error))
             return None
@@ -256,10 +255,10 @@ class _Rebuilding:
         name = join_keys(keys)
         if name in self.finished:
             return self.finished[name]
-        state = None if inside else open_object(node, name, self.adapters)
+        state = None if inside else self.adapters.open_object(node, name)
         if state is not None:
             return self.visit(state.tree, keys, inside=True)
-        container = open_container(node, self.adapters)
+        container = self.adapters.open_container(node)
         if container is None:
             return self.replace(name, node)
         kind, entries = container
@@ -328,7 +327,7 @@ def _assign(
     name = join_keys(keys)
     if name in keep:
         return node
-    container = open_container(node, adapters)
+    container = adapters.open_container(node)
     if container is None:
         return leaves[name]
     changed: dict[str | int, object] = {}

@@ -152,14 +152,12 @@ class DefaultSavePlanner(SavePlanner):
             raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
 
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
-        kind = value_kind(leaf)
-        if kind is not None:
-            return _PlainValue(kind, leaf)
         source = self.adapters.describe(leaf, name)
         if source is not None:
             return source
-        if self.serialise is not None:
-            return _PlainValue("opaque", leaf)
+        kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
+        if kind:
+            return _PlainValue(kind, leaf)
         raise UnsupportedLeafError(
             f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
             f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"
