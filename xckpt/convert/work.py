@@ -25,9 +25,8 @@ from xckpt.engine.group import Group
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import StorageError
-from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents
-from xckpt.formats.source import metadata_texts
+from xckpt.formats.source import Opaque, metadata_texts
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.commit.folder import journal_of

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -28,7 +29,8 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
 from xckpt.core.values import encode_value, value_kind
-from xckpt.formats.opaque import Opaque
+from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.source import Opaque
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.array import plain_bools
@@ -112,6 +114,10 @@ class TensorSink(ABC):
         self.overwrite = overwrite
         self._staging: StagedOutput | None = None
         self._contents = Contents({})
+        self._opened = ExitStack()
+        """Closes what the format holds open."""
+        self._chunks: Mapping[str, Shape] = {}
+        """What `chunks` returns; the plan decides on it."""
 
     @property
     def folder(self) -> Path:
@@ -186,13 +192,13 @@ class TensorSink(ABC):
     def _open(self) -> None:
         """Get ready to write boxes into what is laid out, by this process or by another."""
 
-    @abstractmethod
     def chunks(self, name: str) -> Shape:
         """Elements of each dimension that must be written together.
 
         Each box given to `write` begins at multiples of these, and ends there or with the tensor.
         1 in each dimension where any box can be written.
         """
+        return self._chunks[name]
 
     def write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box; from several threads and processes, in any order, again with the same data.
@@ -214,24 +220,20 @@ class TensorSink(ABC):
             StorageError: the storage refused.
         """
         assert self._staging is not None
-        self._close()
+        self._opened.close()
         self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written; called in one process."""
-        self._close()
+        self._opened.close()
         if self._staging is not None:
             self._staging.abort()
 
     def close(self) -> None:
         """Release files, memory and the claim to the path; what was written stays."""
-        self._close()
+        self._opened.close()
         if self._staging is not None:
             self._staging.release()
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Release files and memory."""
 
     @staticmethod
     @abstractmethod
@@ -263,3 +265,29 @@ def value_problems(values: Mapping[str, object]) -> list[str]:
         for name, value in values.items()
         if value_kind(value) is None
     ]
+
+
+def flat_names(names: Iterable[str]) -> dict[str, str]:
+    """Mapping name -> its keys joined with dots, for a format that has no nesting.
+
+    The other way needs no function: a flat name, dots and all, is one key of a tree.
+
+    Raises:
+        UnsupportedLeafError: two names become one; all such are listed.
+
+    Example:
+        >>> flat_names(["params/dense/kernel", "model.layers.0.weight"])
+        {'params/dense/kernel': 'params.dense.kernel',
+         'model.layers.0.weight': 'model.layers.0.weight'}
+    """
+    joined: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    problems: list[str] = []
+    for name in names:
+        joined[name] = ".".join(keys_of(name))
+        owner = owners.setdefault(joined[name], name)
+        if owner != name:
+            problems.append(f"{name}: joined with dots, its name is that of {owner}")
+    if problems:
+        raise UnsupportedLeafError.listing("the format has flat names, and some collide", problems)
+    return joined

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from math import prod
+from typing import Final
 
 import numpy as np
 import tensorstore as ts
@@ -15,6 +16,10 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import ZarrArray, array_metadata
+
+SMALL_BYTES: Final = 1 << 18
+"""Objects up to this size (bytes) are read and written as values: opening an array would cost
+more, and a thread of their own too."""
 
 
 def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> ts.TensorStore:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
-from xckpt.storage.foreign.paths import find_path
+from xckpt.storage.foreign.paths import find_path, map_concurrently, reading_threads
 
 
 def test_answers_come_in_their_order(tmp_path: Path) -> None:

@@ -31,11 +31,10 @@ from xckpt.errors import (
     XckptError,
 )
 from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, StoredTensor, parse
-from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
-from xckpt.storage.foreign.concurrency import map_concurrently
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath, named
+from xckpt.storage.foreign.paths import FilePath, map_concurrently, named
 from xckpt.storage.location import storage_errors
 
 MOST_POSITIONS: Final = 1 << 20

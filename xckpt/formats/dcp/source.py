@@ -24,15 +24,13 @@ from xckpt.core.tree import flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
-from xckpt.formats.opaque import Opaque
-from xckpt.formats.source import TensorSource
+from xckpt.formats.source import Opaque, TensorSource
 from xckpt.formats.strided_ranges import cheap_together
 from xckpt.formats.torch_save.source import read_mapped
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import reading_threads
 from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path, naming
+from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path, naming, reading_threads
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64

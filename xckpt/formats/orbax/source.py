@@ -44,9 +44,16 @@ from xckpt.formats.orbax.tree import (
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import read_whole, state_of
-from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named, naming
+from xckpt.storage.foreign.paths import (
+    FilePath,
+    existing_path,
+    file_name_problem,
+    map_concurrently,
+    named,
+    naming,
+    reading_threads,
+)
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
 UNFINISHED: Final = ".orbax-checkpoint-tmp"

@@ -41,9 +41,14 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path, naming
+from xckpt.storage.foreign.paths import (
+    FilePath,
+    existing_path,
+    map_concurrently,
+    naming,
+    reading_threads,
+)
 from xckpt.storage.location import storage_errors
 
 SUFFIX: Final = ".safetensors"
@@ -54,7 +59,7 @@ VALUES: Final = "xckpt.values"
 class SafetensorsSource(TensorSource):
     """A checkpoint in safetensors files, as a source of tensors.
 
-    A tensor's name is one key; see `xckpt.formats.flat_names`.
+    A tensor's name is one key; see `xckpt.formats.sink.flat_names`.
 
     Args:
         path: a file, a folder, or an index.

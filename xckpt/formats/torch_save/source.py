@@ -34,9 +34,15 @@ from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
 from xckpt.formats.torch_save.file_range import stated_length
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path, named, naming
+from xckpt.storage.foreign.paths import (
+    FilePath,
+    existing_path,
+    map_concurrently,
+    named,
+    naming,
+    reading_threads,
+)
 from xckpt.storage.location import storage_errors
 
 SUFFIXES: Final = (".bin", ".pt", ".pth")

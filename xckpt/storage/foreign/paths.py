@@ -5,6 +5,7 @@
 2. Object stores have no folders: a `StoredPath` is a folder where keys lie below it. A listing
    returns every key below, so it is requested once, shared by all paths derived from one
    `find_path`, and answers for the files below too. A single file is looked up without a listing.
+3. In a bucket, threads wait for answers most of the time, so more of them read (`reading_threads`).
 """
 
 from __future__ import annotations
@@ -12,15 +13,22 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import tensorstore as ts
 
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
 from xckpt.storage.location import Location, open_store, storage_errors
+
+BUCKET_THREADS: Final = 16
+"""Threads that read from a bucket: each holds some MiB of answers."""
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class _Keys:
@@ -34,21 +42,28 @@ class _Keys:
     def below(self, path: StoredPath) -> list[str]:
         """The keys below a folder, in order."""
         start = f"{path.key}/" if path.key else ""
-        for listed, keys in list(self._below.items()):
-            if start.startswith(listed):
-                first = bisect.bisect_left(keys, start)
-                return keys[first : bisect.bisect_left(keys, _after(start), first)]
-        between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
-        with storage_errors(path):
-            listed_keys = self.store.list(between).result()
-        keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed_keys)
-        return keys
+        keys = self._listing_of(start)
+        if keys is None:
+            between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
+            with storage_errors(path):
+                listed = self.store.list(between).result()
+            keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed)
+        first = bisect.bisect_left(keys, start)
+        return keys[first : bisect.bisect_left(keys, _after(start), first)]
+
+    def _listing_of(self, key: str) -> list[str] | None:
+        """The keys of a listing that would have this one; None if nothing was listed there."""
+        below = list(self._below.items())
+        return next((keys for start, keys in below if key.startswith(start)), None)
 
     def generation(self, path: StoredPath) -> bytes:
         """The generation of an object, which changes with each write; empty without an object."""
         known = self._generations.get(path.key)
-        if known is not None or not path.key or self._absent(path.key):
-            return known or b""
+        if known is not None:
+            return known
+        keys = self._listing_of(path.key)
+        if not path.key or (keys is not None and not _holds(keys, path.key)):
+            return b""
         with storage_errors(path):
             # An empty range requests no content.
             answer = self.store.read(path.key, byte_range=slice(0, 0)).result()
@@ -56,18 +71,15 @@ class _Keys:
         self._generations[path.key] = generation
         return generation
 
-    def _absent(self, key: str) -> bool:
-        """Whether a listing that would have the key lacks it."""
-        listings = (k for start, k in list(self._below.items()) if key.startswith(start))
-        keys = next(listings, None)
-        if keys is None:
-            return False
-        at = bisect.bisect_left(keys, key)
-        return at == len(keys) or keys[at] != key
-
     def __contains__(self, path: StoredPath) -> bool:
-        listed = any(path.key.startswith(start) for start in list(self._below))
-        return not self._absent(path.key) if listed else bool(self.generation(path))
+        keys = self._listing_of(path.key)
+        return bool(self.generation(path)) if keys is None else _holds(keys, path.key)
+
+
+def _holds(keys: list[str], key: str) -> bool:
+    """Whether a key is among sorted ones."""
+    at = bisect.bisect_left(keys, key)
+    return keys[at : at + 1] == [key]
 
 
 def _after(start: str) -> str:
@@ -233,3 +245,17 @@ def naming(where: object) -> Iterator[None]:
         yield
     except XckptError as error:
         raise type(error)(f"{where}: {error}", error.problems) from error
+
+
+def reading_threads(path: object) -> int | None:
+    """How many threads should read from a path; None for the default, where it is local."""
+    return BUCKET_THREADS if isinstance(path, StoredPath) else None
+
+
+def map_concurrently(path: FilePath, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Apply a function to each item, concurrently where ``path`` is in a bucket."""
+    threads = reading_threads(path)
+    if threads is None or len(items) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads) as executor:
+        return list(executor.map(function, items))
