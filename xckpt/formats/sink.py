@@ -50,8 +50,6 @@ class Contents:
     """Name -> every other leaf: a Python value, or an `Opaque` object."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """Texts that the output is to carry."""
-    origin: bytes = b""
-    """A digest of what the tensors' elements are made from."""
     leaf_names: Mapping[str, str] = field(default_factory=dict)
     """Name -> leaf name in the tree; one that is not here is that of nested dicts."""
     containers: Mapping[str, str] = field(default_factory=dict)
@@ -61,6 +59,8 @@ class Contents:
     chunk_bytes: int = MOST_CHUNK_BYTES
     """Bytes that a chunk may have, where the format is free to choose; its own target may be less.
     """
+    origin: bytes = b""
+    """A digest of what the tensors' elements are made from."""
 
     def leaf_name(self, name: str) -> str:
         """The name of a leaf in the tree.
