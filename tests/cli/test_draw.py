@@ -20,8 +20,7 @@ from tests.support.tilings import Shape, tilings
 from xckpt.cli import draw as drawing
 from xckpt.cli.canvas import JOINTS, Axis
 from xckpt.cli.draw import Drawing
-from xckpt.cli.report import ArrayReport
-from xckpt.cli.slices import parse_box
+from xckpt.cli.report import ArrayReport, parse_box
 from xckpt.core.geometry.box import Box
 
 SIDES = st.sampled_from([1, 2, 3, 5, 8, 12, 16, 17, 30]) | st.integers(1, 40)

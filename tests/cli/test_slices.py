@@ -20,8 +20,9 @@ from xckpt.cli.report import (
     LeafReport,
     SliceReport,
     checkpoint_report,
+    parse_box,
+    reading,
 )
-from xckpt.cli.slices import parse_box, reading
 from xckpt.core.geometry.box import Box
 
 ARRAYS = {

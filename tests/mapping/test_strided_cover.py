@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,7 +12,14 @@ from hypothesis import strategies as st
 
 from tests.mapping.mappings import Case, cases
 from xckpt.core.geometry.box import Box
-from xckpt.mapping.strided_cover import PieceFault, StridedPiece, piece_fault
+from xckpt.core.geometry.cover import CoverFault
+from xckpt.mapping.strided_copy import Ints, StridedCopy
+from xckpt.mapping.strided_cover import copies_fault
+
+
+def writes(sizes: Ints, offsets: Ints, strides: tuple[Ints, ...]) -> StridedCopy:
+    """A copy that writes index ``offsets + a @ strides`` for every ``a`` in ``[0, sizes)``."""
+    return StridedCopy("", "t", sizes, (), ((),) * len(sizes), offsets, strides)
 
 
 @st.composite
@@ -26,21 +34,21 @@ def axes_in(draw: st.DrawFn, rank: int) -> tuple[int, tuple[int, ...]]:
 
 
 @st.composite
-def pieces(draw: st.DrawFn, rank: int) -> StridedPiece:
+def pieces(draw: st.DrawFn, rank: int) -> StridedCopy:
     axes = draw(st.lists(axes_in(rank), max_size=3))
     offsets = tuple(draw(st.integers(0, 3)) for _ in range(rank))
-    return StridedPiece(tuple(n for n, _ in axes), offsets, tuple(row for _, row in axes))
+    return writes(tuple(n for n, _ in axes), offsets, tuple(row for _, row in axes))
 
 
-def painted(shape: tuple[int, ...], pieces: list[StridedPiece]) -> tuple[np.ndarray, bool]:
+def painted(shape: tuple[int, ...], pieces: list[StridedCopy]) -> tuple[np.ndarray, bool]:
     """How many pieces hold each element, and whether all of them keep inside."""
     counts = np.zeros(shape, int)
     inside = True
     for piece in pieces:
         for index in product(*(range(n) for n in piece.sizes)):
             place = tuple(
-                offset + sum(a * row[d] for a, row in zip(index, piece.strides, strict=True))
-                for d, offset in enumerate(piece.offsets)
+                offset + sum(a * row[d] for a, row in zip(index, piece.target_strides, strict=True))
+                for d, offset in enumerate(piece.target_offsets)
             )
             if all(0 <= at < n for at, n in zip(place, shape, strict=True)):
                 counts[place] += 1
@@ -49,9 +57,9 @@ def painted(shape: tuple[int, ...], pieces: list[StridedPiece]) -> tuple[np.ndar
     return counts, inside
 
 
-def judge(shape: tuple[int, ...], given_pieces: list[StridedPiece]) -> None:
+def judge(shape: tuple[int, ...], given_pieces: list[StridedCopy]) -> None:
     counts, inside = painted(shape, given_pieces)
-    fault = piece_fault(shape, given_pieces)
+    fault = copies_fault(shape, given_pieces)
     if fault is None:
         assert inside
         assert (counts == 1).all()
@@ -81,25 +89,25 @@ def test_any_pieces_are_judged_as_painting_judges_them(data: st.DataObject, rank
 @pytest.mark.parametrize(
     "shape, piece",
     [
-        ((4,), StridedPiece((2, 3), (0,), ((1,), (1,)))),
-        ((3, 2), StridedPiece((2, 2, 2), (0, 0), ((1, 0), (1, 0), (0, 1)))),
-        ((3,), StridedPiece((3, 2), (0,), ((1,), (0,)))),
-        ((2, 2), StridedPiece((2, 2, 2), (0, 0), ((1, 0), (0, 1), (0, 0)))),
+        ((4,), writes((2, 3), (0,), ((1,), (1,)))),
+        ((3, 2), writes((2, 2, 2), (0, 0), ((1, 0), (1, 0), (0, 1)))),
+        ((3,), writes((3, 2), (0,), ((1,), (0,)))),
+        ((2, 2), writes((2, 2, 2), (0, 0), ((1, 0), (0, 1), (0, 0)))),
     ],
 )
 def test_a_piece_that_holds_an_element_twice_overlaps(
-    shape: tuple[int, ...], piece: StridedPiece
+    shape: tuple[int, ...], piece: StridedCopy
 ) -> None:
-    fault = piece_fault(shape, [piece])
+    fault = copies_fault(shape, [piece])
     assert fault is not None
     assert (fault.kind, fault.holders) == ("overlap", (0, 0))
     judge(shape, [piece])
 
 
 def test_an_element_held_twice_is_the_witness_and_not_its_neighbour() -> None:
-    twice = StridedPiece((2, 2), (0, 0), ((1, 0), (1, 0)))
-    beside = StridedPiece((3,), (0, 1), ((1, 0),))
-    assert piece_fault((3, 2), [twice, beside]) == PieceFault(
+    twice = writes((2, 2), (0, 0), ((1, 0), (1, 0)))
+    beside = writes((3,), (0, 1), ((1, 0),))
+    assert copies_fault((3, 2), [twice, beside]) == CoverFault(
         "overlap", Box((1, 0), (1, 1)), (0, 0)
     )
 
@@ -111,12 +119,10 @@ def test_a_mapping_with_one_copy_changed_is_judged_as_painting_judges_it(
     resolved = case.mapping.resolve(case.source_specs, case.target_specs)
     name = data.draw(st.sampled_from(sorted(resolved.targets)))
     shape = resolved.targets[name].shape
-    found = [
-        StridedPiece(c.sizes, c.target_offsets, c.target_strides) for c in resolved.copies[name]
-    ]
+    found = list(resolved.copies[name])
     if 0 in shape or not found:
         return
-    assert piece_fault(shape, found) is None
+    assert copies_fault(shape, found) is None
     at = data.draw(st.integers(0, len(found) - 1))
     kind = data.draw(st.sampled_from(["lose", "double", "move", "shorten"]))
     piece = found[at]
@@ -126,10 +132,10 @@ def test_a_mapping_with_one_copy_changed_is_judged_as_painting_judges_it(
         found.append(piece)
     elif kind == "move" and shape:
         d = data.draw(st.integers(0, len(shape) - 1))
-        moved = tuple(o + (i == d) for i, o in enumerate(piece.offsets))
-        found[at] = StridedPiece(piece.sizes, moved, piece.strides)
+        moved = tuple(o + (i == d) for i, o in enumerate(piece.target_offsets))
+        found[at] = replace(piece, target_offsets=moved)
     elif kind == "shorten" and any(n > 1 for n in piece.sizes):
         k = next(k for k, n in enumerate(piece.sizes) if n > 1)
         sizes = tuple(n - (i == k) for i, n in enumerate(piece.sizes))
-        found[at] = StridedPiece(sizes, piece.offsets, piece.strides)
+        found[at] = replace(piece, sizes=sizes)
     judge(shape, found)

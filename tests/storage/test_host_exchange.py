@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -51,12 +52,12 @@ class Rank:
                 take=self.take,
                 on_failure=self.failures.append,
             )
-            for done, publication in enumerate(share.publish):
+            for done, (chunk, takers) in enumerate(share.publish.items()):
                 if done == dies_after:
                     return
                 slot, memory = self.exchange.slot(SIZE)
-                memory[:] = content(publication.chunk)
-                self.exchange.publish(publication.chunk, slot, publication.takers)
+                memory[:] = content(chunk)
+                self.exchange.publish(chunk, slot, takers)
                 self.exchange.let_go(slot)
             self.exchange.finish()
         except (StorageError, OSError, EOFError) as error:
@@ -81,7 +82,7 @@ def test_every_rank_gets_every_chunk(slots: int) -> None:
     together([lambda r=r, s=s: r.run(s, slots) for r, s in zip(ranks, shares, strict=True)])
     for rank, share in zip(ranks, shares, strict=True):
         assert not rank.failures
-        assert sorted(rank.taken) == sorted(share.taken)
+        assert sorted(rank.taken) == sorted(chain(*share.sources.values()))
         for chunk, data in rank.taken.items():
             assert (data == content(chunk)).all()
 

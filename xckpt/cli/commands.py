@@ -137,7 +137,7 @@ def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box
     """A leaf with what a slice of it reads."""
     from msgspec.structs import replace
 
-    from xckpt.cli.slices import parse_box, reading
+    from xckpt.cli.report import parse_box, reading
 
     if leaf is None or leaf.shape is None:
         raise click.UsageError("--box takes a slice of a tensor: name one as LEAF")

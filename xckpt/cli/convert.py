@@ -8,7 +8,7 @@ from typing import Unpack
 
 import click
 
-from xckpt.cli.mapping_argument import FamilyOptions, family_options, mapping_argument
+from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
 from xckpt.cli.output import progress_bar
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}

@@ -17,8 +17,7 @@ from itertools import pairwise
 from rich.text import Text
 
 from xckpt.cli.canvas import Canvas, Cuts, column_labels, scale
-from xckpt.cli.report import ArrayReport, counted
-from xckpt.cli.slices import touched
+from xckpt.cli.report import ArrayReport, counted, touched
 from xckpt.core.geometry.box import Box
 
 LEAST_WIDTH, LEAST_HEIGHT = 24, 6

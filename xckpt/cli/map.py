@@ -1,31 +1,123 @@
-"""The commands about mappings: `xckpt map infer`, `xckpt map check` and `xckpt map show`.
+"""The commands about mappings, and the argument MAPPING: a TOML file, or a model family's name.
 
-Answers go to stdout; a command that finds nothing wrong, or proposes a mapping with gaps, exits 0.
-`check` exits 1 where the mapping does not fit, and prints every fault.
+`xckpt map infer`, `xckpt map check` and `xckpt map show` print answers to stdout. A command that
+finds nothing wrong, or proposes a mapping with gaps, exits 0. `check` exits 1 where the mapping
+does not fit, and prints every fault.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
-from xckpt.cli.mapping_argument import FamilyOptions, family_options, mapping_argument
 from xckpt.cli.output import Fault, print_json
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from xckpt.mapping.infer.infer import Inference
     from xckpt.mapping.mapping import LeafMapping
     from xckpt.mapping.resolve import ResolvedMapping
-    from xckpt.mapping.rule import Rule
     from xckpt.mapping.spec import TensorSpec
 
-SHOWN_NAMES = 4
-"""Names of one ambiguity that a table spells out; ``--json`` has them all."""
+
+class FamilyOptions(TypedDict):
+    """The values of the options that `family_options` adds to a command."""
+
+    config: str | None
+    choices: Sequence[str]
+    inverse: bool
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def family_options(command: Command) -> Command:
+    """Add the options of a command that takes a mapping's file or a family's name."""
+    for option in (
+        click.option("--inverse", is_flag=True, help="Use the inverse of the mapping."),
+        click.option(
+            "--choose",
+            "choices",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A choice that the family has, such as scanned=true.",
+        ),
+        click.option("--config", metavar="FILE", help="The config.json that a family needs."),
+    ):
+        command = option(command)
+    return command
+
+
+def mapping_argument(
+    name: str,
+    *,
+    near: Sequence[str] = (),
+    config: str | None = None,
+    choices: Sequence[str] = (),
+    inverse: bool = False,
+) -> LeafMapping:
+    """Load the mapping that a user names.
+
+    Args:
+        name: a mapping's file, or a family's name.
+        near: checkpoints beside which the family's config.json may lie.
+        config: path of the config.json; None to look for it beside ``near``.
+        choices: the family's choices, each as ``key=value``.
+        inverse: whether to return the inverse.
+
+    Raises:
+        MappingError: the file is missing or holds no mapping.
+        click.UsageError: no such family, or an option that does not fit a file.
+    """
+    from xckpt.errors import MappingError
+    from xckpt.mapping.mapping import LeafMapping
+
+    if _is_family(name):
+        from xckpt.convert import family
+
+        rules = family(name, _config(name, near, config), **dict(map(_choice, choices)))
+    else:
+        if config is not None or choices:
+            raise click.UsageError("--config and --choose are for a model family's name")
+        try:
+            rules = LeafMapping.from_file(name)
+        except OSError as error:
+            raise MappingError(f"{name} is no mapping's file: {error.strerror}") from error
+    return rules.inverse() if inverse else rules
+
+
+def _is_family(name: str) -> bool:
+    from xckpt.mapping.families import families
+
+    if Path(name).exists():
+        return False
+    looks_like_a_file = name.endswith(".toml") or "/" in name
+    if name not in families() and not looks_like_a_file:
+        raise click.UsageError(f"{name!r} is no file, and no family: {', '.join(families())}")
+    return not looks_like_a_file
+
+
+def _config(name: str, near: Sequence[str], config: str | None) -> str:
+    """The path of the config.json: the one stated, or one beside a checkpoint."""
+    if config is not None:
+        return config
+    from xckpt.storage.foreign.paths import find_path
+
+    for path in map(find_path, near):
+        for folder in (path, path.parent):
+            if (folder / "config.json").is_file():
+                return str(folder / "config.json")
+    raise click.UsageError(f"{name} needs the model's config.json: say where, with --config")
+
+
+def _choice(text: str) -> tuple[str, bool | str]:
+    """``scanned=true`` as a key and its value."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"--choose takes KEY=VALUE, not {text!r}")
+    return key, {"true": True, "false": False}.get(value.lower(), value)
 
 
 @click.group("map")
@@ -50,9 +142,18 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     if output is not None:
         inference.mapping.to_file(output)
     if as_json:
-        print_json(_inference_document(inference))
+        document = {
+            "mapping": inference.mapping.to_document(),
+            "certain": inference.certain,
+            "ambiguous": inference.ambiguous,
+            "unmatched": inference.unmatched,
+        }
+        print_json(document)
         return
-    _print(_inference_tables(inference))
+    from xckpt.cli.mapping_tables import inference_tables
+    from xckpt.cli.tables import console
+
+    console().print(*inference_tables(inference), sep="\n")
     if output is not None:
         click.echo(f"\nThe rules are in {output}; xckpt map check tells what they leave out.")
 
@@ -142,33 +243,12 @@ def show(
     if as_json:
         print_json(rules.to_document() if leaves is None else leaves)
         return
-    _print(_step_tables(rules) if leaves is None else [_leaf_table(leaves)])
-    if output is not None:
-        click.echo(f"\nThe mapping is in {output}.")
-
-
-def _print(parts: Iterable[RenderableType]) -> None:
+    from xckpt.cli.mapping_tables import made_table, rule_tables
     from xckpt.cli.tables import console
 
-    screen = console()
-    for part in parts:
-        screen.print(part)
-
-
-def _step_tables(rules: LeafMapping) -> Iterator[RenderableType]:
-    """A table for each step of a mapping."""
-    from xckpt.cli.tables import titled_table
-
-    columns = ("source", "target", "operations", "type")
-    step: LeafMapping | None = rules
-    while step is not None:
-        rows = [(*_rule_cells(rule), rule.exactness) for rule in step.rules]
-        yield titled_table(f"{len(rows)} rules", columns, rows)
-        step = step.following
-
-
-def _rule_cells(rule: Rule) -> tuple[str, str, str]:
-    return " + ".join(rule.source), " + ".join(rule.target), "; ".join(map(str, rule.operations))
+    console().print(*(rule_tables(rules) if leaves is None else [made_table(leaves)]), sep="\n")
+    if output is not None:
+        click.echo(f"\nThe mapping is in {output}.")
 
 
 def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:
@@ -186,26 +266,6 @@ def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:
     ]
 
 
-def _leaf_table(leaves: Sequence[dict[str, Any]]) -> RenderableType:
-    from xckpt.cli.tables import titled_table
-
-    rows = [
-        (
-            leaf["name"],
-            f"{leaf['dtype']}{leaf['shape']}",
-            _listed([source or "a constant" for source in leaf["sources"]]),
-            leaf["rule"],
-        )
-        for leaf in leaves
-    ]
-    return titled_table(f"{len(rows)} leaves", ("target", "tensor", "made of", "rule"), rows)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
-    return ", ".join(names[:SHOWN_NAMES]) + more
-
-
 def _specs(path: str) -> dict[str, TensorSpec]:
     """The leaves of a checkpoint of any format."""
     from xckpt.formats.detect import open_source
@@ -215,44 +275,3 @@ def _specs(path: str) -> dict[str, TensorSpec]:
         return dict(source.specs)
     finally:
         source.close()
-
-
-def _inference_document(inference: Inference) -> dict[str, object]:
-    return {
-        "mapping": inference.mapping.to_document(),
-        "certain": inference.certain,
-        "ambiguous": inference.ambiguous,
-        "unmatched": inference.unmatched,
-    }
-
-
-def _inference_tables(inference: Inference) -> Iterator[RenderableType]:
-    """What is certain, ambiguous and left over; names that differ by a number are one line."""
-    from xckpt.cli.tables import titled_table
-    from xckpt.mapping.infer.fold import without_numbers
-
-    def folded(names: Iterable[str]) -> str:
-        return _listed(list(dict.fromkeys(map(without_numbers, names))))
-
-    rules = [_rule_cells(rule) for rule in inference.mapping.rules]
-    title = f"{len(inference.certain)} certain, in {len(rules)} rules"
-    yield titled_table(title, ("source", "target", "operations"), rules)
-    doubts = Counter(
-        (folded(doubt.sources), folded(doubt.targets), doubt.reason)
-        for doubt in inference.ambiguous
-    )
-    if doubts:
-        columns = ("source", "target", "why nothing was chosen", "leaves")
-        title = f"\n{len(inference.ambiguous)} ambiguous"
-        yield titled_table(title, columns, _counted_rows(doubts))
-    unmatched = inference.unmatched
-    for side, left in (("source", unmatched.source), ("target", unmatched.target)):
-        if left:
-            reasons = Counter(tuple(map(without_numbers, pair)) for pair in left.items())
-            columns = ("name", "what is known", "leaves")
-            title = f"\n{len(left)} left over of the {side}"
-            yield titled_table(title, columns, _counted_rows(reasons))
-
-
-def _counted_rows(rows: Mapping[tuple[str, ...], int]) -> list[tuple[str, ...]]:
-    return [(*cells, str(count)) for cells, count in rows.items()]

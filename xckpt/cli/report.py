@@ -3,6 +3,8 @@
 1. `checkpoint_report` takes everything from the manifest; no data is read.
 2. `tree_rows` lists containers and leaves in the saved order, each container with the sum of what
    is below it.
+3. `parse_box` turns ``"0:100, 64:128"`` into a box, as NumPy would. `touched` is the box of whole
+   chunks around the part of it that one zarr array holds; `reading` adds up all arrays.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.grid import count_cells
 from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
     TensorEntry,
     ValueEntry,
-    ZarrArray,
-    arrays,
+    leaf_arrays,
 )
 from xckpt.core.metadata import Sharding
 from xckpt.core.values import decode_value
@@ -131,10 +133,7 @@ class TreeRow(msgspec.Struct, frozen=True):
 
 def checkpoint_report(path: str, manifest: Manifest) -> CheckpointReport:
     """The report of a manifest: the checkpoint and each of its leaves."""
-    by_leaf: defaultdict[str, list[ZarrArray]] = defaultdict(list)
-    for array in arrays(manifest):
-        by_leaf[array.leaf].append(array)
-    leaves = tuple(_leaf_report(leaf, by_leaf[leaf.name]) for leaf in manifest.leaves)
+    leaves = tuple(map(_leaf_report, manifest.leaves))
     return _summed(path, leaves, manifest.containers, manifest.user)
 
 
@@ -174,15 +173,13 @@ def _summed(
     )
 
 
-def _leaf_report(
-    leaf: TensorEntry | ValueEntry | BytesEntry, stored: Sequence[ZarrArray]
-) -> LeafReport:
+def _leaf_report(leaf: TensorEntry | ValueEntry | BytesEntry) -> LeafReport:
     if isinstance(leaf, ValueEntry):
         value = repr(decode_value(leaf.type, leaf.value))
         return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)
     parts = tuple(
         ArrayReport(array.path, array.offset, array.shape, array.chunk, array.shard, array.count)
-        for array in stored
+        for array in leaf_arrays(leaf)
     )
     if isinstance(leaf, BytesEntry):
         return LeafReport(leaf.name, "value", leaf.type, None, leaf.size, "regular", parts)
@@ -197,6 +194,79 @@ def _leaf_report(
         leaf.sharding,
         leaf.annotation,
     )
+
+
+def parse_box(text: str, shape: Sequence[int]) -> Box:
+    """The box that a slice is.
+
+    Args:
+        text: ``start:stop`` or a position for each dimension, separated by commas; either end may
+            be left out or count from the end, and dimensions not given are whole.
+        shape: the tensor's, elements.
+
+    Raises:
+        ValueError: the text is no such slice, or does not fit the shape.
+
+    Example:
+        >>> parse_box("0:100, -64:", (50257, 768))
+        Box(offsets=(0, 704), sizes=(100, 64))
+        >>> parse_box("7", (10, 4))
+        Box(offsets=(7, 0), sizes=(1, 4))
+    """
+    parts = [part.strip() for part in text.split(",")] if text.strip() else []
+    if len(parts) > len(shape):
+        raise ValueError(f"{text!r} has {len(parts)} dimensions, and the tensor {len(shape)}")
+    parts += [":"] * (len(shape) - len(parts))
+    ranges = [
+        _range(part, d, size) for d, (part, size) in enumerate(zip(parts, shape, strict=True))
+    ]
+    return Box(tuple(part.start for part in ranges), tuple(map(len, ranges)))
+
+
+def _range(text: str, dimension: int, size: int) -> range:
+    start, colon, stop = text.partition(":")
+    try:
+        low = int(start) if start.strip() or not colon else None
+        high = int(stop) if stop.strip() else None
+    except ValueError:
+        message = f"{text!r} is no slice of dimension {dimension}; write it as 0:100, 5 or :"
+        raise ValueError(message) from None
+    if colon:
+        return range(size)[low:high]
+    assert low is not None
+    if not -size <= low < size:
+        raise ValueError(f"{low} is outside dimension {dimension}, which has {size} elements")
+    return range(low % size, low % size + 1)
+
+
+def touched(array: ArrayReport, box: Box) -> Box | None:
+    """The whole chunks of an array that a box meets, in the tensor's elements; None if none.
+
+    Example:
+        >>> touched(ArrayReport("w", (10,), (20,), (8,), None, 3), Box((0,), (19,)))
+        Box(offsets=(10,), sizes=(16,))
+    """
+    part = box.meets(array.box)
+    if part is None:
+        return None
+    chunks = part.relative_to(array.offset).whole_chunks(array.chunk, array.shape)
+    return chunks.shifted(array.offset)
+
+
+def reading(leaf: LeafReport, box: Box) -> SliceReport:
+    """What reading a box of a tensor takes: a chunk is read whole, padding included."""
+    assert leaf.shape is not None
+    elements = prod(leaf.shape)
+    item_bytes = leaf.bytes // elements if elements else 0
+    chunks = stored = 0
+    for array in leaf.arrays:
+        around = touched(array, box)
+        if around is not None:
+            count = count_cells(around.sizes, array.chunk)
+            chunks += count
+            stored += count * prod(array.chunk)
+    wanted = box.elements * item_bytes
+    return SliceReport(box.offsets, box.sizes, wanted, stored * item_bytes, chunks, leaf.chunks)
 
 
 def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> Iterator[TreeRow]:

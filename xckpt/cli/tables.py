@@ -1,7 +1,7 @@
 """Reports as rich tables, for a terminal.
 
 Names come from a checkpoint and may hold anything: they are never read as markup, and control
-characters are escaped (`_name`).
+characters are escaped (`escaped`).
 """
 
 from __future__ import annotations
@@ -44,28 +44,18 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
-def titled_table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]
-) -> RenderableType:
-    """A table under a title."""
-    table = _table(*columns)
-    for row in rows:
-        table.add_row(*map(_name, row))
-    return Group(Text(title, "bold"), table)
-
-
 def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
     """A line for each leaf: name, dtype, shape, bytes."""
-    table = _table("name", "dtype", "shape", "size", right=("size",), header=False)
+    table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
     for leaf in leaves:
-        table.add_row(_name(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
+        table.add_row(escaped(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
     return table
 
 
 def checkpoint_table(report: CheckpointReport) -> RenderableType:
     """A summary of the checkpoint, and its tree."""
     columns = ("leaf", "dtype", "shape", "size", "chunk", "chunks", "saved as")
-    table = _table(*columns, right=("size", "chunks"))
+    table = empty_table(*columns, right=("size", "chunks"))
     for row in tree_rows(report.leaves, report.containers):
         table.add_row(*_tree_cells(row))
     parts: list[RenderableType] = [_facts(_summary(report)), Text(), table]
@@ -78,16 +68,16 @@ def _summary(report: CheckpointReport) -> list[tuple[str, str]]:
 
 
 def _tree_cells(row: TreeRow) -> list[Text | str]:
-    label = Text("  " * row.depth) + _name(row.label)
+    label = Text("  " * row.depth) + escaped(row.label)
     if row.leaf is None:
         label.stylize("bold")
         kind = row.kind.partition(":")[0]
         size = readable_bytes(row.bytes) if row.chunks else ""
-        return [label, _name(kind), "", size, "", str(row.chunks or ""), ""]
+        return [label, escaped(kind), "", size, "", str(row.chunks or ""), ""]
     leaf = row.leaf
-    shape = _name(_shortened(leaf.value)) if leaf.value else _shape(leaf.shape)
+    shape = escaped(_shortened(leaf.value)) if leaf.value else _shape(leaf.shape)
     chunks = str(leaf.chunks) if leaf.arrays else ""
-    saved = _name(_sharding(leaf))
+    saved = escaped(_sharding(leaf))
     return [label, leaf.dtype, shape, _size(leaf), _chunk(leaf), chunks, saved]
 
 
@@ -138,7 +128,7 @@ def _layout(leaf: LeafReport) -> str:
 
 
 def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
-    table = _table("piece", "elements", "chunk", "chunks", right=("piece", "chunks"))
+    table = empty_table("piece", "elements", "chunk", "chunks", right=("piece", "chunks"))
     for number, array in enumerate(arrays[:SHOWN_PIECES]):
         table.add_row(str(number), str(array.box), _shape(array.chunk), str(array.chunks))
     if len(arrays) > SHOWN_PIECES:
@@ -147,13 +137,13 @@ def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:
-    table = _table("fact", "value", header=False)
+    table = empty_table("fact", "value", header=False)
     for name, fact in facts:
-        table.add_row(Text(name, "bold"), _name(fact))
+        table.add_row(Text(name, "bold"), escaped(fact))
     return table
 
 
-def _table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:
+def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Table:
     """An empty table without lines; the columns of ``right`` are numbers."""
     table = Table(
         box=None, show_header=header, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold"
@@ -163,7 +153,8 @@ def _table(*columns: str, right: Sequence[str] = (), header: bool = True) -> Tab
     return table
 
 
-def _name(text: str) -> Text:
+def escaped(text: str) -> Text:
+    """A text without control characters."""
     shown = (
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
     )

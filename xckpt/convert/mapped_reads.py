@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
@@ -207,8 +207,4 @@ def blocks(stored: TensorStorageMetadata, number: int, part: Box) -> Iterator[Bo
 
 def restrict_sources(copies: Sequence[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
     """The copies of just those elements that lie in a box of the source."""
-    return tuple(
-        replace(part.inverse(), arithmetic=copy.arithmetic)
-        for copy in copies
-        for part in restrict([replace(copy, arithmetic=()).inverse()], box)
-    )
+    return tuple(part.turned() for part in restrict([copy.turned() for copy in copies], box))

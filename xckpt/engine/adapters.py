@@ -19,7 +19,7 @@ from xckpt.engine.group import Group, LocalGroup
 _MODULES: Final[dict[str, str]] = {
     # Before torch, whose tensors they are; CpuShards also where torch_xla was never imported.
     "torch_xla": "xckpt.torch.xla.adapter",
-    "xckpt.torch.xla.cpu_shards": "xckpt.torch.xla.adapter",
+    "xckpt.torch.xla": "xckpt.torch.xla.adapter",
     "torch": "xckpt.torch.adapter",
     "jax": "xckpt.jax.adapter",
     "numpy": "xckpt.numpy",

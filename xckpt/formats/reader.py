@@ -130,29 +130,32 @@ class SourceReader:
                 continue
             text = encode_value(self.source.values[self._names[item.storage_index.fqn]])
             planner.load_bytes(item, io.BytesIO(text.encode("utf-8", "surrogatepass")))
-        cuts = [self._cut(item) for item in tensors]
-        dtypes = [self._dtype(item) for item in tensors]
-        destinations = PlannedDestinations(planner, tensors, dtypes, [len(cut) for cut in cuts])
         sizes = (prod(item.lengths) * item_size(self._dtype(item)) for item in tensors)
         progress = ProgressCounter(sum(sizes), self.options.progress)
+        destinations = PlannedDestinations(planner)
         threads = self.options.threads or self.source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
-            for number, (item, cut) in enumerate(zip(tensors, cuts, strict=True)):
+            for number, item in enumerate(tensors):
                 if not pool.failed:
-                    self._submit(number, item, cut, destinations, pool, progress)
+                    self._submit(number, item, destinations, pool, progress)
+
+    def _dtype(self, item: ReadItem) -> str:
+        return self.source.specs[self._names[item.storage_index.fqn]].dtype
 
     def _submit(
         self,
         number: int,
         item: ReadItem,
-        cut: Sequence[Box],
         destinations: PlannedDestinations,
         pool: Pool,
         progress: ProgressCounter,
     ) -> None:
         """Have an item's parts read; scratch memory for all of it counts against the budget."""
-        name, memory = self._name(item), destinations.memory(number)
-        dtype = numpy_dtype(self.source.specs[name].dtype)
+        name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
+        most = max(1, PART_BYTES // dtype.itemsize)
+        boxes = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
+        destinations.add(item, self._dtype(item), len(boxes))
+        memory = destinations.memory(number)
         scratch = memory.nbytes if destinations.is_scratch(number) else 0
         pool.reserve(scratch)
 
@@ -168,20 +171,8 @@ class SourceReader:
             if destinations.landed(number):
                 pool.release(scratch)
 
-        for box in cut:
+        for box in boxes:
             pool.submit(partial(read, box))
-
-    def _name(self, item: ReadItem) -> str:
-        return self._names[item.storage_index.fqn]
-
-    def _dtype(self, item: ReadItem) -> str:
-        return self.source.specs[self._name(item)].dtype
-
-    def _cut(self, item: ReadItem) -> list[Box]:
-        """The parts of an item that are read at a time."""
-        most = max(1, PART_BYTES // item_size(self._dtype(item)))
-        chunk = self.source.chunks(self._name(item))
-        return list(parts(item.storage_offsets, item.lengths, chunk, most))
 
     def close(self) -> None:
         """Close the source."""

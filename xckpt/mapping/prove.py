@@ -19,7 +19,7 @@ from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy
-from xckpt.mapping.strided_cover import StridedPiece, piece_fault
+from xckpt.mapping.strided_cover import copies_fault
 
 
 def problems_with(
@@ -81,8 +81,7 @@ def _unmade(
 
 def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
     for name, copies in resolved.copies.items():
-        pieces = [StridedPiece(c.sizes, c.target_offsets, c.target_strides) for c in copies]
-        fault = piece_fault(resolved.targets[name].shape, pieces)
+        fault = copies_fault(resolved.targets[name].shape, copies)
         if fault is not None:
             holders = " and ".join(repr(copies[i].source) for i in fault.holders)
             words = {"gap": "has a gap", "overlap": "overlaps", "outside": "reaches outside"}
@@ -122,8 +121,7 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
             yield f"source {name!r}: no rule uses {_whole(spec)}"
             continue
         users = uses.get(name, [])
-        pieces = [StridedPiece(c.sizes, c.source_offsets, c.source_strides) for c, _ in users]
-        fault = piece_fault(spec.shape, pieces)
+        fault = copies_fault(spec.shape, [copy.turned() for copy, _ in users])
         if fault is None or any(_could_take(rule, name) for rule in failed):
             continue
         if fault.kind == "gap":

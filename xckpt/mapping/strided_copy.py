@@ -22,8 +22,9 @@ A copy whose source is "" writes a constant: `value`, or, where its source side 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, permutations
 from math import prod
 
 from xckpt.core.geometry.box import Box
@@ -86,21 +87,24 @@ class StridedCopy:
         """The smallest box of the target that holds everything written."""
         return bounds(self.sizes, self.target_offsets, self.target_strides)
 
+    def turned(self) -> StridedCopy:
+        """The copy with its sides exchanged, whatever is computed on the way."""
+        return replace(
+            self,
+            source=self.target,
+            target=self.source,
+            source_offsets=self.target_offsets,
+            source_strides=self.target_strides,
+            target_offsets=self.source_offsets,
+            target_strides=self.source_strides,
+        )
+
     def inverse(self) -> StridedCopy:
         """The copy back. A constant has none; see `xckpt.convert.Drop`."""
         if not self.source:
             raise ValueError(f"a constant in {self.target!r} came from no leaf")
         steps = tuple(step.inverse() for step in reversed(self.arithmetic))
-        return StridedCopy(
-            self.target,
-            self.source,
-            self.sizes,
-            self.target_offsets,
-            self.target_strides,
-            self.source_offsets,
-            self.source_strides,
-            steps,
-        )
+        return replace(self.turned(), arithmetic=steps, alias=False)
 
     def cut(self, axis: int, start: int, stop: int) -> StridedCopy:
         """The part for which ``start <= a[axis] < stop``.
@@ -119,9 +123,15 @@ class StridedCopy:
             target_offsets=_moved(self.target_offsets, self.target_strides[axis], start),
         )
 
-    def with_target(self, offsets: Ints, strides: Strides) -> StridedCopy:
-        """The same elements, at another place of the target."""
-        return replace(self, target_offsets=offsets, target_strides=strides)
+    def with_target(self, place: Callable[[Ints], Ints]) -> StridedCopy:
+        """The same elements at another place of the target.
+
+        Args:
+            place: takes an index of the old target to one of the new; linear, so that strides
+                go through it as the offsets do.
+        """
+        strides = tuple(map(place, self.target_strides))
+        return replace(self, target_offsets=place(self.target_offsets), target_strides=strides)
 
     def simplified(self) -> StridedCopy:
         """The same copy with as few axes as it takes, each as long as can be.
@@ -132,37 +142,28 @@ class StridedCopy:
             >>> copy.simplified().sizes
             (6,)
         """
-        axes = [
-            (size, source, target)
-            for size, source, target in zip(
-                self.sizes, self.source_strides, self.target_strides, strict=True
-            )
-            if size != 1
-        ]
-        while len(axes) > 1 and _merge_one_pair(axes):
+        rows = zip(self.sizes, self.source_strides, self.target_strides, strict=True)
+        axes = [(size, (*source, *target)) for size, source, target in rows if size != 1]
+        while _merge_one_pair(axes):
             pass
         if len(axes) == len(self.sizes):
             return self
+        rank = len(self.source_offsets)
         return replace(
             self,
-            sizes=tuple(size for size, _, _ in axes),
-            source_strides=tuple(source for _, source, _ in axes),
-            target_strides=tuple(target for _, _, target in axes),
+            sizes=tuple(size for size, _ in axes),
+            source_strides=tuple(row[:rank] for _, row in axes),
+            target_strides=tuple(row[rank:] for _, row in axes),
         )
 
 
-def _merge_one_pair(axes: list[tuple[int, Ints, Ints]]) -> bool:
+def _merge_one_pair(axes: list[tuple[int, Ints]]) -> bool:
     """Make one axis of two that step through the tensors as one would; False if no two do."""
-    for i, (outer, outer_source, outer_target) in enumerate(axes):
-        for j, (inner, inner_source, inner_target) in enumerate(axes):
-            if (
-                i != j
-                and all(o == inner * n for o, n in zip(outer_source, inner_source, strict=True))
-                and all(o == inner * n for o, n in zip(outer_target, inner_target, strict=True))
-            ):
-                axes[i] = (outer * inner, inner_source, inner_target)
-                del axes[j]
-                return True
+    for (i, (outer, steps)), (j, (size, inner)) in permutations(enumerate(axes), 2):
+        if all(step == size * small for step, small in zip(steps, inner, strict=True)):
+            axes[i] = (outer * size, inner)
+            del axes[j]
+            return True
     return False
 
 
@@ -172,13 +173,14 @@ def _moved(offsets: Ints, strides: Ints, steps: int) -> Ints:
 
 def bounds(sizes: Ints, offsets: Ints, strides: Strides) -> Box:
     """The smallest box that holds index ``offsets + a @ strides`` for every ``a`` in ``sizes``."""
-    low, high = list(offsets), list(offsets)
-    for size, steps in zip(sizes, strides, strict=True):
-        for d, step in enumerate(steps):
-            reach = step * (size - 1)
-            low[d] += min(0, reach)
-            high[d] += max(0, reach)
-    return Box(tuple(low), tuple(h - lo + 1 for lo, h in zip(low, high, strict=True)))
+    ends = [_ends(sizes, offset, [row[d] for row in strides]) for d, offset in enumerate(offsets)]
+    return Box(tuple(first for first, _ in ends), tuple(last - first + 1 for first, last in ends))
+
+
+def _ends(sizes: Ints, offset: int, steps: Sequence[int]) -> tuple[int, int]:
+    """First and last index that axes reach in one dimension."""
+    reach = [step * (size - 1) for size, step in zip(sizes, steps, strict=True)]
+    return offset + sum(min(0, far) for far in reach), offset + sum(max(0, far) for far in reach)
 
 
 def restrict(copies: Iterable[StridedCopy], box: Box) -> tuple[StridedCopy, ...]:
@@ -192,90 +194,45 @@ def restrict(copies: Iterable[StridedCopy], box: Box) -> tuple[StridedCopy, ...]
         ...  for c in restrict([copy], Box((3,), (3,)))]
         [((1, 1), (6,), (3,)), ((2, 1), (1,), (4,))]
     """
-    return tuple(part for copy in copies for part in _restricted(copy, box))
-
-
-def _restricted(copy: StridedCopy, box: Box) -> list[StridedCopy]:
-    """The parts of one copy that go into a box of the target."""
-    parts = [copy]
-    for d, (low, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
-        parts = [part for whole in parts for part in _clamp(whole, d, low, low + size)]
-    return parts
-
-
-def _reach(copy: StridedCopy, dimension: int) -> tuple[int, int]:
-    """First and last index of a target dimension that a copy writes."""
-    first = last = copy.target_offsets[dimension]
-    for size, steps in zip(copy.sizes, copy.target_strides, strict=True):
-        reach = steps[dimension] * (size - 1)
-        if reach > 0:
-            last += reach
-        else:
-            first += reach
-    return first, last
+    parts = list(copies)
+    for d, (low, high) in enumerate(zip(box.offsets, box.ends, strict=True)):
+        parts = [part for whole in parts for part in _clamp(whole, d, low, high)]
+    return tuple(parts)
 
 
 def _clamp(copy: StridedCopy, d: int, low: int, high: int) -> list[StridedCopy]:
     """The part of a copy that lies in ``[low, high)`` of target dimension d."""
-    first, last = _reach(copy, d)
+    steps = [row[d] for row in copy.target_strides]
+    first, last = _ends(copy.sizes, copy.target_offsets[d], steps)
     if low <= first and last < high:
         return [copy]
     if last < low or first >= high:
         return []
-    longest = _LongestAxis.of(copy, d, first, last)
-    touching, inside = longest.touching(low, high), longest.inside(low, high)
-    parts: list[StridedCopy] = []
-    for a in range(touching.start, inside.start):
-        parts += _clamp(copy.cut(longest.axis, a, a + 1), d, low, high)
-    if inside:
-        parts.append(copy.cut(longest.axis, inside.start, inside.stop))
-    for a in range(inside.stop, touching.stop):
-        parts += _clamp(copy.cut(longest.axis, a, a + 1), d, low, high)
-    return parts
+    moves = [abs(step) if size > 1 else 0 for step, size in zip(steps, copy.sizes, strict=True)]
+    axis = moves.index(max(moves))
+    touching, inside = _values(steps[axis], copy.sizes[axis], first, last, low, high)
+    cuts = [(a, a + 1) for a in range(touching.start, inside.start)]
+    cuts += [(inside.start, inside.stop)] if inside else []
+    cuts += [(a, a + 1) for a in range(inside.stop, touching.stop)]
+    parts = (_clamp(copy.cut(axis, start, stop), d, low, high) for start, stop in cuts)
+    return list(chain.from_iterable(parts))
 
 
-@dataclass(frozen=True, slots=True)
-class _LongestAxis:
-    """The loop axis of a copy that moves furthest along a target dimension.
+def _values(
+    step: int, size: int, first: int, last: int, low: int, high: int
+) -> tuple[range, range]:
+    """The values of an axis that write into ``[low, high)``, and those that write nowhere else.
 
-    Value ``a`` of it writes to indices from ``first + step * a`` to ``first + step * a + others``.
+    All axes together write from ``first`` to ``last``, which meets the range. Where no value keeps
+    inside, the second is empty and ends the first. An axis that goes backwards is clamped value by
+    value.
     """
-
-    axis: int
-    step: int
-    size: int
-    first: int
-    others: int
-    """How far the other axes reach."""
-
-    @classmethod
-    def of(cls, copy: StridedCopy, d: int, first: int, last: int) -> _LongestAxis:
-        """The longest axis along dimension d of a copy that writes from ``first`` to ``last``."""
-        steps = [
-            abs(row[d]) if size > 1 else 0
-            for size, row in zip(copy.sizes, copy.target_strides, strict=True)
-        ]
-        axis = steps.index(max(steps))
-        step, size = copy.target_strides[axis][d], copy.sizes[axis]
-        return cls(axis, step, size, first, last - first - abs(step) * (size - 1))
-
-    def touching(self, low: int, high: int) -> range:
-        """The values that write into ``[low, high)``; of an axis that goes backwards all of them.
-
-        A copy clamps such an axis value by value.
-        """
-        if self.step < 0:
-            return range(self.size)
-        start = -((self.first + self.others - low) // self.step)
-        stop = (high - 1 - self.first) // self.step + 1
-        return range(max(0, start), min(self.size, stop))
-
-    def inside(self, low: int, high: int) -> range:
-        """The values that write nowhere else; an empty range at the end of `touching` for none."""
-        touching = self.touching(low, high)
-        if self.step > 0:
-            start = max(touching.start, -((self.first - low) // self.step))
-            stop = min(touching.stop, (high - 1 - self.first - self.others) // self.step + 1)
-            if start < stop:
-                return range(start, stop)
-        return range(touching.stop, touching.stop)
+    if step < 0:
+        return range(size), range(size, size)
+    # Value a writes to indices from first + step * a on, as far as the other axes reach.
+    others = last - first - step * (size - 1)
+    begin = max(0, -((first + others - low) // step))
+    end = min(size, (high - 1 - first) // step + 1)
+    start = max(begin, -((first - low) // step))
+    stop = min(end, (high - 1 - first - others) // step + 1)
+    return range(begin, end), range(start, stop) if start < stop else range(end, end)

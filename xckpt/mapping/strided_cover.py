@@ -1,13 +1,13 @@
-"""Exact cover by strided pieces: does each element of a tensor belong to exactly one of them?
+"""Exact cover by strided copies: is each element of a tensor written by exactly one of them?
 
-A piece is one side of a strided copy. Its axes move along one dimension each, so it is a product of
-index sets, one for each dimension. The proof goes dimension by dimension:
+A copy's axes move along one dimension each, so it writes a product of index sets, one for each
+dimension. Two kinds of axes are taken apart, value by value: one that moves along several
+dimensions, and one that moves nowhere, which writes every element again.
 
-1. A dimension is cut into classes: indices that the same pieces hold. Where all sets are intervals
-   the cuts are their ends; else membership is counted index by index.
-2. An index that a piece has twice is an overlap, one that no piece has a gap.
-3. Each class goes on to the next dimension with the pieces that hold it. Where one piece is left
-   that has all of the other dimensions, there is nothing more to prove.
+1. In each dimension, the indices that the same sets hold are one class, so a set is a few runs of
+   classes. Where all sets are intervals the classes are what lies between their ends.
+2. With classes for indices a product is a few boxes, and `cover_fault` proves that they cover the
+   tensor. Its witness is a box of classes; the first indices of those are the answer.
 
 It knows nothing of the operations that made the copies.
 """
@@ -15,226 +15,136 @@ It knows nothing of the operations that made the copies.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from itertools import chain, groupby, pairwise, product
+from operator import itemgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box
-from xckpt.mapping.strided_copy import Ints
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.cover import CoverFault, cover_fault
+from xckpt.mapping.strided_copy import Ints, StridedCopy
 
-Axes = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StridedPiece:
-    """Index ``offsets + a @ strides`` for every ``a`` in ``[0, sizes)``."""
-
-    sizes: Ints
-    offsets: Ints
-    strides: tuple[Ints, ...]
+IndexSet = tuple[int, tuple[tuple[int, int], ...]]
+"""First index, and the (step, size) of the axes that move from it, ascending."""
+Run = tuple[int, int]
+"""First index and length."""
 
 
-@dataclass(frozen=True, slots=True)
-class PieceFault:
-    """One box of elements that no piece holds, that two hold, or that lies outside."""
+def copies_fault(shape: Ints, copies: Sequence[StridedCopy]) -> CoverFault | None:
+    """A witness that the copies do not write every element exactly once; None if they do.
 
-    kind: Literal["gap", "overlap", "outside"]
-    box: Box
-    holders: Ints
-    """Ordinals of pieces that hold the box: none, two (equal ones, if one holds it twice), or one
-    that reaches outside."""
-
-
-def piece_fault(shape: Ints, pieces: Sequence[StridedPiece]) -> PieceFault | None:
-    """A witness that the pieces do not hold every element exactly once; None if they do.
+    Holders are ordinals of copies; the same one twice, if it writes an element twice.
 
     Example:
-        >>> even, odd = StridedPiece((3,), (0,), ((2,),)), StridedPiece((3,), (1,), ((2,),))
-        >>> piece_fault((6,), [even, odd]) is None
+        >>> def every(step, start, count):
+        ...     return StridedCopy("", "t", (count,), (), ((),), (start,), ((step,),))
+        >>> even, odd = every(2, 0, 3), every(2, 1, 3)
+        >>> copies_fault((6,), [even, odd]) is None
         True
-        >>> piece_fault((6,), [even])
-        PieceFault(kind='gap', box=Box(offsets=(1,), sizes=(1,)), holders=())
-        >>> piece_fault((6,), [even, odd, StridedPiece((2,), (3,), ((1,),))])
-        PieceFault(kind='overlap', box=Box(offsets=(3,), sizes=(1,)), holders=(1, 2))
+        >>> copies_fault((6,), [even])
+        CoverFault(kind='gap', box=Box(offsets=(1,), sizes=(1,)), holders=())
+        >>> copies_fault((6,), [even, odd, every(1, 3, 2)])
+        CoverFault(kind='overlap', box=Box(offsets=(3,), sizes=(1,)), holders=(1, 2))
     """
-    if 0 in shape:
+    whole = Box.whole(shape)
+    if 0 in shape or (len(copies) == 1 and _is_whole(whole, copies[0])):
         return None
-    if len(pieces) == 1 and _is_whole(shape, pieces[0]):
+    if not copies:
+        return CoverFault("gap", whole, ())
+    for number, copy in enumerate(copies):
+        if not whole.holds(copy.target_box):
+            return CoverFault("outside", copy.target_box, (number,))
+    products = [(n, sets) for n, copy in enumerate(copies) for sets in _products(copy)]
+    dimensions = [_classes(size, [sets[d] for _, sets in products]) for d, size in enumerate(shape)]
+    pieces = [
+        (number, runs)
+        for number, sets in products
+        for runs in product(*(of[each] for (_, of), each in zip(dimensions, sets, strict=True)))
+    ]
+    boxes = Boxes.of([_sides(runs) for _, runs in pieces])
+    fault = cover_fault([len(classes) for classes, _ in dimensions], boxes)
+    if fault is None:
         return None
-    products = [product for i, piece in enumerate(pieces) for product in _products(i, piece)]
-    for product in products:
-        fault = _outside(shape, product)
-        if fault is not None:
-            return fault
-        if product.repeats:
-            element = Box(product.offsets, (1,) * len(product.offsets))
-            return PieceFault("overlap", element, (product.holder,) * 2)
-    return _fault_from(shape, 0, products, ())
+    firsts = [classes[i] for (classes, _), i in zip(dimensions, fault.box.offsets, strict=True)]
+    return CoverFault(fault.kind, Box(*_sides(firsts)), tuple(pieces[i][0] for i in fault.holders))
 
 
-def _is_whole(shape: Ints, piece: StridedPiece) -> bool:
-    """Whether one piece is all of the shape, each of its axes a dimension; the usual case."""
-    rank = len(shape)
-    if any(piece.offsets) or len(piece.sizes) > rank:
-        return False
-    seen = [1] * rank
-    for size, row in zip(piece.sizes, piece.strides, strict=True):
-        if sum(row) != 1 or min(row) < 0:
-            return False
-        seen[row.index(1)] *= size
-    return tuple(seen) == shape and len(piece.sizes) == sum(n > 1 for n in shape)
+def _sides(runs: Sequence[Run]) -> tuple[Ints, Ints]:
+    """Offsets and sizes of the box that has a run in each dimension."""
+    return tuple(low for low, _ in runs), tuple(size for _, size in runs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Product:
-    """A piece as one set of indices for each dimension."""
-
-    holder: int
-    offsets: Ints
-    axes: tuple[Axes, ...]
-    """For each dimension the strides and sizes of the axes that move along it, ascending."""
-    repeats: bool
-    """Whether an axis moves nowhere, so that every element comes again."""
+def _is_whole(whole: Box, copy: StridedCopy) -> bool:
+    """Whether each axis of a copy steps through a dimension of its own; the usual case."""
+    steps_by_one = all(sum(row) == 1 and min(row) >= 0 for row in copy.target_strides)
+    return steps_by_one and copy.elements == whole.elements and copy.target_box == whole
 
 
-def _products(holder: int, piece: StridedPiece) -> Iterator[_Product]:
-    """A piece as a product; several where an axis moves along two dimensions at once."""
-    axes: list[list[tuple[int, int]]] = [[] for _ in piece.offsets]
-    repeats = False
-    for k, (size, row) in enumerate(zip(piece.sizes, piece.strides, strict=True)):
-        if size == 1:
-            continue
+def _products(copy: StridedCopy) -> Iterator[tuple[IndexSet, ...]]:
+    """What a copy writes, as products of a set for each dimension."""
+    axes: list[list[tuple[int, int]]] = [[] for _ in copy.target_offsets]
+    for axis, (size, row) in enumerate(zip(copy.sizes, copy.target_strides, strict=True)):
         moving = [d for d, step in enumerate(row) if step]
-        if len(moving) > 1:
-            rest = StridedPiece(
-                (*piece.sizes[:k], *piece.sizes[k + 1 :]),
-                piece.offsets,
-                (*piece.strides[:k], *piece.strides[k + 1 :]),
-            )
-            for a in range(size):
-                moved = tuple(o + a * s for o, s in zip(piece.offsets, row, strict=True))
-                yield from _products(holder, StridedPiece(rest.sizes, moved, rest.strides))
+        if size > 1 and len(moving) != 1:
+            for value in range(size if moving else 2):
+                yield from _products(copy.cut(axis, value, value + 1))
             return
-        if moving:
+        if size > 1:
             axes[moving[0]].append((row[moving[0]], size))
-        else:
-            repeats = True
-    yield _Product(holder, piece.offsets, tuple(tuple(sorted(each)) for each in axes), repeats)
-
-
-def _ends(offset: int, axes: Axes) -> tuple[int, int]:
-    """First and last index of a set."""
-    low = offset + sum(step * (size - 1) for step, size in axes if step < 0)
-    return low, offset + sum(step * (size - 1) for step, size in axes if step > 0)
-
-
-def _outside(shape: Ints, product: _Product) -> PieceFault | None:
-    ends = [_ends(o, axes) for o, axes in zip(product.offsets, product.axes, strict=True)]
-    if all(low >= 0 and high < n for (low, high), n in zip(ends, shape, strict=True)):
-        return None
-    offsets = tuple(low for low, _ in ends)
-    sizes = tuple(high - low + 1 for low, high in ends)
-    return PieceFault("outside", Box(offsets, sizes), (product.holder,))
-
-
-def _is_interval(axes: Axes) -> bool:
-    """Whether a set has every index between its ends once."""
-    length = 1
-    for step, size in axes:
-        if step != length:
-            return False
-        length *= size
-    return True
-
-
-def _fault_from(
-    shape: Ints, d: int, products: list[_Product], found: tuple[tuple[int, int], ...]
-) -> PieceFault | None:
-    """The fault in dimensions d and on, among products that hold all of the box found so far."""
-    if d == len(shape):
-        if len(products) == 1:
-            return None
-        holders = tuple(product.holder for product in products[:2])
-        return _fault("overlap" if holders else "gap", shape, found, holders)
-    if not products:
-        return _fault("gap", shape, found, ())
-    if len(products) == 1 and _is_all(products[0], shape, d):
-        return None
-    for low, size, members, twice in _classes(shape[d], d, products):
-        here = (*found, (low, size))
-        if twice is not None:
-            at = tuple((o, 1) for o in products[twice].offsets[d + 1 :])
-            holder = products[twice].holder
-            return _fault("overlap", shape, (*here, *at), (holder, holder))
-        fault = _fault_from(shape, d + 1, [products[i] for i in members], here)
-        if fault is not None:
-            return fault
-    return None
-
-
-def _is_all(product: _Product, shape: Ints, d: int) -> bool:
-    """Whether a product holds everything in dimensions d and on, once."""
-    return all(
-        _is_interval(axes) and _ends(offset, axes) == (0, size - 1)
-        for offset, axes, size in zip(product.offsets[d:], product.axes[d:], shape[d:], strict=True)
+    yield tuple(
+        (offset, tuple(sorted(each)))
+        for offset, each in zip(copy.target_offsets, axes, strict=True)
     )
 
 
-def _fault(
-    kind: Literal["gap", "overlap"], shape: Ints, found: tuple[tuple[int, int], ...], holders: Ints
-) -> PieceFault:
-    """A fault in the box found, and in all of the dimensions after it."""
-    ranges = (*found, *((0, size) for size in shape[len(found) :]))
-    box = Box(tuple(low for low, _ in ranges), tuple(size for _, size in ranges))
-    return PieceFault(kind, box, holders)
+def _classes(size: int, sets: Sequence[IndexSet]) -> tuple[list[Run], dict[IndexSet, list[Run]]]:
+    """The classes of a dimension's indices.
 
-
-Class = tuple[int, int, list[int], int | None]
-"""First run of a class of indices (start, length), the products that hold it, and one of them that
-holds it more than once."""
-
-
-def _classes(size: int, d: int, products: list[_Product]) -> Iterator[Class]:
-    """The classes of a dimension's indices."""
-    sets: dict[tuple[int, Axes], list[int]] = {}
-    for i, product in enumerate(products):
-        sets.setdefault((product.offsets[d], product.axes[d]), []).append(i)
-    if all(_is_interval(axes) for _, axes in sets):
-        yield from _interval_classes(size, sets)
-        return
-    counts = np.stack([_counts(size, offset, axes) for offset, axes in sets])
+    Returns:
+        The first indices of each class, and for each set its runs of classes. A run of indices that
+        the set has twice is there twice.
+    """
+    lengths = {each: _interval(each) for each in sets}
+    if None not in lengths.values():
+        ends = {each: (each[0], each[0] + (length or 0)) for each, length in lengths.items()}
+        cuts = sorted({0, size, *chain.from_iterable(ends.values())})
+        place = {cut: number for number, cut in enumerate(cuts)}
+        runs = {each: [(place[a], place[b] - place[a])] for each, (a, b) in ends.items()}
+        return [(a, b - a) for a, b in pairwise(cuts)], runs
+    counts = np.stack([_counts(size, each) for each in lengths])
     _, firsts = np.unique(counts, axis=1, return_index=True)
-    members = list(sets.values())
-    for first in sorted(firsts.tolist()):
-        column = counts[:, first]
-        differs = np.flatnonzero((counts[:, first:] != column[:, None]).any(axis=0))
-        length = int(differs[0]) if len(differs) else size - first
-        held = np.flatnonzero(column)
-        twice = next((members[i][0] for i in held if column[i] > 1), None)
-        yield first, length, sorted(m for i in held for m in members[i]), twice
+    firsts.sort()
+    cuts = np.flatnonzero((counts[:, 1:] != counts[:, :-1]).any(axis=0)) + 1
+    ends = np.append(cuts, size)[np.searchsorted(cuts, firsts, side="right")]
+    runs = map(_runs, counts[:, firsts].tolist())
+    classes = zip(firsts.tolist(), (ends - firsts).tolist(), strict=True)
+    return list(classes), dict(zip(lengths, runs, strict=True))
 
 
-def _counts(size: int, offset: int, axes: Axes) -> np.ndarray:
-    """How often a set has each index."""
+def _interval(indices: IndexSet) -> int | None:
+    """The length of a set that has every index between its ends once; None of any other."""
+    length = 1
+    for step, size in indices[1]:
+        if step != length:
+            return None
+        length *= size
+    return length
+
+
+def _counts(size: int, indices: IndexSet) -> NDArray[np.int32]:
+    """How often a set has each index of a dimension."""
+    offset, axes = indices
     index = np.array([offset])
     for step, length in axes:
         index = np.add.outer(index, step * np.arange(length)).ravel()
     return np.bincount(index, minlength=size).astype(np.int32)
 
 
-def _interval_classes(size: int, sets: dict[tuple[int, Axes], list[int]]) -> Iterator[Class]:
-    """`_classes`, where all sets are intervals: a sweep over their ends."""
-    starts: dict[int, list[int]] = {0: [], size: []}
-    stops: dict[int, list[int]] = {}
-    for (offset, axes), members in sets.items():
-        low, high = _ends(offset, axes)
-        starts.setdefault(low, []).extend(members)
-        stops.setdefault(high + 1, []).extend(members)
-    open_: set[int] = set()
-    cuts = sorted({*starts, *stops})
-    for cut, following in pairwise(cuts):
-        open_.difference_update(stops.get(cut, ()))
-        open_.update(starts.get(cut, ()))
-        yield cut, following - cut, sorted(open_), None
+def _runs(counts: list[int]) -> list[Run]:
+    """The runs of classes that a set has, from how often it has each class."""
+    runs: list[Run] = []
+    for count, group in groupby(enumerate(counts), key=itemgetter(1)):
+        classes = [number for number, _ in group]
+        runs += [(classes[0], len(classes))] * count
+    return runs

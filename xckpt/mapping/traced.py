@@ -73,11 +73,7 @@ def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Tra
 def transposed(tensor: Traced, axes: Sequence[int]) -> Traced:
     """The tensor with its dimensions in another order, as `numpy.transpose` has it."""
     copies = tuple(
-        copy.with_target(
-            tuple(copy.target_offsets[d] for d in axes),
-            tuple(tuple(row[d] for d in axes) for row in copy.target_strides),
-        )
-        for copy in tensor.copies
+        copy.with_target(lambda index: tuple(index[d] for d in axes)) for copy in tensor.copies
     )
     return Traced(tuple(tensor.shape[d] for d in axes), tensor.dtype, copies)
 
@@ -113,18 +109,13 @@ def computed(tensor: Traced, step: Arithmetic) -> Traced:
 def aliased(tensor: Traced) -> Traced:
     """The tensor under one more name."""
     copies = tuple(replace(copy, alias=True) for copy in tensor.copies)
-    return Traced(tensor.shape, tensor.dtype, copies)
+    return replace(tensor, copies=copies)
 
 
 def _shifted(copies: Iterable[StridedCopy], axis: int, by: int) -> Iterator[StridedCopy]:
     for copy in copies:
-        if by:
-            at = copy.target_offsets
-            yield copy.with_target(
-                (*at[:axis], at[axis] + by, *at[axis + 1 :]), copy.target_strides
-            )
-        else:
-            yield copy
+        at = copy.target_offsets
+        yield replace(copy, target_offsets=(*at[:axis], at[axis] + by, *at[axis + 1 :]))
 
 
 def reshaped(tensor: Traced, shape: Ints) -> Traced:
@@ -176,20 +167,12 @@ def _merged(copy: StridedCopy, start: int, sizes: Ints) -> StridedCopy:
         along = sum(i * w for i, w in zip(index[start:stop], weights, strict=True))
         return (*index[:start], along, *index[stop:])
 
-    return copy.with_target(
-        flat(copy.target_offsets), tuple(flat(row) for row in copy.target_strides)
-    )
+    return copy.with_target(flat)
 
 
 def _without(copy: StridedCopy, dimension: int) -> StridedCopy:
     """A copy without a target dimension of size 1."""
-
-    def rest(index: Ints) -> Ints:
-        return (*index[:dimension], *index[dimension + 1 :])
-
-    return copy.with_target(
-        rest(copy.target_offsets), tuple(rest(row) for row in copy.target_strides)
-    )
+    return copy.with_target(lambda index: (*index[:dimension], *index[dimension + 1 :]))
 
 
 def _divided(copy: StridedCopy, d: int, by: int) -> Iterator[StridedCopy]:
@@ -258,4 +241,4 @@ def _quotient_and_remainder(copy: StridedCopy, d: int, by: int) -> StridedCopy:
         pair(row) if size > 1 else (0,) * (len(row) + 1)
         for size, row in zip(copy.sizes, copy.target_strides, strict=True)
     )
-    return copy.with_target(pair(copy.target_offsets), tuple(rows))
+    return replace(copy, target_offsets=pair(copy.target_offsets), target_strides=tuple(rows))

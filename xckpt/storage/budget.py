@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from xckpt.options import Progress, default_threads, processors
 
@@ -49,10 +48,9 @@ class Pool:
 
     def reserve(self, size: int) -> None:
         """Wait until ``size`` bytes fit the budget, and take them."""
-        size = min(size, self.budget)
         with self._freed:
-            self._freed.wait_for(lambda: self._used + size <= self.budget or self.failed)
-            self._used += size
+            self._freed.wait_for(lambda: self.has_room(size))
+            self._used += min(size, self.budget)
 
     def has_room(self, size: int) -> bool:
         """Whether `reserve` would not wait."""
@@ -87,12 +85,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._failure is None:
             self._failure = error
         self._executor.shutdown(wait=True)

@@ -23,23 +23,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.plan.host_reads import SharedReads
+from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import StorageError
-
-_HELLO = struct.Struct("<q")
-_SEGMENT = struct.Struct("<qq")
-_READY = struct.Struct("<qq")
-_TAKEN = struct.Struct("<q")
+from xckpt.storage.location import storage_errors
 
 _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
 
 _ALIGNMENT = 64
 """Bytes; what every dtype and every vector instruction is content with."""
+
+_LOST = "another rank of this host was lost"
 
 Bytes = NDArray[np.uint8]
 
@@ -58,19 +58,25 @@ class Exchange:
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="xckpt-")
         self.address = os.path.join(self._folder, "socket")
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sockets: list[socket.socket] = []
+        self._listener = self._socket()
         self._listener.bind(self.address)
         self._listener.listen(1024)
-        self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._takers: dict[int, tuple[socket.socket, threading.Lock]] = {}
-        self._changed = threading.Condition()
-        self._free: list[int] = []
-        self._left: dict[int, int] = {}
-        self._slots: Sequence[Bytes] = ()
-        self._closed = False
+        self._slots: Bytes = np.empty((0, 0), np.uint8)
+        """The shared memory, a slot a row."""
+        self._free: SimpleQueue[int] = SimpleQueue()
+        """Numbers of the slots that hold nothing; after a failure any number."""
+        self._users: dict[int, Countdown] = {}
+        """Number of a slot -> how many still need what it holds."""
         self._failure: BaseException | None = None
         self._on_failure: Callable[[BaseException], None] = lambda error: None
+
+    def _socket(self) -> socket.socket:
+        """A socket that `close` closes."""
+        self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        return self._sockets[-1]
 
     def start(
         self,
@@ -91,28 +97,29 @@ class Exchange:
             on_failure: called when a peer is lost.
         """
         self._on_failure = on_failure
-        for address, count in share.sources:
-            self._thread(self._take_from, address, count, share.rank, take)
+        for address, chunks in share.sources.items():
+            self._thread(self._take_from, self._socket(), address, len(chunks), share.rank, take)
         if share.publish:
             slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
             count = max(1, min(budget // slot_bytes, len(share.publish)))
             descriptor = _anonymous_file(count * slot_bytes)
             try:
-                self._slots = _slots(descriptor, count, slot_bytes)
-                self._free = list(range(count))
-                self._meet(share, descriptor, count, slot_bytes)
+                self._slots = _mapped(descriptor, count, slot_bytes)
+                for number in range(count):
+                    self._free.put(number)
+                self._meet(share, descriptor)
             finally:
                 os.close(descriptor)
 
-    def _meet(self, share: SharedReads, descriptor: int, count: int, slot_bytes: int) -> None:
+    def _meet(self, share: SharedReads, descriptor: int) -> None:
         """Accept every taker and pass it the segment.
 
         A taker that failed before it came here never connects, so while waiting its own listener
         is called: it answers as long as the process is in the load. Such a call says no rank.
         """
-        counts = share.takers
+        missing = share.takers
         self._listener.settimeout(_PATIENCE)
-        while missing := counts.keys() - self._takers.keys():
+        while missing:
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
@@ -121,14 +128,12 @@ class Exchange:
                 continue
             connection.settimeout(None)
             self._sockets.append(connection)
-            with contextlib.suppress(EOFError):
-                (rank,) = _HELLO.unpack(_receive(connection, _HELLO.size))
-                try:
-                    socket.send_fds(connection, [_SEGMENT.pack(count, slot_bytes)], [descriptor])
-                except OSError as error:
-                    raise _lost(error) from error
+            # A peer that is gone again will be missed.
+            with contextlib.suppress(StorageError):
+                (rank,) = _receive(connection, 1)
+                _send_slots(connection, descriptor, self._slots)
                 self._takers[rank] = (connection, threading.Lock())
-                self._thread(self._await_answers, connection, counts[rank])
+                self._thread(self._await_answers, connection, missing.pop(rank))
 
     def slot(self, size: int) -> tuple[int, Bytes]:
         """A free slot's number and its first ``size`` bytes; waits until there is one.
@@ -136,31 +141,24 @@ class Exchange:
         Raises:
             StorageError: a peer was lost; or whatever this rank itself has failed with.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._failure)
-            self._raise()
-            number = self._free.pop()
-        return number, self._slots[number][:size]
+        number = self._free.get()
+        if self._failure is not None:
+            self._free.put(number)  # for the next who waits
+            raise self._failure
+        return number, self._slots[number, :size]
 
     def publish(self, chunk: int, slot: int, takers: Sequence[int]) -> None:
         """Tell the takers that ``chunk`` is in ``slot``; the publisher lets go of it separately."""
-        with self._changed:
-            self._left[slot] = len(takers) + 1
+        self._users[slot] = Countdown(len(takers) + 1)
         for taker in takers:
             connection, lock = self._takers[taker]
-            try:
-                with lock:
-                    connection.sendall(_READY.pack(chunk, slot))
-            except OSError as error:
-                raise _lost(error) from error
+            with lock:
+                _send(connection, chunk, slot)
 
     def let_go(self, slot: int) -> None:
-        """One who needed the slot does so no longer; after the last one it is free."""
-        with self._changed:
-            self._left[slot] -= 1
-            if self._left[slot] == 0:
-                self._free.append(slot)
-                self._changed.notify_all()
+        """One user fewer needs what is in the slot; after the last one it is free."""
+        if self._users[slot].land(1) == 0:
+            self._free.put(slot)
 
     def finish(self) -> None:
         """Wait until everything expected was taken, here and by the others.
@@ -170,56 +168,48 @@ class Exchange:
         """
         for thread in self._threads:
             thread.join()
-        self._raise()
+        if self._failure is not None:
+            raise self._failure
 
     def fail(self, error: BaseException) -> None:
         """Stop waiting: this rank has failed, and slots that it holds will not be free again."""
         # First, since those who wait here complain as well once they wake, and know less.
         self._on_failure(error)
-        with self._changed:
-            self._failure = self._failure or error
-            self._changed.notify_all()
+        self._failure = self._failure or error
+        self._free.put(0)
 
     def close(self) -> None:
         """Close every socket, so that no peer waits for this rank, and end what still delivers."""
-        with self._changed:
-            self._closed = True
-        for connection in (*self._sockets, self._listener):
+        for each in self._sockets:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-            connection.close()
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
         for thread in self._threads:
             thread.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _raise(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
     def _take_from(
-        self, address: str, count: int, rank: int, take: Callable[[int, Bytes], None]
+        self,
+        connection: socket.socket,
+        address: str,
+        count: int,
+        rank: int,
+        take: Callable[[int, Bytes], None],
     ) -> None:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._changed:
-            if self._closed:  # before this thread came to run
-                connection.close()
-                return
-            self._sockets.append(connection)
-        connection.connect(address)
-        connection.sendall(_HELLO.pack(rank))
+        """Take ``count`` chunks from the rank that listens at an address."""
+        with storage_errors(_LOST):
+            connection.connect(address)
+        _send(connection, rank)
         slots = _receive_slots(connection)
         for _ in range(count):
-            chunk, slot = _READY.unpack(_receive(connection, _READY.size))
-            try:
-                take(chunk, slots[slot])
-            except BaseException as error:
-                self.fail(error)
-                raise
-            connection.sendall(_TAKEN.pack(slot))
+            chunk, slot = _receive(connection, 2)
+            take(chunk, slots[slot])
+            _send(connection, slot)
 
     def _await_answers(self, connection: socket.socket, count: int) -> None:
+        """Free the slots whose content a taker has taken."""
         for _ in range(count):
-            (slot,) = _TAKEN.unpack(_receive(connection, _TAKEN.size))
+            (slot,) = _receive(connection, 1)
             self.let_go(slot)
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:
@@ -227,15 +217,11 @@ class Exchange:
             try:
                 target(*arguments)
             except BaseException as error:
-                self.fail(_lost(error))
+                self.fail(error)
 
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def _lost(error: BaseException) -> StorageError:
-    return StorageError(f"another rank of this host was lost: {error!r}")
 
 
 def _call(address: str, rank: int) -> None:
@@ -251,6 +237,44 @@ def _call(address: str, rank: int) -> None:
         raise StorageError(f"rank {rank} of this host failed before it began to read") from error
 
 
+def _send(connection: socket.socket, *numbers: int) -> None:
+    with storage_errors(_LOST):
+        connection.sendall(struct.pack(f"<{len(numbers)}q", *numbers))
+
+
+def _receive(connection: socket.socket, count: int) -> tuple[int, ...]:
+    with storage_errors(_LOST):
+        message = connection.recv(8 * count, socket.MSG_WAITALL)
+    return _numbers(message, count)
+
+
+def _numbers(message: bytes, count: int) -> tuple[int, ...]:
+    if len(message) != 8 * count:
+        raise StorageError(f"{_LOST}: it closed its socket")
+    return struct.unpack(f"<{count}q", message)
+
+
+def _send_slots(connection: socket.socket, descriptor: int, slots: Bytes) -> None:
+    with storage_errors(_LOST):
+        socket.send_fds(connection, [struct.pack("<2q", *slots.shape)], [descriptor])
+
+
+def _receive_slots(connection: socket.socket) -> Bytes:
+    with storage_errors(_LOST):
+        shape, descriptors, _, _ = socket.recv_fds(connection, 16, 1)
+    try:
+        return _mapped(*descriptors, *_numbers(shape, 2))
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _mapped(descriptor: int, count: int, slot_bytes: int) -> Bytes:
+    """Shared memory, (count, slot_bytes)."""
+    mapped = mmap.mmap(descriptor, count * slot_bytes)
+    return np.frombuffer(mapped, np.uint8).reshape(count, slot_bytes)
+
+
 def _anonymous_file(size: int) -> int:
     """A descriptor of memory without a name; the kernel frees it with its last user."""
     if hasattr(os, "memfd_create"):
@@ -258,31 +282,5 @@ def _anonymous_file(size: int) -> int:
     else:
         with tempfile.TemporaryFile() as file:
             descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, max(size, 1))
+    os.ftruncate(descriptor, size)
     return descriptor
-
-
-def _slots(descriptor: int, count: int, slot_bytes: int) -> list[Bytes]:
-    mapped = mmap.mmap(descriptor, max(count * slot_bytes, 1))
-    whole = np.frombuffer(mapped, np.uint8)
-    return [whole[n * slot_bytes : (n + 1) * slot_bytes] for n in range(count)]
-
-
-def _receive_slots(connection: socket.socket) -> list[Bytes]:
-    header, descriptors, _, _ = socket.recv_fds(connection, _SEGMENT.size, 1)
-    if len(header) != _SEGMENT.size or not descriptors:
-        raise EOFError("the peer closed its socket")
-    try:
-        return _slots(descriptors[0], *_SEGMENT.unpack(header))
-    finally:
-        os.close(descriptors[0])
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    parts = b""
-    while len(parts) < size:
-        part = connection.recv(size - len(parts))
-        if not part:
-            raise EOFError("the peer closed its socket")
-        parts += part
-    return parts

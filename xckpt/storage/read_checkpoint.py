@@ -26,8 +26,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.requests import ChunkRequests
-from xckpt.storage.chunks.window import read_box
+from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import MANIFEST, Location, file_problem, open_store, storage_errors

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.plan.host_reads import Publication, SharedReads
+from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.wanted import Countdown
@@ -28,8 +28,7 @@ from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.requests import ChunkRequests
-from xckpt.storage.chunks.window import ChunkWindow
+from xckpt.storage.chunks.window import ChunkRequests, ChunkWindow
 from xckpt.storage.host_exchange import Exchange
 from xckpt.storage.location import storage_errors
 
@@ -38,7 +37,7 @@ def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests
     """The chunks that items read; destination ``n`` is that of item ``n``."""
     requests = ChunkRequests()
     for item in items:
-        array = source.array(item.storage_index.fqn, item.storage_index.index or 0)
+        array = source.array(item.storage_index.fqn, item.storage_index.index)
         requests.add(array, Box(item.storage_offsets, item.lengths))
     return requests
 
@@ -49,9 +48,9 @@ class _Destination:
 
     item: ReadItem
     dtype: str
-    """The stored element type."""
+    """The element type of what is read."""
     missing: Countdown
-    """How many parts are still to land."""
+    """How many parts, or elements, are still to land."""
     resolved: object = None
     """What the planner gave for it."""
     memory: NDArray[np.generic] | None = None
@@ -60,28 +59,25 @@ class _Destination:
 
 
 class PlannedDestinations:
-    """Destinations that a planner resolves, and that are committed with their last part.
+    """Destinations that a planner resolves, and that are committed when all of each has landed.
 
-    Args:
-        planner: resolves and commits.
-        items: the read items; destination ``n`` is that of item ``n``.
-        dtypes: the stored element type of each.
-        parts: how many parts each gets.
+    They are numbered as they are added. Calls of the other methods from several threads are fine.
     """
 
-    def __init__(
-        self,
-        planner: LoadPlanner,
-        items: Sequence[ReadItem],
-        dtypes: Sequence[str],
-        parts: Sequence[int],
-    ) -> None:
+    def __init__(self, planner: LoadPlanner) -> None:
         self._planner = planner
-        self._all = [
-            _Destination(item, dtype, Countdown(count))
-            for item, dtype, count in zip(items, dtypes, parts, strict=True)
-        ]
+        self._all: list[_Destination] = []
         self._lock = threading.Lock()
+
+    def add(self, item: ReadItem, dtype: str, missing: int) -> None:
+        """Add an item's destination.
+
+        Args:
+            item: the read item.
+            dtype: the element type of what is read.
+            missing: how much is to come, in the unit that `landed` counts.
+        """
+        self._all.append(_Destination(item, dtype, Countdown(missing)))
 
     def memory(self, number: int) -> NDArray[np.generic]:
         """An item's destination as host memory, resolved once.
@@ -101,10 +97,10 @@ class PlannedDestinations:
         """Whether a resolved destination is memory that is copied to where it goes in the end."""
         return self._all[number].copied
 
-    def landed(self, number: int) -> bool:
-        """Count a part; with the last one the item is committed."""
+    def landed(self, number: int, count: int = 1) -> bool:
+        """Count what has come; with the last of it the item is committed, and this is True."""
         destination = self._all[number]
-        if destination.missing.land(1):
+        if destination.missing.land(count):
             return False
         memory, resolved = destination.memory, destination.resolved
         assert memory is not None
@@ -140,7 +136,7 @@ class _SharedChunks:
 
     def start(self, share: SharedReads, budget: int) -> None:
         """Begin to publish and to take, in threads."""
-        sizes = [self.requests[publication.chunk].nbytes for publication in share.publish]
+        sizes = [self.requests[number].nbytes for number in share.publish]
         with storage_errors(self.source.home):
             self.exchange.start(
                 share,
@@ -149,17 +145,17 @@ class _SharedChunks:
                 take=self.take,
                 on_failure=self.window.pool.fail,
             )
-        for publication in share.publish:
-            self.window.pool.submit(partial(self.publish, publication))
+        for number, takers in share.publish.items():
+            self.window.pool.submit(partial(self.publish, number, takers))
 
-    def publish(self, publication: Publication) -> None:
+    def publish(self, number: int, takers: Sequence[int]) -> None:
         """Read a chunk into shared memory, for this rank and for others."""
-        request = self.requests[publication.chunk]
+        request = self.requests[number]
         slot, memory = self.exchange.slot(request.nbytes)
         data = memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
         try:
             self.source.read(request.chunk, data)
-            self.exchange.publish(publication.chunk, slot, publication.takers)
+            self.exchange.publish(number, slot, takers)
             self.window.deliver(request, data)
             self.window.landed(request)
         except BaseException as error:
@@ -193,15 +189,16 @@ def read_items(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or another rank of this host was lost.
     """
-    dtypes = [
-        source.array(item.storage_index.fqn, item.storage_index.index or 0).dtype for item in items
-    ]
-    destinations = PlannedDestinations(planner, items, dtypes, requests.parts)
+    destinations = PlannedDestinations(planner)
+    for item, parts in zip(items, requests.parts, strict=True):
+        array = source.array(item.storage_index.fqn, item.storage_index.index)
+        destinations.add(item, array.dtype, parts)
     total = sum(request.nbytes for request in requests.values())
-    elsewhere = {publication.chunk for publication in share.publish}.union(share.taken)
+    elsewhere = set(share.publish).union(*share.sources.values())
     with ChunkWindow(
         source,
-        destinations,
+        destinations.memory,
+        destinations.landed,
         threads=options.threads,
         budget=options.memory_bytes,
         progress=ProgressCounter(total, options.progress),

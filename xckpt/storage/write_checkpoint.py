@@ -123,7 +123,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             leaf: Boxes.of([(piece.offset, piece.shape) for piece in arrays])
             for leaf, arrays in pieces.items()
         }
-        orders = WriteOrders(where.driver, where.path, where.bucket, self.codecs, regular)
+        orders = WriteOrders(where, self.codecs, regular)
 
         def orders_of(plan: SavePlan) -> WriteOrders:
             if not pieces:

@@ -48,18 +48,12 @@ _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageG
 class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     """What the coordinator sends to a rank: where to write, and the arrays of its leaves."""
 
-    driver: str
-    path: str
-    bucket: str
+    location: Location
+    """Where the root group is staged."""
     codecs: tuple[str, ...]
     """Those behind ``bytes``; the coordinator's for all ranks."""
     arrays: tuple[ZarrArray, ...]
     """Every array that the rank writes parts of, leaf by leaf."""
-
-    @property
-    def location(self) -> Location:
-        """Where the root group is staged."""
-        return Location(self.driver, self.path, self.bucket)
 
 
 class WrittenArray(msgspec.Struct, array_like=True, gc=False):

@@ -3,11 +3,12 @@
 Every exchange is between the coordinator and one other rank, so that the coordinator always knows
 whom it has lost:
 
-1. A message is a header (one int64: the number of bytes) and, if that is not 0, the bytes.
-2. In `gather` the coordinator receives from everyone it can. If a rank is lost (killed, out of
-   memory, timed out), it sends everyone else a header below 0 and the list of lost ranks, and
-   raises; the others, who wait for its answer, read that and raise the same error.
-3. In `scatter` and `broadcast` it sends to everyone it can and remembers whom it has lost: the
+1. A message is a header (two int64: the number of bytes, and 1 if it is the last) and, if there are
+   any, the bytes.
+2. In `gather` the coordinator receives from every rank it can. If a rank is lost (killed, out of
+   memory, timed out), it sends the others the list of lost ranks as the last message, and raises;
+   they wait for its answer, read that and raise the same error.
+3. In `scatter` and `broadcast` it sends to every rank it can and remembers which it has lost: the
    others are in the next step already, and learn of it from the next `gather`.
 4. A rank that loses the coordinator raises at once: gloo notices a closed connection. After a
    timeout gloo closes all connections of a process, so that step 2 is cut short; all raise, but
@@ -21,11 +22,12 @@ use its own from the first thread meanwhile.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, cast
 
 import msgspec
 import torch
@@ -40,15 +42,7 @@ GLOO_TIMEOUT: Final = datetime.timedelta(minutes=30)
 """How long a silent rank is waited for where the process group has no gloo of its own."""
 
 
-class _Channel(Protocol):
-    """What sends and receives: a process group, or a gloo backend of our own."""
-
-    def send(self, tensors: list[torch.Tensor], dstRank: int, tag: int) -> dist.Work: ...
-
-    def recv(self, tensors: list[torch.Tensor], srcRank: int, tag: int) -> dist.Work: ...
-
-
-_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, _Channel]] = (
+_companions: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, dist.ProcessGroup]] = (
     weakref.WeakKeyDictionary()
 )
 """Process group -> the gloo backends made beside it, by purpose."""
@@ -110,14 +104,14 @@ class TorchGroup:
         self._broken: RanksFailedError | None = None
 
     def in_background(self) -> TorchGroup:
-        """The same processes over connections that nobody else uses, for use in another thread.
+        """The same processes over connections of its own, for use in another thread.
 
         Collective the first time that a process group is asked: all its processes call it, in the
         same order as other collectives. A silent rank is waited for `GLOO_TIMEOUT` long.
         """
-        found = TorchGroup(self._process_group, self.coordinator)
-        found._channel = _companion(_world_or(self._process_group), "xckpt/background")
-        return found
+        group = TorchGroup(self._process_group, self.coordinator)
+        group._channel = _companion(_world_or(self._process_group), "xckpt/background")
+        return group
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes in rank order, on the coordinator; None elsewhere.
@@ -127,12 +121,13 @@ class TorchGroup:
         """
         self._check_whole()
         if self.rank != self.coordinator:
-            self._exchange({self.coordinator: lambda: _send(self._channel, self.coordinator, data)})
+            self._exchange(self._channel.send, {self.coordinator: _message(data)})
             self._raise_if_lost()
             return None
-        received = {**self._receive_all(), self.rank: data}
+        received = self._receive(self._others())
         self._raise_if_lost()
-        return [received[rank] for rank in range(self.size)]
+        received[self.rank] = False, data
+        return [received[rank][1] for rank in range(self.size)]
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
         """Entry ``rank`` of the coordinator's list; the others pass None.
@@ -144,7 +139,8 @@ class TorchGroup:
         if self.rank != self.coordinator:
             return self._answer()
         assert data is not None
-        self._send_all({rank: data[rank] for rank in self._others()})
+        messages = {rank: _message(data[rank]) for rank in self._others()}
+        self._exchange(self._channel.send, messages)
         return data[self.rank]
 
     def broadcast(self, data: bytes | None) -> bytes:
@@ -157,7 +153,7 @@ class TorchGroup:
         if self.rank != self.coordinator:
             return self._answer()
         assert data is not None
-        self._send_all(dict.fromkeys(self._others(), data))
+        self._exchange(self._channel.send, dict.fromkeys(self._others(), _message(data)))
         return data
 
     def barrier(self) -> None:
@@ -173,57 +169,54 @@ class TorchGroup:
         """The ranks that the coordinator can still talk to."""
         return [r for r in range(self.size) if r != self.coordinator and r not in self._lost]
 
-    def _receive_all(self) -> dict[int, bytes]:
-        """The other ranks' messages, all under way at once."""
-        headers = {rank: torch.empty(1, dtype=torch.int64) for rank in self._others()}
-        self._receive(headers)
-        bodies = {rank: bytearray(int(headers[rank])) for rank in self._others()}
-        self._receive({rank: _over(body) for rank, body in bodies.items() if body})
-        return {rank: bytes(bodies[rank]) for rank in self._others()}
-
     def _answer(self) -> bytes:
         """The coordinator's message; raised, if it is that ranks are lost."""
-        header = torch.empty(1, dtype=torch.int64)
-        self._receive({self.coordinator: header})
+        received = self._receive([self.coordinator])
         self._raise_if_lost()
-        body = bytearray(abs(int(header)))
-        if body:
-            self._receive({self.coordinator: _over(body)})
-            self._raise_if_lost()
-        if int(header) < 0:
-            raise self._break(_decode_failures(body))
-        return bytes(body)
+        is_last, data = received[self.coordinator]
+        if is_last:
+            raise self._break(_decode_failures(data))
+        return data
 
-    def _receive(self, tensors: Mapping[int, torch.Tensor]) -> None:
+    def _receive(self, ranks: Sequence[int]) -> dict[int, tuple[bool, bytes]]:
+        """A message from each rank, all under way at once: whether it is the last, and its bytes.
+
+        Without those of the ranks that are lost meanwhile.
+        """
+        headers = {rank: torch.empty(2, dtype=torch.int64) for rank in ranks}
+        self._exchange(self._channel.recv, {rank: [header] for rank, header in headers.items()})
+        sizes = {rank: headers[rank].tolist() for rank in ranks if rank not in self._lost}
+        bodies = {rank: bytearray(size) for rank, (size, _) in sizes.items()}
         self._exchange(
-            {
-                rank: lambda rank=rank, tensor=tensor: [self._channel.recv([tensor], rank, TAG)]
-                for rank, tensor in tensors.items()
-            }
+            self._channel.recv, {rank: [_over(body)] for rank, body in bodies.items() if body}
         )
+        return {
+            rank: (bool(is_last), bytes(bodies[rank]))
+            for rank, (_, is_last) in sizes.items()
+            if rank not in self._lost
+        }
 
-    def _send_all(self, messages: Mapping[int, bytes], *, last: bool = False) -> None:
-        self._exchange(
-            {
-                rank: lambda rank=rank, data=data: _send(self._channel, rank, data, last=last)
-                for rank, data in messages.items()
-            }
-        )
-
-    def _exchange(self, starts: Mapping[int, Callable[[], list[dist.Work]]]) -> None:
+    def _exchange(
+        self,
+        transfer: Callable[[list[torch.Tensor], int, int], dist.Work],
+        messages: Mapping[int, Sequence[torch.Tensor]],
+    ) -> None:
         """Start all transfers, then wait for all; `_lost` grows by the ranks that fail."""
         under_way: dict[int, list[dist.Work]] = {}
-        for rank, start in starts.items():
-            try:
-                under_way[rank] = start()
-            except RuntimeError as error:
-                self._lost[rank] = self._reason(rank, error)
+        for rank, tensors in messages.items():
+            with self._noting_loss(rank):
+                under_way[rank] = [transfer([tensor], rank, TAG) for tensor in tensors]
         for rank, works in under_way.items():
-            try:
+            with self._noting_loss(rank):
                 for work in works:
                     work.wait()
-            except RuntimeError as error:
-                self._lost[rank] = self._reason(rank, error)
+
+    @contextlib.contextmanager
+    def _noting_loss(self, rank: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self._lost[rank] = self._reason(rank, error)
 
     def _reason(self, rank: int, error: RuntimeError) -> str:
         """gloo's message without its source line, and what it means."""
@@ -245,7 +238,8 @@ class TorchGroup:
             return
         failures = [RankFailure(r, "ConnectionError", why) for r, why in sorted(self._lost.items())]
         if self.rank == self.coordinator:
-            self._send_all(dict.fromkeys(self._others(), _encode_failures(failures)), last=True)
+            verdict = _message(_encode_failures(failures), last=True)
+            self._exchange(self._channel.send, dict.fromkeys(self._others(), verdict))
         raise self._break(failures)
 
     def _break(self, failures: Sequence[RankFailure]) -> RanksFailedError:
@@ -259,7 +253,7 @@ class TorchGroup:
         return error
 
     def _check_whole(self) -> None:
-        # The others have raised and are gone: whoever called them would wait in vain.
+        # The others have raised and are gone: a call would wait for them in vain.
         if self._broken is not None:
             raise self._broken
 
@@ -282,7 +276,7 @@ def current_group(coordinator_rank: int = 0, process_group: object = None) -> To
     return TorchGroup(cast(dist.ProcessGroup, process_group), coordinator_rank)
 
 
-def _channel(process_group: dist.ProcessGroup | None) -> _Channel:
+def _channel(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     """What sends host memory by gloo between the processes of a group."""
     group = _world_or(process_group)
     if "cpu:gloo" in dist.get_backend_config(group).split(","):
@@ -296,25 +290,22 @@ def _world_or(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _companion(group: dist.ProcessGroup, purpose: str) -> _Channel:
-    """The gloo backend beside a process group, made at the first call."""
-    made = _companions.setdefault(group, {})
-    if purpose not in made:
+def _companion(group: dist.ProcessGroup, purpose: str) -> dist.ProcessGroup:
+    """The gloo backend beside a process group, made at the first call; it sends and receives."""
+    companions = _companions.setdefault(group, {})
+    if purpose not in companions:
         # Not by new_group: it needs the processes outside the group too, or else (with
         # use_local_synchronization) that all have made equally many groups before.
         store = dist.PrefixStore(purpose, group.get_group_store())
         gloo = dist.ProcessGroupGloo(store, group.rank(), group.size(), GLOO_TIMEOUT)
-        made[purpose] = cast(_Channel, gloo)
-    return made[purpose]
+        companions[purpose] = cast(dist.ProcessGroup, gloo)
+    return companions[purpose]
 
 
-def _send(channel: _Channel, rank: int, data: bytes, *, last: bool = False) -> list[dist.Work]:
-    """Start to send a header and, unless it is empty, the message itself."""
-    header = torch.tensor([-len(data) if last else len(data)])
-    works = [channel.send([header], rank, TAG)]
-    if data:
-        works.append(channel.send([_over(bytearray(data))], rank, TAG))
-    return works
+def _message(data: bytes, *, last: bool = False) -> list[torch.Tensor]:
+    """What is sent for some bytes: a header and, unless they are none, the bytes themselves."""
+    header = torch.tensor([len(data), last])
+    return [header, _over(bytearray(data))] if data else [header]
 
 
 def _over(data: bytearray) -> torch.Tensor:

@@ -22,7 +22,7 @@ from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
 from xckpt.storage.location import Location
 from xckpt.torch.dcp import XckptStorageWriter
-from xckpt.torch.dcp.cached_plans import StagingPlace, forget_place, name_place
+from xckpt.torch.dcp.staged_save import StagingPlace, forget_place, name_place
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -199,7 +199,7 @@ def test_one_process_saves_by_old_plans(tmp_path: Path):
 
 def test_two_saves_by_old_plans_to_one_path_at_once_are_refused():
     target = Location.parse("/somewhere")
-    there = StagingPlace.of("first", target)
+    there = StagingPlace("first", target)
     name_place(target, there)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save with cached plans"):
         name_place(target, there)

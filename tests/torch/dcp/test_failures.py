@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 import xckpt
 from tests.support.ranks import Ranks
 from tests.torch.dcp.states import on_rank_state
-from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter, failures
+from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter, staged_save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
@@ -93,14 +93,14 @@ def test_a_failure_reaches_all_ranks_and_leaves_the_old_checkpoint(
 def test_the_staging_goes_when_all_ranks_have_stopped(monkeypatch: pytest.MonkeyPatch):
     """Before that a rank that still writes would make it again."""
     store = dist.HashStore()
-    monkeypatch.setattr(failures, "shared_store", lambda: store)
+    monkeypatch.setattr(staged_save, "shared_store", lambda: store)
     gone = threading.Event()
-    watch = failures.FailureWatch()
+    watch = staged_save.FailureWatch()
     watch.start("a save", 2, gone.set)
-    failing = threading.Thread(target=failures.note_failed, args=("a save",))
+    failing = threading.Thread(target=staged_save.note_failed, args=("a save",))
     failing.start()
     assert not gone.wait(0.3)
-    failures.note_stopped("a save")
+    staged_save.note_stopped("a save")
     failing.join(10)
     assert gone.is_set() and not failing.is_alive()
     watch.stop()
@@ -108,12 +108,12 @@ def test_the_staging_goes_when_all_ranks_have_stopped(monkeypatch: pytest.Monkey
 
 def test_a_rank_that_fails_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
     store = dist.HashStore()
-    monkeypatch.setattr(failures, "shared_store", lambda: store)
-    monkeypatch.setattr(failures, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(staged_save, "shared_store", lambda: store)
+    monkeypatch.setattr(staged_save, "WAIT_SECONDS", 0.1)
     gone = threading.Event()
-    watch = failures.FailureWatch()
+    watch = staged_save.FailureWatch()
     watch.start("a save", 2, gone.set)
-    failures.note_failed("a save")
+    staged_save.note_failed("a save")
     watch.stop()
     assert not gone.is_set()
 

@@ -11,7 +11,8 @@ each read it. From what each rank wants (`share_reads`):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -31,34 +32,21 @@ class Announcement(msgspec.Struct, array_like=True, frozen=True):
     """Numbers of the chunks wanted, int64, ascending, each once."""
 
 
-class Publication(msgspec.Struct, array_like=True, frozen=True):
-    """A chunk that a rank reads for others."""
-
-    chunk: int
-    takers: tuple[int, ...]
-    """The other ranks that want it."""
-
-
 class SharedReads(msgspec.Struct, array_like=True, frozen=True):
     """A rank's share: what it publishes and what it takes."""
 
     rank: int
-    publish: tuple[Publication, ...] = ()
-    sources: tuple[tuple[str, int], ...] = ()
-    """(address, number of chunks) of each rank that publishes for this one."""
-    taken: tuple[int, ...] = ()
-    """The chunks that come from there."""
+    publish: dict[int, tuple[int, ...]] = {}
+    """Each chunk that it reads for others -> the other ranks that want it."""
+    sources: dict[str, list[int]] = {}
+    """Address of each rank that publishes for this one -> the chunks that come from there."""
     addresses: dict[int, str] = {}
-    """Where each rank that takes from this one listens."""
+    """Each rank that takes from this one -> where it listens."""
 
     @property
     def takers(self) -> dict[int, int]:
         """The ranks that this rank publishes for, and how many chunks for each."""
-        counts: dict[int, int] = {}
-        for publication in self.publish:
-            for taker in publication.takers:
-                counts[taker] = counts.get(taker, 0) + 1
-        return counts
+        return dict(Counter(taker for takers in self.publish.values() for taker in takers))
 
 
 prepare_structs(Announcement, SharedReads)
@@ -71,54 +59,46 @@ def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:
         >>> wanted = np.array([4, 5]).tobytes()
         >>> shares = share_reads([Announcement("a", "x", wanted), Announcement("a", "y", wanted)])
         >>> shares[0].publish, shares[0].sources
-        ((Publication(chunk=4, takers=(1,)),), (('y', 1),))
+        ({4: (1,)}, {'y': [5]})
     """
-    hosts: dict[str, list[int]] = {}
+    hosts: dict[str, dict[int, Announcement]] = {}
     for rank, announcement in enumerate(announced):
         if announcement is not None:
-            hosts.setdefault(announcement.host, []).append(rank)
+            hosts.setdefault(announcement.host, {})[rank] = announcement
     shares = [SharedReads(rank) for rank in range(len(announced))]
     for ranks in hosts.values():
         if len(ranks) > 1:
-            _share_on_host(ranks, announced, shares)
+            for share in _share_on_host(ranks):
+                shares[share.rank] = share
     return shares
 
 
-def _share_on_host(
-    ranks: Sequence[int],
-    announced: Sequence[Announcement | None],
-    shares: list[SharedReads],
-) -> None:
-    chunk, rank = _wanted_by(ranks, announced)
+def _share_on_host(announced: Mapping[int, Announcement]) -> Iterator[SharedReads]:
+    """The shares of one host's ranks."""
+    chunk, rank = _wanted_by(announced)
     distinct, start, count = np.unique(chunk, return_index=True, return_counts=True)
-    publish: dict[int, list[Publication]] = {one: [] for one in ranks}
-    expected: dict[int, dict[int, list[int]]] = {one: {} for one in ranks}
-    shared = np.flatnonzero(count > 1)
-    for turn, index in enumerate(shared.tolist()):
+    publish: dict[int, dict[int, tuple[int, ...]]] = {one: {} for one in announced}
+    sources: dict[int, dict[str, list[int]]] = {one: {} for one in announced}
+    for turn, index in enumerate(np.flatnonzero(count > 1).tolist()):
+        number = int(distinct[index])
         takers = rank[start[index] : start[index] + count[index]].tolist()
         publisher = takers.pop(turn % len(takers))
-        publish[publisher].append(Publication(int(distinct[index]), tuple(takers)))
+        publish[publisher][number] = tuple(takers)
+        address = announced[publisher].address
         for taker in takers:
-            expected[taker].setdefault(publisher, []).append(int(distinct[index]))
-    for one in ranks:
-        sources = tuple((_address(announced[of]), len(n)) for of, n in expected[one].items())
-        taken = tuple(number for numbers in expected[one].values() for number in numbers)
-        takers = {taker for publication in publish[one] for taker in publication.takers}
-        addresses = {taker: _address(announced[taker]) for taker in sorted(takers)}
-        shares[one] = SharedReads(one, tuple(publish[one]), sources, taken, addresses)
+            sources[taker].setdefault(address, []).append(number)
+    for one in announced:
+        takers = sorted({taker for takers in publish[one].values() for taker in takers})
+        addresses = {taker: announced[taker].address for taker in takers}
+        yield SharedReads(one, publish[one], sources[one], addresses)
 
 
 def _wanted_by(
-    ranks: Sequence[int], announced: Sequence[Announcement | None]
+    announced: Mapping[int, Announcement],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(chunk, rank) of everything wanted, ordered by chunk, then rank."""
-    wanted = [np.frombuffer(one.wanted, np.int64) for r in ranks if (one := announced[r])]
+    wanted = [np.frombuffer(one.wanted, np.int64) for one in announced.values()]
     chunk = np.concatenate(wanted)
-    rank = np.repeat(np.array(ranks, np.int64), [len(part) for part in wanted])
+    rank = np.repeat(np.array(list(announced), np.int64), [len(part) for part in wanted])
     order = np.argsort(chunk, kind="stable")
     return chunk[order], rank[order]
-
-
-def _address(announcement: Announcement | None) -> str:
-    assert announcement is not None
-    return announcement.address

@@ -15,7 +15,9 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from math import prod
+from operator import attrgetter
 
 import numpy as np
 import tensorstore as ts
@@ -101,20 +103,24 @@ class ChunkSource:
     integrity: Integrity = field(init=False)
     bytes_read: int = 0
     """Bytes of chunks read so far."""
-    _arrays: dict[tuple[str, int], ZarrArray] = field(init=False)
+    _arrays: dict[str, list[ZarrArray]] = field(init=False)
     _chunks: ts.KvStore | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._arrays = {(array.leaf, array.number): array for array in arrays(self.manifest)}
-        last = next(reversed(self._arrays.values()), None)
-        total = last.first + last.count if last else 0
+        by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
+        self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+        total = sum(array.count for group in self._arrays.values() for array in group)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
 
-    def array(self, leaf: str, number: int = 0) -> ZarrArray:
+    def arrays_of(self, leaf: str) -> Sequence[ZarrArray]:
+        """The arrays of a leaf, by number."""
+        return self._arrays.get(leaf, ())
+
+    def array(self, leaf: str, number: int | None = 0) -> ZarrArray:
         """The array with a number among those of a leaf."""
-        return self._arrays[leaf, number]
+        return self._arrays[leaf][number or 0]
 
     def read(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
         """Read a chunk into C-contiguous memory of its sizes and verify it.

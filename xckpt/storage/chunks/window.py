@@ -1,23 +1,22 @@
 """Many chunks in flight: the one loop over chunks, for loads, slices, verification, conversions.
 
-1. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
+1. `ChunkRequests` splits boxes of arrays into chunks. A chunk that several boxes meet is requested
+   once, with a part for each.
+2. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
    destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
    memory, or slab by slab from its file (`xckpt.storage.chunks.stream`).
-2. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
+3. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
    processors for them: wait, verify, copy the parts to their destinations.
-3. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
+4. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,42 +26,72 @@ from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import XckptError
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunks.chunk import SMALL_BYTES, ChunkSource, PendingRead
-from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.chunks.chunk import SMALL_BYTES, Chunk, ChunkSource, PendingRead, chunks_of
 from xckpt.storage.chunks.stream import ChunkStream
 
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
 
 
-class Destinations(Protocol):
-    """Where the parts of chunks go."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a chunk that goes to one destination."""
 
-    def memory(self, number: int) -> NDArray[np.generic]:
-        """The memory of destination ``number``; called from several threads."""
-        ...
-
-    def landed(self, number: int) -> bool:
-        """One more part of a destination is there and verified; whether it was the last."""
-        ...
+    destination: int
+    """The number of the destination."""
+    box: Box | None
+    """Which elements, counted from the chunk's first; None for all of it."""
+    region: tuple[slice, ...]
+    """Where they go in the destination; empty for all of it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Views:
-    """Destinations that are memory already."""
+class ChunkRequest:
+    """A chunk and everything that is wanted of it."""
 
-    views: Sequence[NDArray[np.generic]] = ()
+    chunk: Chunk
+    parts: list[Part] = field(default_factory=list)
 
-    def memory(self, number: int) -> NDArray[np.generic]:
-        """The view."""
-        return self.views[number]
-
-    def landed(self, number: int) -> bool:
-        """Nothing is to be done."""
-        return False
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunk's elements."""
+        return self.chunk.nbytes
 
 
-@dataclass(frozen=True, slots=True)
+class ChunkRequests(dict[int, ChunkRequest]):
+    """Requests by the number of the chunk's digest in the checkpoint.
+
+    Example:
+        >>> array = ZarrArray("w", 0, "int8", (0,), (9,), (4,))
+        >>> requests = ChunkRequests()
+        >>> requests.add(array, Box((4,), (5,)))
+        >>> [(n, str(request.chunk.box)) for n, request in requests.items()]
+        [(1, '[4, 8)'), (2, '[8, 9)')]
+        >>> requests.parts
+        [2]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[int] = []
+        """For each destination, how many parts it gets."""
+
+    def add(self, array: ZarrArray, box: Box) -> None:
+        """Request a non-empty box of an array for the next destination."""
+        chunks = list(chunks_of(array, box))
+        for chunk in chunks:
+            request = self.setdefault(array.first + chunk.number, ChunkRequest(chunk))
+            request.parts.append(_part(len(self.parts), box, chunk.box))
+        self.parts.append(len(chunks))
+
+    @property
+    def arrays(self) -> list[ZarrArray]:
+        """The arrays that are read, each once."""
+        by_path = {request.chunk.array.path: request.chunk.array for request in self.values()}
+        return list(by_path.values())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Begun:
     """A chunk that is being read."""
 
@@ -77,7 +106,8 @@ class ChunkWindow:
 
     Args:
         source: the chunks; their arrays' digests are fetched already (`Integrity.prepare`).
-        destinations: where parts go.
+        memory: the memory of the destination with a number; called from several threads.
+        landed: called when one more part of a destination is there and verified.
         threads: how many finish chunks; None chooses.
         budget: bytes of chunks in flight; a larger chunk goes alone.
         progress: counts the bytes of each chunk that has landed.
@@ -87,7 +117,8 @@ class ChunkWindow:
     def __init__(
         self,
         source: ChunkSource,
-        destinations: Destinations,
+        memory: Callable[[int], NDArray[np.generic]],
+        landed: Callable[[int], object] = lambda number: None,
         *,
         threads: int | None,
         budget: int,
@@ -96,13 +127,13 @@ class ChunkWindow:
     ) -> None:
         self.pool = Pool(threads=threads, budget=budget)
         self._source = source
-        self._destinations = destinations
+        self._memory = memory
+        self._landed = landed
         self._progress = progress
         self._on_error = on_error
-        self._lock = threading.Lock()
         self._queue: deque[_Begun] = deque()
         """What the caller's thread will finish."""
-        self._in_flight: dict[int, _Begun] = {}
+        self._in_flight: set[_Begun] = set()
 
     def read(self, requests: Iterable[ChunkRequest], arrays: Iterable[ZarrArray]) -> None:
         """Read chunks, large ones first, and compare the zarr.json of ``arrays`` meanwhile."""
@@ -144,12 +175,7 @@ class ChunkWindow:
     def __enter__(self) -> ChunkWindow:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self._finish_queue()
@@ -158,7 +184,7 @@ class ChunkWindow:
         try:
             self.pool.__exit__(kind, error, trace)
         finally:
-            for begun in self._in_flight.values():
+            for begun in self._in_flight:
                 begun.read.give_up()
 
     def deliver(
@@ -170,21 +196,20 @@ class ChunkWindow:
             request: the chunk.
             data: its elements, or those of the box ``at``, which counts from the chunk's first.
         """
+        whole = Box.whole(request.chunk.box.sizes)
+        at = at or whole
         for part in request.parts:
-            memory = self._destinations.memory(part.destination)
-            target = memory[(*part.region, ...)]
-            if at is None:
-                _copy(target, data if part.box is None else data[(*part.box.slices(), ...)])
-                continue
-            wanted = Box.whole(request.chunk.box.sizes) if part.box is None else part.box
+            wanted = part.box or whole
             shared = wanted.meets(at)
             if shared is not None:
-                _copy(target[shared.slices(wanted.offsets)], data[shared.slices(at.offsets)])
+                target = self._memory(part.destination)[(*part.region, ...)]
+                source = data[(*shared.slices(at.offsets), ...)]
+                _copy(target[(*shared.slices(wanted.offsets), ...)], source)
 
     def landed(self, request: ChunkRequest) -> None:
         """Every part of a chunk has been delivered and verified."""
         for part in request.parts:
-            self._destinations.landed(part.destination)
+            self._landed(part.destination)
         if self._progress is not None:
             self._progress.add(request.nbytes)
 
@@ -197,8 +222,7 @@ class ChunkWindow:
             into = request.chunk.allocate() if direct is None else direct
             pending = self._source.begin(request.chunk, into)
             begun = _Begun(request, pending, direct is not None)
-        with self._lock:
-            self._in_flight[id(begun)] = begun
+        self._in_flight.add(begun)
         return begun
 
     def _direct_view(self, request: ChunkRequest) -> NDArray[np.generic] | None:
@@ -206,7 +230,7 @@ class ChunkWindow:
         if len(request.parts) != 1 or request.parts[0].box is not None:
             return None
         (part,) = request.parts
-        view = self._destinations.memory(part.destination)[(*part.region, ...)]
+        view = self._memory(part.destination)[(*part.region, ...)]
         suits = view.flags.c_contiguous and view.flags.aligned and view.flags.writeable
         return view if suits and view.dtype == request.chunk.dtype else None
 
@@ -226,8 +250,7 @@ class ChunkWindow:
         except XckptError as error:
             self._refuse(error)
         finally:
-            with self._lock:
-                del self._in_flight[id(begun)]
+            self._in_flight.remove(begun)
             self.pool.release(request.nbytes)
 
     def _refuse(self, error: XckptError) -> None:
@@ -261,7 +284,7 @@ def read_box(
     budget = IN_FLIGHT * max((request.nbytes for request in requests.values()), default=0)
     with (
         source.integrity.noticing_replacement(),
-        ChunkWindow(source, Views(views), threads=1, budget=budget) as window,
+        ChunkWindow(source, views.__getitem__, threads=1, budget=budget) as window,
     ):
         source.integrity.prepare(requests.arrays)
         window.read(requests.values(), requests.arrays)
@@ -273,3 +296,14 @@ def _copy(target: NDArray[np.generic], data: NDArray[np.generic]) -> None:
         copy_bits(target, data)
     else:
         np.copyto(target, data, casting="unsafe")
+
+
+def _part(destination: int, wanted: Box, chunk: Box) -> Part:
+    """The part of a chunk that a box has; both are counted from the array's first element."""
+    if wanted == chunk:
+        return Part(destination, None, ())
+    shared = wanted.meets(chunk)
+    assert shared is not None
+    whole = shared == chunk
+    region = shared.slices(wanted.offsets)
+    return Part(destination, None if whole else shared.relative_to(chunk.offsets), region)

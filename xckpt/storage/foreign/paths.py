@@ -5,7 +5,6 @@
 2. Object stores have no folders: a `StoredPath` is a folder where keys lie below it. A listing
    returns every key below, so it is requested once, shared by all paths derived from one
    `find_path`, and answers for the files below too. A single file is looked up without a listing.
-3. In a bucket, threads wait for answers most of the time, so more of them read (`reading_threads`).
 """
 
 from __future__ import annotations
@@ -13,22 +12,15 @@ from __future__ import annotations
 import bisect
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Final, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import tensorstore as ts
 
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
 from xckpt.storage.location import Location, open_store, storage_errors
-
-BUCKET_THREADS: Final = 16
-"""Threads that read from a bucket: each holds some MiB of answers."""
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class _Keys:
@@ -245,17 +237,3 @@ def naming(where: object) -> Iterator[None]:
         yield
     except XckptError as error:
         raise type(error)(f"{where}: {error}", error.problems) from error
-
-
-def reading_threads(path: object) -> int | None:
-    """How many threads should read from a path; None for the default, where it is local."""
-    return BUCKET_THREADS if isinstance(path, StoredPath) else None
-
-
-def map_concurrently(path: FilePath, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Apply a function to each item, concurrently where ``path`` is in a bucket."""
-    threads = reading_threads(path)
-    if threads is None or len(items) < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(threads) as executor:
-        return list(executor.map(function, items))

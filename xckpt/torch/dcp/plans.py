@@ -7,6 +7,18 @@ To save, on the coordinator (`described`), from the plans of all ranks:
    rank for each box; one that drops, doubles or misplaces an item is refused here.
 3. The grid of each leaf, so that every chunk lies inside one box.
 
+With ``DefaultSavePlanner(enable_plan_caching=True)`` each plan that has not changed is replaced by
+an empty one that is not ``usable``. The plans left out are in DCP's cache itself, which has no
+public names and is touched here only. `whole_plans` decides:
+
+1. All plans are usable: nothing was left out.
+2. Some are: a leaf's grid depends on all ranks' boxes, so all ranks get their plans again.
+3. None is: every rank has its plan, with orders that still hold, and there is nothing to send;
+   unless the save that made these plans failed before it could send them. The coordinator sees that
+   by its own local plan, which is usable then, or has noted it (`note_unsent`).
+
+Should plans be taken for delivered that are not, the commit finds that they don't fit the metadata.
+
 To load (`torch_metadata`): a stored tensor's chunks are its zarr arrays, so a planner asks for one
 part of an array at a time, whatever chunks that part touches.
 """
@@ -24,7 +36,7 @@ from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -92,9 +104,10 @@ class _Leaf:
     shape: tuple[int, ...]
     rank: int
     """The first rank that has named it."""
-    offsets: list[tuple[int, ...]] = field(default_factory=list)
-    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    boxes: list[tuple[Shape, Shape]] = field(default_factory=list)
+    """(offsets, sizes) of each item."""
     ranks: list[int] = field(default_factory=list)
+    """Who is to write each item."""
 
 
 def described(plans: Sequence[dcp.SavePlan], options: GridOptions) -> tuple[Metadata, LeafNames]:
@@ -154,35 +167,98 @@ def _collect(plans: Sequence[dcp.SavePlan], problems: list[str]) -> dict[str, _L
                 continue
             leaf.ranks.append(rank)
             if data is not None:
-                leaf.offsets.append(tuple(data.chunk.offsets))
-                leaf.sizes.append(tuple(data.chunk.sizes))
+                leaf.boxes.append((tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
     return leaves
 
 
 def _layout(leaf: _Leaf, options: GridOptions, known: dict[object, Layout | str]) -> Layout | str:
     """The boxes and grid of a leaf, computed once for leaves that are alike; or what is wrong."""
-    key = (leaf.shape, leaf.dtype, tuple(leaf.offsets), tuple(leaf.sizes), tuple(leaf.ranks))
+    key = (leaf.shape, leaf.dtype, tuple(leaf.boxes), tuple(leaf.ranks))
     if key not in known:
         rank = len(leaf.shape)
-        if any(len(box) != rank for box in (*leaf.offsets, *leaf.sizes)):
+        if any(len(offsets) != rank or len(sizes) != rank for offsets, sizes in leaf.boxes):
             return f"an item's box has another number of dimensions than the shape {leaf.shape}"
-        boxes = Boxes.of(zip(leaf.offsets, leaf.sizes, strict=True), rank=rank)
+        boxes = Boxes.of(leaf.boxes, rank=rank)
         shards = LeafShards(leaf.shape, item_size(leaf.dtype), boxes, np.array(leaf.ranks))
-        layout = lay_out(shards, options)
-        known[key] = layout if isinstance(layout, str) else _once(layout, leaf)
+        known[key] = _doubled(leaf) or lay_out(shards, options)
     return known[key]
 
 
-def _once(layout: Layout, leaf: _Leaf) -> Layout | str:
-    """The layout, unless a box is to be written twice."""
-    boxes = [box for box in zip(leaf.offsets, leaf.sizes, strict=True) if prod(box[1])]
-    if len(boxes) == len(layout.boxes):
-        return layout
-    ranks: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = {}
-    for offsets, sizes, rank in zip(leaf.offsets, leaf.sizes, leaf.ranks, strict=True):
-        ranks.setdefault((offsets, sizes), []).append(rank)
-    box, holders = next((b, r) for b, r in ranks.items() if len(r) > 1 and prod(b[1]))
-    return f"{Box(*box)} is to be written by ranks {holders[:8]}, not by one"
+def _doubled(leaf: _Leaf) -> str:
+    """Which box is to be written twice; empty if none is."""
+    writers: dict[tuple[Shape, Shape], list[int]] = {}
+    for box, rank in zip(leaf.boxes, leaf.ranks, strict=True):
+        writers.setdefault(box, []).append(rank)
+    for box, ranks in writers.items():
+        if len(ranks) > 1 and prod(box[1]):
+            return f"{Box(*box)} is to be written by ranks {ranks[:8]}, not by one"
+    return ""
+
+
+_unsent: set[str] = set()
+"""The cache's keys of plans that some rank has not got."""
+
+
+def whole_plans(
+    plans: Sequence[dcp.SavePlan], local: dcp.SavePlan, rank: int
+) -> Sequence[dcp.SavePlan] | None:
+    """All ranks' plans, or None if every rank has its own from an earlier save.
+
+    Args:
+        plans: what the planner would send.
+        local: the coordinator's own local plan.
+        rank: the coordinator's rank.
+
+    Raises:
+        PlanError: plans were left out that cannot be found.
+    """
+    usable = [_is_usable(plan) for plan in plans]
+    if all(usable):
+        return plans
+    keys = _keys_of(plans)
+    if any(usable):
+        if len(keys) != 1:
+            raise PlanError(
+                "the planner sends only those plans that have changed since an earlier save, and "
+                "the others cannot be found; save with enable_plan_caching=False"
+            )
+    elif _is_usable(local):
+        gathered = _cache("all_plans")
+        keys = [key for key in keys if gathered[key][rank].items == local.items]
+    elif len(keys) != 1 or keys[0] not in _unsent:
+        return None
+    if not keys:
+        return None
+    _unsent.discard(keys[0])
+    return _cache("global_plan")[keys[0]]
+
+
+def note_unsent(plans: Sequence[dcp.SavePlan]) -> None:
+    """A save has failed before all ranks could get these plans."""
+    if any(_is_usable(plan) for plan in plans):
+        _unsent.update(_keys_of(plans))
+
+
+def _keys_of(plans: Sequence[dcp.SavePlan]) -> list[str]:
+    """Under which keys of the cache the plans may be; one, as soon as one of them is usable."""
+    return [
+        key
+        for key, cached in _cache("global_plan").items()
+        if len(cached) == len(plans)
+        and all(
+            new.items is old.items
+            for new, old in zip(plans, cached, strict=True)
+            if _is_usable(new)
+        )
+    ]
+
+
+def _is_usable(plan: dcp.SavePlan) -> bool:
+    return getattr(plan, "usable", True)
+
+
+def _cache(name: str) -> dict[str, list[dcp.SavePlan]]:
+    return getattr(dcp.SavePlanner, f"_cached_{name}", {})
 
 
 def check_metadata(planned: dcp.Metadata, laid_out: Metadata, names: Mapping[str, str]) -> None:
@@ -200,16 +276,15 @@ def check_metadata(planned: dcp.Metadata, laid_out: Metadata, names: Mapping[str
             problems.append(f"{fqn}: in the plans, but not in the metadata")
         else:
             metadata, written = stated[fqn], laid_out.state_dict_metadata[names[fqn]]
-            told = ("bytes", ())
+            expected = planned_kind = ("bytes", ())
             if isinstance(metadata, dcp_metadata.TensorStorageMetadata):
-                told = (format_dtype(metadata.properties.dtype), tuple(metadata.size))
-            found = ("bytes", ())
+                expected = (format_dtype(metadata.properties.dtype), tuple(metadata.size))
             if isinstance(written, TensorStorageMetadata):
-                found = (written.properties.dtype, written.size)
-            if told != found:
+                planned_kind = (written.properties.dtype, written.size)
+            if expected != planned_kind:
                 problems.append(
-                    f"{fqn}: {told[0]} of shape {told[1]} in the metadata, {found[0]} of shape "
-                    f"{found[1]} in the plans"
+                    f"{fqn}: {expected[0]} of shape {expected[1]} in the metadata, "
+                    f"{planned_kind[0]} of shape {planned_kind[1]} in the plans"
                 )
     if problems:
         raise PlanError.listing("the planner's plans do not fit its metadata", problems)
@@ -220,23 +295,24 @@ def torch_metadata(
 ) -> dict[str, dcp_metadata.STORAGE_TYPES]:
     """fqn -> what DCP's planners want to know of a stored object.
 
-    A tensor of a dtype that torch lacks is called bytes here: whoever asks for it is told.
+    A tensor of a dtype that torch lacks is called bytes here: a plan that wants it is refused.
     """
-    found: dict[str, dcp_metadata.STORAGE_TYPES] = {}
+    described: dict[str, dcp_metadata.STORAGE_TYPES] = {}
     for fqn, stored in objects.items():
         leaf = metadata.state_dict_metadata[stored.leaf] if stored.leaf is not None else None
-        dtype = None
-        if isinstance(leaf, TensorStorageMetadata):
-            dtype = torch_dtype(leaf.properties.dtype)
-        if not isinstance(leaf, TensorStorageMetadata) or dtype is None:
-            found[fqn] = dcp_metadata.BytesStorageMetadata()
+        described[fqn] = dcp_metadata.BytesStorageMetadata()
+        if not isinstance(leaf, TensorStorageMetadata):
             continue
-        found[fqn] = dcp_metadata.TensorStorageMetadata(
-            dcp_metadata.TensorProperties(dtype=dtype),
-            torch.Size(leaf.size),
-            [
-                dcp_metadata.ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
-                for box in leaf.chunks
-            ],
-        )
-    return found
+        dtype = torch_dtype(leaf.properties.dtype)
+        if dtype is not None:
+            described[fqn] = dcp_metadata.TensorStorageMetadata(
+                dcp_metadata.TensorProperties(dtype=dtype),
+                torch.Size(leaf.size),
+                [
+                    dcp_metadata.ChunkStorageMetadata(
+                        torch.Size(box.offsets), torch.Size(box.sizes)
+                    )
+                    for box in leaf.chunks
+                ],
+            )
+    return described

@@ -281,7 +281,7 @@ class XckptStorageReader(dcp.StorageReader):
             sharing = told.sharing if isinstance(told, _Told) else None
             if not isinstance(sharing, SharedReads):
                 sharing = SharedReads(0)
-            elif items != load.items and (sharing.publish or sharing.taken):
+            elif items != load.items and (sharing.publish or sharing.sources):
                 raise PlanError(
                     "the planner has changed what this rank reads after the ranks have shared "
                     "the reading; use LoadOptions(share_reads=False)"

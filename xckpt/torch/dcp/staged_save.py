@@ -1,19 +1,65 @@
-"""A save of DCP under way as one rank sees it, and the orders that a rank's plan carries."""
+"""A save of DCP under way: where it is staged, and what ranks exchange beside DCP's own steps.
+
+All ranks have met through a store (`shared_store`), and it carries what DCP does not.
+
+**The place.** With ``DefaultSavePlanner(enable_plan_caching=True)`` DCP sends no plan where nothing
+has changed: a rank writes by the plan of an earlier save, which cannot know where this save is
+staged. So:
+
+1. A plan names the process that coordinates (`SESSION`, chosen once by each process).
+2. When the coordinator sends no plans, it names the place (`name_place`) under its session and the
+   checkpoint's path, before the ranks go on.
+3. A rank that is about to write looks there first (`find_place`). If nothing is there, its plan is
+   a new one.
+4. The coordinator removes the entry when the save is over (`forget_place`). Until then it begins no
+   other such save to that path, so that no rank ever finds the place of another save.
+
+**Failures.** DCP tells a storage writer nothing of another rank's failure. So:
+
+1. Each rank counts itself when it has stopped writing (`note_stopped`), and says so if it failed
+   (`note_failed`).
+2. The coordinator looks from a thread (`FailureWatch`). Once a rank has failed and all have
+   stopped, it removes the staging and says that it is gone. Before that it would be written again.
+3. A rank that failed waits for that before it raises, but not for ever: another rank may be lost.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 import uuid
 import weakref
+from collections.abc import Callable
+from typing import Final
 
 import msgspec
+import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
 from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
+from xckpt.errors import CheckpointExistsError
+from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import WriteOrders
-from xckpt.torch.dcp.cached_plans import StagingPlace, forget_place
-from xckpt.torch.dcp.failures import FailureWatch
+
+SESSION: Final = uuid.uuid4().hex
+"""This process, as a coordinator of saves."""
+POLL_SECONDS: Final = 0.05
+WAIT_SECONDS: Final = 30.0
+"""How long a rank that failed waits for the others to stop; they are waited for later anyway."""
+
+_named: set[str] = set()
+_lock = threading.Lock()
+
+
+class StagingPlace(msgspec.Struct, array_like=True, frozen=True):
+    """Where a save is staged, and a name for the save itself."""
+
+    save: str
+    location: Location
+    """Of the root group."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True):
@@ -26,11 +72,9 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     names: dict[str, str]
     """fqn -> leaf name."""
     writes: WriteOrders
-    layout: bytes = b""
-    """For the coordinator: the manifest, without what only a finished save knows."""
 
 
-prepare_structs(Orders)
+prepare_structs(StagingPlace, Orders)
 
 
 class StagedSave:
@@ -54,7 +98,7 @@ class StagedSave:
     def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""
         self.ranks = ranks
-        self.place = StagingPlace.of(uuid.uuid4().hex, self.writer.stage())
+        self.place = StagingPlace(uuid.uuid4().hex, self.writer.stage())
         if ranks > 1:
             self._watch.start(self.place.save, ranks, self.abort)
         return self.place
@@ -64,3 +108,113 @@ def _abort(writer: ZarrStorageWriter, watch: FailureWatch) -> None:
     watch.stop()
     forget_place(writer.target)
     writer.abort()
+
+
+def shared_store() -> dist.Store | None:
+    """The store through which all ranks have met; None for a single process."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    world = dist.group.WORLD
+    return None if world is None or world.size() == 1 else world.get_group_store()
+
+
+def _key(of: str, what: object) -> str:
+    return f"xckpt/{of}/{what}"
+
+
+def name_place(target: Location, place: StagingPlace) -> None:
+    """Tell the other ranks where this process stages its save to ``target``.
+
+    Raises:
+        CheckpointExistsError: another save by cached plans to the same path is under way.
+    """
+    with _lock:
+        if str(target) in _named:
+            raise CheckpointExistsError(
+                f"{target}: another save with cached plans is under way here; wait for it"
+            )
+        _named.add(str(target))
+    store = shared_store()
+    if store is not None:
+        store.set(_key(SESSION, target), msgspec.json.encode(place).decode())
+
+
+def find_place(session: str, target: Location) -> StagingPlace | None:
+    """Where the process ``session`` stages its save to ``target``; None if it named no place."""
+    store, key = shared_store(), _key(session, target)
+    if store is None or not store.check([key]):
+        return None
+    return msgspec.json.decode(store.get(key), type=StagingPlace)
+
+
+def forget_place(target: Location) -> None:
+    """Take back what `name_place` has said, if it has."""
+    with _lock:
+        if str(target) not in _named:
+            return
+        store = shared_store()
+        if store is not None:
+            with contextlib.suppress(RuntimeError):  # the others may have gone, store and all
+                store.delete_key(_key(SESSION, target))
+        _named.discard(str(target))
+
+
+def note_stopped(save: str) -> None:
+    """This rank has stopped writing the save of this name."""
+    store = shared_store()
+    if store is not None:
+        store.add(_key(save, "stopped"), 1)
+
+
+def note_failed(save: str) -> None:
+    """This rank has failed and stopped; return when the staging is gone, or after a while."""
+    store = shared_store()
+    if store is None:
+        return
+    with contextlib.suppress(RuntimeError):  # the coordinator may be gone, store and all
+        store.set(_key(save, "failed"), "1")
+        store.add(_key(save, "stopped"), 1)
+        end = time.monotonic() + WAIT_SECONDS
+        while time.monotonic() < end and not store.check([_key(save, "gone")]):
+            time.sleep(POLL_SECONDS)
+
+
+class FailureWatch:
+    """The coordinator's thread that looks for a failure of any rank."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, save: str, ranks: int, remove: Callable[[], object]) -> None:
+        """Begin to look.
+
+        Args:
+            save: the name of the save.
+            ranks: how many write.
+            remove: removes what was staged; called at most once.
+        """
+        store = shared_store()
+        if store is not None:
+            self._thread = threading.Thread(
+                target=self._watch, args=(store, save, ranks, remove), daemon=True
+            )
+            self._thread.start()
+
+    def _watch(
+        self, store: dist.Store, save: str, ranks: int, remove: Callable[[], object]
+    ) -> None:
+        with contextlib.suppress(RuntimeError):  # the store may go with the process group
+            while not self._over.wait(POLL_SECONDS):
+                failed = store.check([_key(save, "failed")])
+                if failed and store.add(_key(save, "stopped"), 0) >= ranks:
+                    remove()
+                    store.set(_key(save, "gone"), "1")
+                    return
+            store.delete_key(_key(save, "stopped"))
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._over.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(WAIT_SECONDS)

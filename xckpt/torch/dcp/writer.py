@@ -3,14 +3,13 @@
 1. `prepare_local_plan`, on every rank: refuse by name what the format cannot hold.
 2. `prepare_global_plan`, on the coordinator: check that the items make up whole tensors, name the
    leaves, choose the grids, stage the save, and send each rank its `Orders`. Where the planner
-   repeats an earlier save's plans, it only names the place of the staging
-   (`xckpt.torch.dcp.cached_plans`).
+   repeats an earlier save's plans, it only names the place of the staging.
 3. `write_data`, on every rank: write the items and report the digests of their chunks.
 4. `finish`, on the coordinator: commit, if every chunk was written exactly once.
 
 Where `write_data` fails on any rank, the coordinator removes the staging
-(`xckpt.torch.dcp.failures`). Any other failure leaves a staging that goes with the writer, or with
-its next save.
+(`xckpt.torch.dcp.staged_save`). Any other failure leaves a staging that goes with the writer, or
+with its next save.
 
 A writer may serve several threads at a time, as `dcp.async_save` has them: DCP takes all steps of
 one save in one thread, so what belongs to a save is kept by thread.
@@ -33,9 +32,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.codec import build, to_metadata
-from xckpt.core.manifest.entries import BytesEntry, Manifest
-from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
@@ -44,19 +41,37 @@ from xckpt.storage.location import Location, is_location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp.bridge import SaveBridge
-from xckpt.torch.dcp.cached_plans import (
-    SESSION,
-    find_place,
-    name_place,
+from xckpt.torch.dcp.planner_data import pack
+from xckpt.torch.dcp.plans import (
+    check_items,
+    check_metadata,
+    described,
     note_unsent,
     whole_plans,
+    write_item,
 )
-from xckpt.torch.dcp.failures import note_failed, note_stopped
-from xckpt.torch.dcp.planner_data import pack
-from xckpt.torch.dcp.plans import check_items, check_metadata, described, write_item
-from xckpt.torch.dcp.staged_save import Orders, StagedSave
+from xckpt.torch.dcp.staged_save import (
+    SESSION,
+    Orders,
+    StagedSave,
+    find_place,
+    name_place,
+    note_failed,
+    note_stopped,
+)
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+class _OfThread(threading.local):
+    """What belongs to the save that a thread makes; in another process there is none."""
+
+    path: str | os.PathLike[str] | None = None
+    save_id: str | None = None
+    save: StagedSave | None = None
+
+    def __reduce__(self) -> tuple[type[_OfThread], tuple[()]]:
+        return _OfThread, ()
 
 
 class XckptStorageWriter(dcp.StorageWriter):
@@ -93,20 +108,12 @@ class XckptStorageWriter(dcp.StorageWriter):
         self.overwrite = overwrite
         self.options = options or SaveOptions()
         self.save_id = uuid.uuid4().hex
-        self._own = threading.local()
-
-    def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_own"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
-        self._own = threading.local()
+        self._own = _OfThread()
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The path that this thread saves to."""
-        return getattr(self._own, "path", self.path)
+        return self._own.path or self.path
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin again, at another path if one is given."""
@@ -117,7 +124,7 @@ class XckptStorageWriter(dcp.StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """The path and a name for this save, for planners."""
-        save_id = getattr(self._own, "save_id", self.save_id)
+        save_id = self._own.save_id or self.save_id
         return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=save_id)
 
     @classmethod
@@ -138,9 +145,8 @@ class XckptStorageWriter(dcp.StorageWriter):
                 "XckptStorageWriter cannot save with use_collectives=False: all ranks write one "
                 "checkpoint; leave the argument out"
             )
-        before = getattr(self._own, "save", None)
-        if before is not None:
-            before.abort()
+        if self._own.save is not None:
+            self._own.save.abort()
         writer = ZarrStorageWriter(
             self.checkpoint_id, overwrite=self.overwrite, options=self.options
         )
@@ -179,15 +185,9 @@ class XckptStorageWriter(dcp.StorageWriter):
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
         metadata, leaves = described(plans, options)
-        where = save.stage(len(plans))
+        place = save.stage(len(plans))
         # Only leaves in pieces have orders that differ from rank to rank.
-        in_pieces = {
-            fqn
-            for fqn, name in leaves.names.items()
-            if isinstance(leaf := metadata.state_dict_metadata[name], TensorStorageMetadata)
-            and leaf.grid is not None
-            and not leaf.grid.is_regular(leaf.size)
-        }
+        in_pieces = {fqn for fqn, name in leaves.names.items() if _in_pieces(metadata, name)}
         in_order = [
             SavePlan(
                 [
@@ -200,18 +200,16 @@ class XckptStorageWriter(dcp.StorageWriter):
         ]
         ordered, metadata = save.writer.prepare_global_plan(in_order, metadata)
         save.metadata, save.names = metadata, leaves.names
-        layout = _encode(build(metadata, _placeholders(metadata), codecs=save.writer.codecs))
-        known: dict[int, bytes] = {}
+        encoded: dict[int, bytes] = {}
         sent: list[dcp.SavePlan] = []
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
             assert isinstance(writes, WriteOrders)
-            orders = Orders(SESSION, where, leaves.names, writes)
-            if rank == save.rank:
-                data = _encode(msgspec.structs.replace(orders, layout=layout))
-            else:
-                data = known.get(id(writes)) or known.setdefault(id(writes), _encode(orders))
-            sent.append(replace(plan, storage_data=data))
+            if id(writes) not in encoded:
+                encoded[id(writes)] = _encode(Orders(SESSION, place, leaves.names, writes))
+            # The coordinator finishes a save by cached plans, and so needs what they lay out.
+            layout = metadata if rank == save.rank else None
+            sent.append(replace(plan, storage_data=(encoded[id(writes)], layout)))
         return sent
 
     def write_data(self, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> Future[list[WriteResult]]:
@@ -225,12 +223,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         save = self._save
         where = save.place
         try:
-            if not isinstance(plan.storage_data, bytes):
-                raise PlanError(
-                    "the plan came without its storage_data; a planner that changes a plan must "
-                    "keep that: dataclasses.replace(plan, items=...)"
-                )
-            orders = msgspec.msgpack.decode(plan.storage_data, type=Orders)
+            orders = _orders(save, plan)
             where = where or find_place(orders.session, save.writer.target) or orders.place
             result = _write(save, orders, where.location, plan, planner)
         except BaseException:
@@ -271,7 +264,24 @@ class XckptStorageWriter(dcp.StorageWriter):
 
     @property
     def _save(self) -> StagedSave:
+        assert self._own.save is not None, "set_up_storage_writer comes first"
         return self._own.save
+
+
+def _orders(save: StagedSave, plan: dcp.SavePlan) -> Orders:
+    """What `XckptStorageWriter.prepare_global_plan` of this or an earlier save has sent."""
+    if not isinstance(plan.storage_data, tuple):
+        raise PlanError(
+            "the plan came without its storage_data; a planner that changes a plan must "
+            "keep that: dataclasses.replace(plan, items=...)"
+        )
+    encoded, layout = plan.storage_data
+    orders = msgspec.msgpack.decode(encoded, type=Orders)
+    if save.place is not None and save.metadata is None:
+        # The plan is an earlier save's, and so is the layout.
+        save.names = orders.names
+        _, save.metadata = save.writer.prepare_global_plan([], layout)
+    return orders
 
 
 def _write(
@@ -282,11 +292,6 @@ def _write(
     planner: dcp.SavePlanner,
 ) -> WriteResult:
     """Write a rank's items to where the save is staged."""
-    if save.place is not None and save.metadata is None:
-        # The plan is an earlier save's, and so is the layout.
-        save.names = orders.names
-        layout = to_metadata(msgspec.msgpack.decode(orders.layout, type=Manifest))
-        _, save.metadata = save.writer.prepare_global_plan([], layout)
     items: list[WriteItem] = []
     sources: dict[tuple[str, object], dcp.WriteItem] = {}
     for item in plan.items:
@@ -297,8 +302,7 @@ def _write(
         if own.tensor_data is None or prod(own.tensor_data.chunk.sizes):
             items.append(own)
             sources[name, own.index.offset] = item
-    fields = {"driver": staged.driver, "path": staged.path, "bucket": staged.bucket}
-    writes = msgspec.structs.replace(orders.writes, **fields)
+    writes = msgspec.structs.replace(orders.writes, location=staged)
     bridge = SaveBridge(planner, sources)
     with bridge.raising():
         written = save.writer.write_data(SavePlan(items, writes), bridge)
@@ -306,10 +310,9 @@ def _write(
     return WriteResult(MetadataIndex("xckpt"), size, _encode(written))
 
 
-def _placeholders(metadata: Metadata) -> dict[str, BytesEntry]:
-    """An entry for each value; its content is not known yet."""
-    return {
-        name: BytesEntry(name, "opaque", 0, 1)
-        for name, leaf in metadata.state_dict_metadata.items()
-        if isinstance(leaf, BytesStorageMetadata)
-    }
+def _in_pieces(metadata: Metadata, name: str) -> bool:
+    """Whether each box of a leaf is an array of its own."""
+    leaf = metadata.state_dict_metadata[name]
+    if not isinstance(leaf, TensorStorageMetadata) or leaf.grid is None:
+        return False
+    return not leaf.grid.is_regular(leaf.size)

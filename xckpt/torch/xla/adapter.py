@@ -1,7 +1,7 @@
 """torch_xla's adapter: tensors on XLA devices, sharded or not, to be saved or to be loaded.
 
 1. The leaves are each `XLAShardedTensor`, each tensor on an XLA device, and `CpuShards`, which are
-   such a tensor's shards on the host (`xckpt.torch.xla.cpu_shards`).
+   such a tensor's shards on the host: made here, or from what torch_xla's own stager makes.
 2. A source learns from the planner how often each box will be read. The first read of any of them
    fetches all shards, since torch_xla has no smaller transfer; each is released after its last
    use, and replicas at once. Each read beyond the announced count transfers again.
@@ -11,10 +11,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,8 +27,8 @@ from xckpt.core.leaf import Copyable
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER as TORCH
-from xckpt.torch.leaf import known_dtype, plain
-from xckpt.torch.xla.cpu_shards import CpuShards, is_staged, staged_shards, unpadded
+from xckpt.torch.leaf import TensorLeaf, known_dtype, plain
+from xckpt.torch.xla import CpuShards
 from xckpt.torch.xla.shards import (
     ShardLayout,
     fetch,
@@ -35,6 +36,7 @@ from xckpt.torch.xla.shards import (
     is_on_xla,
     make,
     publish,
+    unpadded,
     wrap_like,
 )
 from xckpt.torch.xla.spec import stored_sharding
@@ -42,7 +44,7 @@ from xckpt.torch.xla.spec import stored_sharding
 
 @dataclass(slots=True)
 class ShardSource:
-    """A tensor on an XLA device, or its shards on the host, to be saved."""
+    """A tensor on an XLA device to be saved."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -89,7 +91,7 @@ class ShardTarget:
     annotation: str = field(default="", init=False)
     _shards: list[torch.Tensor] = field(default_factory=list, init=False)
     _committed: int = field(default=0, init=False)
-    _made: torch.Tensor | None = field(default=None, init=False)
+    _new: torch.Tensor | None = field(default=None, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -120,10 +122,10 @@ class ShardTarget:
         if self.in_place:
             return self.like
         with self._lock:
-            if self._made is None:
+            if self._new is None:
                 self._publish()  # no box, no commit
-            assert self._made is not None
-            return wrap_like(self._made, self.like)
+            assert self._new is not None
+            return wrap_like(self._new, self.like)
 
     def _holder(self, index: int) -> int:
         return 0 if self.layout.whole else self.layout.holders[index][0]
@@ -160,8 +162,24 @@ class ShardTarget:
         if self.in_place:
             publish(self.like, layout, shards)
         else:
-            self._made = make(self.like, layout, shards)
+            self._new = make(self.like, layout, shards)
         self._shards = []
+
+
+def _is_staged(leaf: object) -> bool:
+    """Whether a leaf is shards on the host: `CpuShards`, or those that torch_xla's stager makes."""
+    helpers = sys.modules.get("torch_xla.experimental.distributed_checkpoint._helpers")
+    return isinstance(leaf, CpuShards) or (
+        helpers is not None and isinstance(leaf, helpers._CpuShards)
+    )
+
+
+def _staged_shards(leaf: object) -> CpuShards:
+    """Shards on the host (`_is_staged`) as `CpuShards`."""
+    if isinstance(leaf, CpuShards):
+        return leaf
+    shards: Any = leaf
+    return CpuShards.from_shards(shards.shards, shards.global_shape)
 
 
 Leaf = torch.Tensor | CpuShards
@@ -172,9 +190,9 @@ class XlaAdapter(Adapter[Leaf]):
 
     def owns(self, leaf: object) -> bool:
         """Whether a leaf is a tensor on an XLA device, or shards of one on the host."""
-        return is_staged(leaf) or (isinstance(leaf, torch.Tensor) and is_on_xla(leaf))
+        return _is_staged(leaf) or (isinstance(leaf, torch.Tensor) and is_on_xla(leaf))
 
-    def describe(self, leaf: Leaf, name: str) -> ShardSource:
+    def describe(self, leaf: Leaf, name: str) -> ShardSource | TensorLeaf:
         """A tensor on an XLA device, or its shards on the host, as a source.
 
         Raises:
@@ -182,14 +200,14 @@ class XlaAdapter(Adapter[Leaf]):
                 leaf.
         """
         if not isinstance(leaf, torch.Tensor):
-            staged = staged_shards(leaf)
-            return ShardSource(
+            staged = _staged_shards(leaf)
+            return TensorLeaf(
                 staged.shape,
                 known_dtype(staged.dtype, name),
                 staged.boxes,
+                staged.tensors,
                 staged.sharded,
                 staged.sharding,
-                lambda: staged.tensors,
             )
         tensor = plain(global_tensor(leaf), name)
         layout = ShardLayout.of(tensor, name)

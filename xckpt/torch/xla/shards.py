@@ -22,6 +22,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any, Final
 
 import torch
@@ -85,13 +86,10 @@ def tiles_of(tensor: torch.Tensor) -> tuple[tuple[int, ...], int]:
     dimension, and the number of replicas where there are several.
     """
     text = _xla()._XLAC._get_xla_sharding_spec(tensor)
-    found = re.search(r"devices=\[([\d,]+)\]", text)
-    counts = [int(count) for count in found[1].split(",")] if found else []
+    devices = re.search(r"devices=\[([\d,]+)\]", text)
+    counts = [int(count) for count in devices[1].split(",")] if devices else []
     tiles = tuple(counts[: tensor.ndim]) or (1,) * tensor.ndim
-    replicas = 1
-    for count in counts[tensor.ndim :]:
-        replicas *= count
-    return tiles, replicas
+    return tiles, prod(counts[tensor.ndim :])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +196,15 @@ def fetch(tensor: torch.Tensor, layout: ShardLayout) -> list[torch.Tensor]:
     if layout.whole:
         return [tensor.detach().cpu()]
     return [data for data, _ in _xla()._XLAC._get_local_shards([tensor])[0]]
+
+
+def unpadded(shards: Sequence[torch.Tensor], layout: ShardLayout) -> list[torch.Tensor]:
+    """The elements of each box; of several devices that hold it, the first one's."""
+    if layout.whole:
+        return list(shards)
+    return [
+        shards[devices[0]][view] for devices, view in zip(layout.holders, layout.views, strict=True)
+    ]
 
 
 def publish(leaf: torch.Tensor, layout: ShardLayout, shards: Sequence[torch.Tensor]) -> None:

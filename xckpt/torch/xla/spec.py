@@ -65,10 +65,10 @@ def named_sharding(
     labels = list(names) or [f"dim{axis}" for axis in range(len(mesh_shape))]
     used = [axis for entry in entries for axis in entry if isinstance(axis, str)]
     if any(name not in labels for name in used):
-        found = _assign(used, mesh_shape, entries, tiles)
-        if found is None:
+        choice = _assign(used, mesh_shape, entries, tiles)
+        if choice is None:
             return None
-        for name, axis in found.items():
+        for name, axis in choice.items():
             labels[axis] = name
     return Sharding(
         axes=tuple(zip(labels, map(int, mesh_shape), strict=True)),
@@ -121,7 +121,7 @@ def _assign(
 
     None if no choice does, or if several do that differ in the size of an axis.
     """
-    found: dict[tuple[int, ...], dict[str, int]] = {}
+    fitting: dict[tuple[int, ...], dict[str, int]] = {}
     for axes in permutations(range(len(mesh_shape)), len(names)):
         choice = dict(zip(names, axes, strict=True))
         parts = [
@@ -129,5 +129,5 @@ def _assign(
             for entry in entries
         ]
         if parts == list(tiles):
-            found.setdefault(tuple(mesh_shape[axis] for axis in axes), choice)
-    return next(iter(found.values())) if len(found) == 1 else None
+            fitting.setdefault(tuple(mesh_shape[axis] for axis in axes), choice)
+    return next(iter(fitting.values())) if len(fitting) == 1 else None

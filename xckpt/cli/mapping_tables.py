@@ -1,0 +1,90 @@
+"""Mappings as rich tables, for a terminal: their rules, what they make, and what `infer` found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from xckpt.cli.tables import empty_table, escaped
+from xckpt.mapping.infer.fold import without_numbers
+from xckpt.mapping.infer.infer import Inference
+from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.rule import Rule
+
+SHOWN_NAMES = 4
+"""Names of one ambiguity that a table spells out; ``--json`` has them all."""
+
+
+def rule_tables(mapping: LeafMapping) -> Iterator[RenderableType]:
+    """A table for each step of a mapping."""
+    columns = ("source", "target", "operations", "type")
+    step: LeafMapping | None = mapping
+    while step is not None:
+        rows = [(*_rule_cells(rule), rule.exactness) for rule in step.rules]
+        yield _titled(f"{len(rows)} rules", columns, rows)
+        step = step.following
+
+
+def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """A line for each leaf that a mapping makes, from their JSON."""
+    rows = [
+        (
+            leaf["name"],
+            f"{leaf['dtype']}{leaf['shape']}",
+            _listed([source or "a constant" for source in leaf["sources"]]),
+            leaf["rule"],
+        )
+        for leaf in leaves
+    ]
+    return _titled(f"{len(rows)} leaves", ("target", "tensor", "made of", "rule"), rows)
+
+
+def inference_tables(inference: Inference) -> Iterator[RenderableType]:
+    """What is certain, ambiguous and left over; names that differ by a number are one line."""
+    rules = [_rule_cells(rule) for rule in inference.mapping.rules]
+    title = f"{len(inference.certain)} certain, in {len(rules)} rules"
+    yield _titled(title, ("source", "target", "operations"), rules)
+    doubts = (
+        (_folded(doubt.sources), _folded(doubt.targets), doubt.reason)
+        for doubt in inference.ambiguous
+    )
+    columns = ("source", "target", "why nothing was chosen", "leaves")
+    yield from _counted(f"{len(inference.ambiguous)} ambiguous", columns, doubts)
+    unmatched = inference.unmatched
+    for side, left in (("source", unmatched.source), ("target", unmatched.target)):
+        reasons = (tuple(map(without_numbers, pair)) for pair in left.items())
+        columns = ("name", "what is known", "leaves")
+        yield from _counted(f"{len(left)} left over of the {side}", columns, reasons)
+
+
+def _rule_cells(rule: Rule) -> tuple[str, str, str]:
+    return " + ".join(rule.source), " + ".join(rule.target), "; ".join(map(str, rule.operations))
+
+
+def _folded(names: Iterable[str]) -> str:
+    return _listed(list(dict.fromkeys(map(without_numbers, names))))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f", and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
+
+
+def _counted(
+    title: str, columns: Sequence[str], rows: Iterable[tuple[str, ...]]
+) -> Iterator[RenderableType]:
+    """A table of the distinct rows, each with how often it is there; nothing if there are none."""
+    counts = Counter(rows)
+    if counts:
+        yield _titled(f"\n{title}", columns, [(*row, str(n)) for row, n in counts.items()])
+
+
+def _titled(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
+    table = empty_table(*columns)
+    for row in rows:
+        table.add_row(*map(escaped, row))
+    return Group(Text(title, "bold"), table)
