@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Start, noted_units
-from xckpt.convert.to_checkpoint import IDENTITY, MakeUnits
+from xckpt.convert.to_checkpoint import IDENTITY
+from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
@@ -92,6 +93,8 @@ class SinkWriter:
     def __init__(self, target: SinkTarget, conversion: bytes) -> None:
         self.target = target
         self.sink: TensorSink | None = None
+        self.bytes_before = 0
+        """Bytes of this rank's share that an earlier process had written, once it is written."""
         self._start = Start(conversion)
         self._token = ""
         self._coordinates = False
@@ -120,9 +123,11 @@ class SinkWriter:
             self.sink = self.target.open(attach=IDENTITY)
         return self.sink
 
-    def write(self, make: MakeUnits) -> None:
+    def write(self, share: UnitShare) -> None:
         """Make and write this rank's units, but for those that are written already."""
-        make(SinkOutput(self._token, self.target, self.sink), self._start, self._staged)
+        output = SinkOutput(self._token, self.target, self.sink)
+        share.make(output, self._start, self._staged)
+        self.bytes_before = share.bytes_before
 
     def commit(self) -> None:
         """Give the output its name; on the coordinator."""

@@ -123,10 +123,19 @@ class _Load:
 
     def alone(self) -> Metadata:
         """All steps in a row: there is no other rank to tell."""
-        plan = self._plan(_Found(*self._find()), 1, is_coordinator=True)
-        (plan,) = self._share([plan])
-        self._read(plan)
-        return self._metadata
+        planner = self._planner
+        _, manifest = self._find()
+        metadata = self.reader.set_up_storage_reader(manifest, 1)
+        planner.set_up_planner(self._state_dict, metadata, True)
+        plan = planner.create_local_plan()
+        check_sources(plan, metadata)
+        plan = self.reader.prepare_local_plan(plan)
+        (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
+        plan = planner.finish_plan(plan)
+        check_sources(plan, metadata)
+        planner.check_plan(plan)
+        self.reader.read_data(plan, planner)
+        return metadata
 
     def together(self, group: Group) -> Metadata:
         """Each step on all ranks, so that a failure of one is a failure of all."""
