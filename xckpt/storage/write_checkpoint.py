@@ -242,7 +242,7 @@ def _pieces_of(
     needed: list[ZarrArray] = []
     for block in items.blocks:
         for leaf in np.unique(block.leaf).tolist():
-            name = items.table.names[leaf]
+            name = items.table[leaf].name
             if name in pieces:
                 _, numbers, _ = intersect(block.boxes.take(block.leaf == leaf), boxes[name])
                 needed += [pieces[name][n] for n in np.unique(numbers).tolist()]
