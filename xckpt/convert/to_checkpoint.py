@@ -88,7 +88,7 @@ class ConvertingWriter(ZarrStorageWriter):
     Args:
         path: see `ZarrStorageWriter`.
         start: which conversion this is.
-        leaf_names: target tensor -> its leaf's name in the checkpoint.
+        leaf_names: mapping name -> name of the leaf in the checkpoint.
         share: this rank's units.
         overwrite: replace a checkpoint that is there.
     """
