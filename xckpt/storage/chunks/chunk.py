@@ -28,12 +28,9 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
-from xckpt.storage.array import open_array
+from xckpt.storage.array import SMALL_BYTES, open_array
 from xckpt.storage.integrity import Integrity, digest_array
 from xckpt.storage.location import Location, file_problem, open_store, storage_errors
-
-SMALL_BYTES = 1 << 18
-"""Chunks up to this size (bytes) are read as values: opening an array would cost more."""
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
 """TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
