@@ -23,7 +23,7 @@ from xckpt.core.adapter import Adapter
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.copies import RebuildRecipe, pinned_memory, plain_recipe, to_copyable
+from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
     Memory,
     TensorLeaf,
@@ -176,7 +176,9 @@ class TorchAdapter(Adapter[torch.Tensor]):
 
     def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
         """Page-locked host memory; None without an accelerator."""
-        return pinned_memory(size)
+        if not torch.accelerator.is_available():
+            return None
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
 
     def open_object(self, node: object, name: str) -> DictState | None:
         """The state dict of an object that has one, or None.

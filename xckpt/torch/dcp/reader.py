@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType as TorchItemType
 from torch.futures import Future
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
@@ -39,8 +40,8 @@ from xckpt.torch.leaf import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a rank's plan tells the coordinator, and the coordinator's answer."""
+class _Announced:
+    """What a rank's plan announces to the coordinator, and the coordinator's answer."""
 
     manifest: bytes
     """Digest of the manifest that the rank has read."""
@@ -98,16 +99,16 @@ class _OpenLoad:
 
     def _unfit(self, item: dcp.ReadItem, stored: StoredObject) -> list[str]:
         """Why an object cannot be given as bytes."""
-        found: list[str] = []
+        problems: list[str] = []
         for name in stored.leaves:
             leaf = self.metadata.state_dict_metadata[name]
             if isinstance(leaf, TensorStorageMetadata):
                 dtype = leaf.properties.dtype
                 if torch_dtype(dtype) is None:
-                    found.append(f"{name}: torch has no dtype {dtype}; load it with xckpt.load")
+                    problems.append(f"{name}: torch has no dtype {dtype}; load it with xckpt.load")
                 elif stored.leaf is not None:
-                    found.append(f"{item.storage_index.fqn}: a tensor, but wanted as bytes")
-        return found
+                    problems.append(f"{item.storage_index.fqn}: a tensor, but wanted as bytes")
+        return problems
 
     def _part(self, number: int, item: dcp.ReadItem, stored: StoredObject) -> list[ReadItem]:
         """The part of a stored tensor that an item wants."""
@@ -122,10 +123,10 @@ class _OpenLoad:
         chunks = leaf.chunks
         if index is None or index >= len(chunks) or chunks[index].offsets != offset:
             index = next((n for n, box in enumerate(chunks) if box.offsets == offset), None)
-        ends = map(sum, zip(item.storage_offsets, item.lengths, strict=True))
-        if index is None or any(e > n for e, n in zip(ends, chunks[index].sizes, strict=True)):
+        part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+        if index is None or not Box.whole(chunks[index].sizes).holds(part):
             raise PlanError(
-                f"{fqn}: {tuple(item.lengths)} elements from {tuple(item.storage_offsets)} of the "
+                f"{fqn}: {part.sizes} elements from {part.offsets} of the "
                 f"stored part at {offset} are wanted, and the checkpoint has no such"
             )
         return [
@@ -134,8 +135,8 @@ class _OpenLoad:
                 MetadataIndex(name, None, number),
                 tuple(item.dest_offsets),
                 MetadataIndex(name, chunks[index].offsets, index),
-                tuple(item.storage_offsets),
-                tuple(item.lengths),
+                part.offsets,
+                part.sizes,
             )
         ]
 
@@ -241,8 +242,8 @@ class XckptStorageReader(dcp.StorageReader):
         load = self._under_way
         load.items, _ = load.translate(plan)
         announced = load.reader.prepare_local_plan(LoadPlan(load.items)).storage_data
-        told = _Told(digest_bytes(load.manifest), len(plan.items), announced)
-        return replace(plan, storage_data=told)
+        data = _Announced(digest_bytes(load.manifest), len(plan.items), announced)
+        return replace(plan, storage_data=data)
 
     def prepare_global_plan(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
         """The plans, with who reads what for whom.
@@ -250,8 +251,7 @@ class XckptStorageReader(dcp.StorageReader):
         Raises:
             StorageError: the checkpoint was replaced while the ranks were opening it.
         """
-        told = [plan.storage_data for plan in plans]
-        known = [each for each in told if isinstance(each, _Told)]
+        known = [p.storage_data for p in plans if isinstance(p.storage_data, _Announced)]
         if len({each.manifest for each in known}) > 1:
             raise StorageError(
                 f"{self.path} was replaced while the ranks opened it, and they see different "
@@ -263,7 +263,7 @@ class XckptStorageReader(dcp.StorageReader):
         ours = [LoadPlan((), storage_data=each.sharing) for each in known]
         shared = self._under_way.reader.prepare_global_plan(ours)
         return [
-            replace(plan, storage_data=_Told(each.manifest, each.items, share.storage_data))
+            replace(plan, storage_data=_Announced(each.manifest, each.items, share.storage_data))
             for plan, each, share in zip(plans, known, shared, strict=True)
         ]
 
@@ -277,8 +277,8 @@ class XckptStorageReader(dcp.StorageReader):
         load = self._under_way
         try:
             items, wanted = load.translate(plan)
-            told = plan.storage_data
-            sharing = told.sharing if isinstance(told, _Told) else None
+            answer = plan.storage_data
+            sharing = answer.sharing if isinstance(answer, _Announced) else None
             if not isinstance(sharing, SharedReads):
                 sharing = SharedReads(0)
             elif items != load.items and (sharing.publish or sharing.sources):
