@@ -19,7 +19,7 @@ from xckpt.core.plan.items import (
     WriteItems,
     WriteItemType,
 )
-from xckpt.engine.wire import SavePlanCodec, decode_load_plan, encode_load_plan
+from xckpt.engine.wire import LoadPlanCodec, SavePlanCodec
 
 
 def encode_plan(plan: SavePlan) -> bytes:
@@ -69,21 +69,21 @@ def test_data_that_messagepack_lacks_is_a_type_error():
 )  # fmt: skip
 def test_a_load_plan_survives_the_way(items, storage_data, planner_data, wanted, problems):
     plan = LoadPlan(items, storage_data, planner_data, wanted, problems)
-    data = encode_load_plan(plan)
-    back = decode_load_plan(data)
+    data = LoadPlanCodec().encode(plan)
+    back = LoadPlanCodec().decode(data)
     # A coordinator hands plans on as they are.
-    assert encode_load_plan(back) == data
+    assert LoadPlanCodec().encode(back) == data
     assert list(back.items) == items and len(back.items) == len(items)
     # The numbers are hints, which equality leaves out.
     for one, other in zip(back.items, items, strict=True):
         assert one.dest_index.index == other.dest_index.index
         assert one.storage_index.index == other.storage_index.index
     assert replace(back, items=items) == plan
-    assert encode_load_plan(back) == data
+    assert LoadPlanCodec().encode(back) == data
 
 
 def test_sent_items_are_added_as_lists_are():
     index = MetadataIndex("a")
     reads = [ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ())]
-    sent = decode_load_plan(encode_load_plan(LoadPlan(reads))).items
+    sent = LoadPlanCodec().decode(LoadPlanCodec().encode(LoadPlan(reads))).items
     assert [*sent, *reads] == sent + reads == reads + sent == reads * 2  # type: ignore[operator]

@@ -24,8 +24,8 @@ from tests.mapping import toys
 from tests.mapping.training import adamw, optax_adamw, train_optax, train_torch
 from xckpt.convert import Rule, TensorSpec, convert, infer, with_optimizer
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.names import specs_of
 from xckpt.mapping.operations import Pad, Scale, Stack, Tie, Transpose, Untie
 from xckpt.mapping.optimizer.states import find_moments
 

@@ -21,8 +21,8 @@ from xckpt.core.metadata import JSONValue
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.formats.detect import open_sink
-from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 

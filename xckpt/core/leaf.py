@@ -26,7 +26,7 @@ from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
 
 
-class _Leaf(Protocol):
+class _TensorLeaf(Protocol):
     """What is known of a tensor on either side."""
 
     @property
@@ -60,7 +60,7 @@ class _Leaf(Protocol):
 
 
 @runtime_checkable
-class SourceLeaf(_Leaf, Protocol):
+class SourceLeaf(_TensorLeaf, Protocol):
     """A tensor to be saved, as one process sees it: a global shape and the local shards."""
 
     @property
@@ -145,7 +145,7 @@ class TransferringLeaf(SourceLeaf, Protocol):
 
 
 @runtime_checkable
-class TargetLeaf(_Leaf, Protocol):
+class TargetLeaf(_TensorLeaf, Protocol):
     """A tensor to be loaded: which boxes are wanted, and where each goes."""
 
     def buffer(self, index: int) -> object:

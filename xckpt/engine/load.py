@@ -12,19 +12,21 @@ A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from xckpt.core.metadata import Metadata
+from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.storage import StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
-from xckpt.engine.wire import decode_load_plan, encode_load_plan
+from xckpt.engine.wire import LoadPlanCodec
 from xckpt.errors import NotACheckpointError
 
 FIND = "read the manifest; nothing was loaded"
@@ -137,15 +139,11 @@ class _Load:
 
     def together(self, group: Group) -> Metadata:
         """Each step on all ranks, so that a failure of one is a failure of all."""
-        is_coordinator = group.rank == group.coordinator
         found = _decode(broadcast(group, FIND, lambda: _encode(_Found(*self._find()))))
-        share = reduce_scatter(
-            group,
-            PLAN,
-            lambda: self._plan(found, group.size, is_coordinator),
-            self._share,
-        )
-        all_reduce(group, READ, lambda: self._read(share), lambda _: b"")
+        is_coordinator = group.rank == group.coordinator
+        plan = partial(self._plan, found, group.size, is_coordinator)
+        share = reduce_scatter(group, PLAN, plan, self._share, LoadPlanCodec())
+        all_reduce(group, READ, partial(self._read, share), lambda _: b"")
         return self._metadata
 
     def _find(self) -> tuple[str, bytes]:
@@ -160,23 +158,24 @@ class _Load:
             self.reader = others.reader(format)
         return format, self.reader.read_metadata()
 
-    def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> bytes:
+    def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
+        """What this rank wants to read."""
         if found.format != OURS and self._others is not None and not is_coordinator:
             self.reader = self._others().reader(found.format)
         self._metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
         self._planner.set_up_planner(self._state_dict, self._metadata, is_coordinator)
         plan = self._planner.create_local_plan()
         check_sources(plan, self._metadata)
-        return encode_load_plan(self.reader.prepare_local_plan(plan))
+        return self.reader.prepare_local_plan(plan)
 
-    def _share(self, plans: list[bytes]) -> Sequence[bytes]:
-        local_plans = [decode_load_plan(plan) for plan in plans]
-        global_plans = self._planner.create_global_plan(local_plans)
-        return [encode_load_plan(plan) for plan in self.reader.prepare_global_plan(global_plans)]
+    def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """What each rank has to read."""
+        return self.reader.prepare_global_plan(self._planner.create_global_plan(plans))
 
-    def _read(self, share: bytes) -> bytes:
+    def _read(self, share: LoadPlan) -> bytes:
+        """Read this rank's share."""
         try:
-            plan = self._planner.finish_plan(decode_load_plan(share))
+            plan = self._planner.finish_plan(share)
             check_sources(plan, self._metadata)
             self._planner.check_plan(plan)
             self.reader.read_data(plan, self._planner)

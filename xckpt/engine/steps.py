@@ -85,25 +85,15 @@ def reduce_scatter(
     if group.size == 1:
         value = codec.decode(codec.encode(local()))
         return codec.decode(codec.encode(decide([value])[0]))
-    outcome, caught = _attempt(lambda: codec.encode(local()))
-    gathered = group.gather(_encode(outcome))
-    answers: list[bytes] | None = None
-    if gathered is not None:
-        data, failures = _collect(gathered)
-        shares: Sequence[bytes] = ()
-        if not failures:
-            shares, decide_error = _attempt_many(
-                lambda: [codec.encode(share) for share in decide(list(map(codec.decode, data)))],
-                group.size,
-            )
-            if decide_error is not None:
-                caught = decide_error
-                failures = [_failure(group.coordinator, decide_error)]
-        answers = [
-            _encode(_Verdict(failures=failures) if failures else _Verdict(shares[rank]))
-            for rank in range(group.size)
-        ]
-    return codec.decode(_answer(step, _verdict(group.scatter(answers)), caught))
+
+    def answers(values: list[T]) -> list[bytes]:
+        shares = decide(values)
+        if len(shares) != group.size:
+            raise ValueError(f"{len(shares)} answers for {group.size} ranks")
+        return [codec.encode(share) for share in shares]
+
+    verdicts, caught = _reduce(group, local, answers, codec)
+    return codec.decode(_answer(step, group.scatter(verdicts), caught))
 
 
 def all_reduce(
@@ -120,20 +110,8 @@ def all_reduce(
     """
     if group.size == 1:
         return decide([codec.decode(codec.encode(local()))])
-    outcome, caught = _attempt(lambda: codec.encode(local()))
-    gathered = group.gather(_encode(outcome))
-    answer: bytes | None = None
-    if gathered is not None:
-        data, failures = _collect(gathered)
-        verdict = _Verdict(failures=failures)
-        if not failures:
-            decided, decide_error = _attempt(lambda: decide(list(map(codec.decode, data))))
-            verdict = _Verdict(decided.data)
-            if decide_error is not None:
-                caught = decide_error
-                verdict = _Verdict(failures=[_failure(group.coordinator, decide_error)])
-        answer = _encode(verdict)
-    return _answer(step, _verdict(group.broadcast(answer)), caught)
+    verdicts, caught = _reduce(group, local, lambda values: [decide(values)], codec)
+    return _answer(step, group.broadcast(verdicts[0] if verdicts else None), caught)
 
 
 def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
@@ -144,47 +122,53 @@ def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
     """
     if group.size == 1:
         return decide()
-    answer: bytes | None = None
-    caught: BaseException | None = None
+    verdicts, caught = None, None
     if group.rank == group.coordinator:
-        outcome, caught = _attempt(decide)
-        failures = [] if caught is None else [_failure(group.rank, caught)]
-        answer = _encode(_Verdict(outcome.data, failures))
-    return _answer(step, _verdict(group.broadcast(answer)), caught)
+        verdicts, caught = _verdicts(group, lambda: [decide()])
+    return _answer(step, group.broadcast(verdicts[0] if verdicts else None), caught)
 
 
-def _attempt(call: Callable[[], bytes]) -> tuple[_Outcome, Exception | None]:
+def _reduce(
+    group: Group,
+    local: Callable[[], T],
+    decide: Callable[[list[T]], Sequence[bytes]],
+    codec: Codec[T],
+) -> tuple[list[bytes] | None, Exception | None]:
+    """Gather what every rank made: the verdicts, on the coordinator, and what this rank raised."""
+    caught: Exception | None = None
     try:
-        return _Outcome(call()), None
+        outcome = _Outcome(codec.encode(local()))
     except Exception as error:
-        return _Outcome(failure=_failure(0, error)[1:]), error
-
-
-def _attempt_many(
-    call: Callable[[], Sequence[bytes]], size: int
-) -> tuple[Sequence[bytes], Exception | None]:
-    try:
-        answers = call()
-        if len(answers) != size:
-            raise ValueError(f"{len(answers)} answers for {size} ranks")
-        return answers, None
-    except Exception as error:
-        return (), error
-
-
-def _failure(rank: int, error: BaseException) -> tuple[int, str, str]:
-    # A message that could not be sent would leave the other ranks waiting.
-    message = str(error).encode("utf-8", "backslashreplace").decode()
-    return rank, type(error).__name__, message
-
-
-def _collect(gathered: Sequence[bytes]) -> tuple[list[bytes], list[tuple[int, str, str]]]:
+        outcome, caught = _Outcome(failure=_failure(error)), error
+    gathered = group.gather(_encode(outcome))
+    if gathered is None:
+        return None, caught
     outcomes = [_outcome(item) for item in gathered]
     failures = [(rank, *o.failure) for rank, o in enumerate(outcomes) if o.failure is not None]
-    return [o.data for o in outcomes], failures
+    if failures:
+        return [_encode(_Verdict(failures=failures))] * group.size, caught
+    return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]))
 
 
-def _answer(step: str, verdict: _Verdict, caught: BaseException | None) -> bytes:
+def _verdicts(
+    group: Group, decide: Callable[[], Sequence[bytes]]
+) -> tuple[list[bytes], Exception | None]:
+    """The coordinator's answers, encoded; or its failure for every rank, and what it raised."""
+    try:
+        return [_encode(_Verdict(answer)) for answer in decide()], None
+    except Exception as error:
+        failure = (group.coordinator, *_failure(error))
+        return [_encode(_Verdict(failures=[failure]))] * group.size, error
+
+
+def _failure(error: Exception) -> tuple[str, str]:
+    # A message that could not be sent would leave the other ranks waiting.
+    return type(error).__name__, str(error).encode("utf-8", "backslashreplace").decode()
+
+
+def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
+    """The coordinator's answer to this rank, which may have caught an exception of its own."""
+    verdict = _verdict(data)
     if verdict.failures:
         failures = [RankFailure(*failure) for failure in verdict.failures]
         raise RanksFailedError.of(step, failures) from caught

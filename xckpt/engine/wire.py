@@ -157,22 +157,23 @@ class _EncodedItems(Sequence[ReadItem]):
         return [*other, *self]
 
 
-def encode_load_plan(plan: LoadPlan) -> bytes:
-    """A load plan as bytes.
+class LoadPlanCodec:
+    """Encodes and decodes load plans."""
 
-    Raises:
-        TypeError: MessagePack cannot carry planner_data or storage_data.
-    """
-    items = plan.items
-    raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-    return _sendable(
-        _LoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, plan.problems)
-    )
+    def encode(self, plan: LoadPlan) -> bytes:
+        """A plan as bytes.
 
+        Raises:
+            TypeError: MessagePack cannot carry planner_data or storage_data.
+        """
+        items = plan.items
+        raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
+        return _sendable(
+            _LoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, plan.problems)
+        )
 
-def decode_load_plan(data: bytes) -> LoadPlan:
-    """A load plan from bytes; inverse of `encode_load_plan`."""
-    wire = _decode_load_plan(data)
-    return LoadPlan(
-        _EncodedItems(wire.items), wire.storage_data, wire.planner_data, wire.names, wire.problems
-    )
+    def decode(self, data: bytes) -> LoadPlan:
+        """A plan from bytes; inverse of `encode`."""
+        wire = _decode_load_plan(data)
+        items = _EncodedItems(wire.items)
+        return LoadPlan(items, wire.storage_data, wire.planner_data, wire.names, wire.problems)

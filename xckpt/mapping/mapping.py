@@ -19,7 +19,7 @@ from typing import Any
 import tomli_w
 
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.names import specs_of
 from xckpt.mapping.operations import is_list, is_table
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import Resolution, ResolvedMapping, resolve_rules

@@ -4,17 +4,25 @@
    string "0" are one, since a layer's number is the one here and the other there.
 2. Inside a key, ``%`` and ``/`` become ``%25`` and ``%2F``.
 3. `by_mapping_name` turns leaf names into mapping names; two leaves of one name are refused.
-4. `tree_of` makes nested dicts with string keys of mapping names.
+4. `specs_of` has the shapes and dtypes of a tree's arrays by mapping name.
+5. `tree_of` makes nested dicts with string keys of mapping names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 from urllib.parse import unquote
 
+import numpy as np
+
+from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.names import join_keys, split_name
-from xckpt.core.tree import unflatten
+from xckpt.core.tree import flatten, unflatten
+from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import ManifestError, MappingError
+from xckpt.mapping.operations import is_table
+from xckpt.mapping.spec import TensorSpec
 
 
 def mapping_name(keys: Sequence[str | int]) -> str:
@@ -59,6 +67,49 @@ def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
     if problems:
         raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
     return found
+
+
+def specs_of(tree: object) -> dict[str, TensorSpec]:
+    """Mapping name -> shape and dtype of every array of a tree.
+
+    Leaves that are no arrays of the format's dtypes (numbers, texts, JAX's random keys) are left
+    out.
+
+    Args:
+        tree: nested containers of anything with ``.shape`` and ``.dtype``, or `TensorSpec` by
+            mapping name, which is returned as it is.
+
+    Raises:
+        MappingError: two leaves have one mapping name; all such are listed.
+
+    Example:
+        >>> specs_of({"layers": [{"kernel": np.zeros((2, 3), np.float16)}], "step": 7})
+        {'layers/0/kernel': TensorSpec(shape=(2, 3), dtype='float16')}
+    """
+    if _are_specs(tree):
+        return dict(tree)
+    specs: dict[str, TensorSpec] = {}
+    for name, leaf in flatten(tree, loaded_adapters()).leaves.items():
+        shape, dtype = getattr(leaf, "shape", None), _dtype(getattr(leaf, "dtype", None))
+        if shape is not None and dtype is not None:
+            specs[name] = TensorSpec(tuple(int(size) for size in shape), dtype)
+    return {name: specs[leaf_name] for name, leaf_name in by_mapping_name(specs).items()}
+
+
+def _are_specs(tree: object) -> TypeGuard[Mapping[str, TensorSpec]]:
+    """Whether a tree is a dict of nothing but specs."""
+    return is_table(tree) and all(isinstance(value, TensorSpec) for value in tree.values())
+
+
+def _dtype(dtype: object) -> str | None:
+    """The format's name of a dtype of any framework; None if it has none."""
+    text = str(dtype).removeprefix("torch.")
+    if text in DTYPES:
+        return text
+    try:
+        return dtype_name(np.dtype(dtype))  # type: ignore[call-overload]
+    except TypeError:
+        return None
 
 
 def tree_of(leaves: Mapping[str, object]) -> object:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 
@@ -65,6 +65,37 @@ class Affine:
         if not factors or 0 in factors.values():
             raise MappingError(f"{{{text}}} has no index in it")
         return cls(tuple(factors.items()), constant)
+
+    @classmethod
+    def through(cls, names: Sequence[str], points: Mapping[tuple[int, ...], int]) -> Affine | None:
+        """The sum that gives a number at each point of a grid; None if there is none.
+
+        Every factor is 1 or more; that of an index with a single value is 1.
+
+        Args:
+            names: of the indices.
+            points: values of the indices -> the number there.
+
+        Example:
+            >>> print(Affine.through(["n"], {(0,): 5, (1,): 7, (2,): 9}))
+            2*n+5
+        """
+        columns = [sorted(set(column)) for column in zip(*points, strict=True)]
+        if set(points) != set(product(*columns)):
+            return None
+        first = tuple(column[0] for column in columns)
+        factors = [1] * len(columns)
+        for place, column in enumerate(columns):
+            if len(column) > 1:
+                second = (*first[:place], column[1], *first[place + 1 :])
+                factors[place] = (points[second] - points[first]) // (column[1] - column[0])
+        at_first = sum(factor * value for factor, value in zip(factors, first, strict=True))
+        line = cls(tuple(zip(names, factors, strict=True)), points[first] - at_first)
+        fits = all(
+            line.at(dict(zip(names, point, strict=True))) == number
+            for point, number in points.items()
+        )
+        return line if fits and line.constant >= 0 and all(each > 0 for each in factors) else None
 
     def at(self, values: Mapping[str, Value]) -> int:
         """The number for these indices."""
@@ -273,3 +304,8 @@ def skeleton(name: str) -> tuple[str, list[str]]:
         ('layers.0.fc0', ['12', '1'])
     """
     return _DIGITS.sub("0", name), _DIGITS.findall(name)
+
+
+def literal(text: str) -> str:
+    """A pattern that is just this text."""
+    return text.replace("{", "{{").replace("}", "}}")

@@ -29,7 +29,7 @@ from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.load_checks import compare
 from xckpt.core.plan.wanted import local_reads
 from xckpt.core.values import encode_value, value_kind
-from xckpt.engine.wire import decode_load_plan, encode_load_plan
+from xckpt.engine.wire import LoadPlanCodec
 from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError, XckptError
 
 Moments = namedtuple("Moments", "mu nu")
@@ -94,7 +94,7 @@ def load(
 ) -> Any:
     """All hooks in order, on one rank."""
     planner.set_up_planner(like, store.metadata(containers), True)  # type: ignore[arg-type]
-    plan = decode_load_plan(encode_load_plan(planner.create_local_plan()))
+    plan = LoadPlanCodec().decode(LoadPlanCodec().encode(planner.create_local_plan()))
     (plan,) = planner.create_global_plan([plan])
     plan = planner.finish_plan(plan)
     store.serve(planner, list(plan.items))
@@ -185,7 +185,7 @@ def test_every_difference_of_every_rank_is_in_one_error():
     plans = []
     for planner, like in zip(planners, likes, strict=True):
         planner.set_up_planner(like, store.metadata())
-        plans.append(decode_load_plan(encode_load_plan(planner.create_local_plan())))
+        plans.append(LoadPlanCodec().decode(LoadPlanCodec().encode(planner.create_local_plan())))
     with pytest.raises(TreeMismatchError, match="strict=False") as caught:
         planners[0].create_global_plan(plans)
     assert caught.value.problems == (

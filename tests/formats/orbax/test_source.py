@@ -188,7 +188,11 @@ def climb(document: dict) -> None:
 
 FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no JSON": (lambda p: (p / "_METADATA").write_text("{"), xckpt.ManifestError, "damaged"),
-    "a list": (lambda p: (p / "_METADATA").write_text("[]"), xckpt.ManifestError, "no tree_meta"),
+    "a list": (
+        lambda p: (p / "_METADATA").write_text("[]"),
+        xckpt.ManifestError,
+        "damaged: .*array",
+    ),
     "an unknown kind": (
         lambda p: edit(p, lambda d: entry(d, "one")["value_metadata"].update(value_type="pickle")),
         xckpt.ManifestError,
@@ -197,7 +201,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "no keys": (
         lambda p: edit(p, lambda d: entry(d, "one").pop("key_metadata")),
         xckpt.ManifestError,
-        "'one'.*no key path",
+        "'one'.*missing required field `key_metadata`",
     ),
     "a position that is none": (
         lambda p: edit(p, lambda d: entry(d, "one")["key_metadata"][0].update(key_type=1)),
@@ -207,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
     "flags that are none": (
         lambda p: edit(p, lambda d: d.update(use_zarr3="yes")),
         xckpt.ManifestError,
-        "no booleans",
+        "damaged: .*bool.*use_zarr3",
     ),
     "a name that climbs": (
         lambda p: edit(p, climb),

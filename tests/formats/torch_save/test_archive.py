@@ -21,8 +21,9 @@ from xckpt.errors import (
     UnsafePickleError,
     UnsupportedLeafError,
 )
-from xckpt.formats.torch_save import archive as archives
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save import values
+from xckpt.formats.torch_save.archive import Archive, Where
+from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.torch.leaf import from_numpy
 
 
@@ -64,7 +65,6 @@ def test_a_view_of_a_larger_storage_anywhere_in_a_file(
     found = opened(folder, archive(view), before, after).value()
     assert isinstance(found, MappedTensor)
     assert raw(from_numpy(found.array())) == raw(view)
-    assert found.nbytes == view.nbytes
 
 
 def test_mapped_memory_is_not_writable(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_tensors_without_plain_elements_are_refused(kind: str, tmp_path: Path) -
 def test_a_value_that_repeats_itself_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archives, "MOST_PARTS", 1000)
+    monkeypatch.setattr(values, "MOST_PARTS", 1000)
     value: list[Any] = []
     value.append(value)
     with pytest.raises(UnsupportedLeafError, match="containers deep"):

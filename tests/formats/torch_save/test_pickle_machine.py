@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 from xckpt.formats.dcp import metadata
 from xckpt.formats.torch_save import values
-from xckpt.formats.torch_save.pickle_machine import load
-from xckpt.formats.torch_save.symbols import Record, Symbol, as_record
+from xckpt.formats.torch_save.pickle_machine import Record, Symbol, load
 
 PROTOCOLS = [2, 3, 4, 5]
 SCALARS = (
@@ -89,7 +88,7 @@ def test_shared_and_nested_values_come_back_shared() -> None:
 
 def test_instances_are_described() -> None:
     data = pickle.dumps(Path("/a/b"), 2)
-    described = load(data, {f"{Path('/').__class__.__module__}.PosixPath": as_record})
+    described = load(data, {f"{Path('/').__class__.__module__}.PosixPath": Record})
     assert isinstance(described, Record)
     assert described.arguments == ("/", "a", "b")
 

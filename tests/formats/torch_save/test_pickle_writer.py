@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xckpt.formats.torch_save.pickle_machine import load
+from xckpt.formats.torch_save.pickle_machine import Record, Symbol, load
 from xckpt.formats.torch_save.pickle_writer import Call, Outside, PickledObject, dump
-from xckpt.formats.torch_save.symbols import Symbol, as_record
 from xckpt.formats.torch_save.values import NAMES
 
 SCALARS = (
@@ -78,7 +77,7 @@ def test_the_memo_of_many_strings() -> None:
 def test_descriptions() -> None:
     value = {"when": Call("datetime.date", (2024, 2, 29)), "kind": Symbol("datetime.date")}
     assert pickle.loads(dump(value)) == {"when": datetime.date(2024, 2, 29), "kind": datetime.date}
-    record: Any = load(dump(PickledObject("module.Class", {"a": 1})), {"module.Class": as_record})
+    record: Any = load(dump(PickledObject("module.Class", {"a": 1})), {"module.Class": Record})
     assert (record.name, record.arguments, record.state) == ("module.Class", (), {"a": 1})
 
     class Unpickler(pickle.Unpickler):

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tests.formats.arrays import filled, same_bits
 from tests.support.examples import examples
 from xckpt.core.dtypes import DTYPES
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.archive import Archive, Where
+from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.torch.leaf import to_numpy, torch_dtype
 

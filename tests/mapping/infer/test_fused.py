@@ -26,7 +26,7 @@ from tests.mapping.infer.test_infer import (
 from tests.mapping.toys import HEADS, WIDTH
 from xckpt.convert import with_optimizer
 from xckpt.mapping.infer.infer import Inference, infer
-from xckpt.mapping.infer.leaf_names import specs_of
+from xckpt.mapping.names import specs_of
 
 WORDS = np.random.default_rng(3).standard_normal((2, 5, WIDTH), np.float32)
 OTHERS = np.random.default_rng(4).standard_normal((2, 6, WIDTH), np.float32)

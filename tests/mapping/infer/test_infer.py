@@ -17,8 +17,8 @@ from tests.convert.carrying import carried, numbered
 from tests.mapping import toys
 from xckpt.errors import MappingError
 from xckpt.mapping.infer.infer import Inference, infer
-from xckpt.mapping.infer.leaf_names import specs_of
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.names import specs_of
 
 FLOAT32_ROUNDING = 2e-6
 

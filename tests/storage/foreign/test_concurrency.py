@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.errors import CorruptCheckpointError, ManifestError, UnsafePickleError, XckptError
+from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.paths import find_path
+
+
+def numbers(count: int) -> Iterator[tuple[str, int]]:
+    return ((f"item {n}", n) for n in range(count))
 
 
 def test_answers_come_in_their_order(tmp_path: Path) -> None:
     for path in (tmp_path, find_path("memory://anywhere")):
-        assert map_concurrently(path, lambda n: n * n, range(100)) == [n * n for n in range(100)]
+        assert map_named(path, lambda n: n * n, numbers(100)) == [n * n for n in range(100)]
 
 
 def test_only_a_bucket_is_asked_from_several_threads(tmp_path: Path) -> None:
     here = threading.get_ident()
-    assert set(map_concurrently(tmp_path, lambda _: threading.get_ident(), range(9))) == {here}
+    assert set(map_named(tmp_path, lambda _: threading.get_ident(), numbers(9))) == {here}
     assert reading_threads(tmp_path) is None
     # Each waits for the other, so both are under way at once.
     meeting = threading.Barrier(2, timeout=20)
-    assert sorted(
-        map_concurrently(find_path("memory://any"), lambda _: meeting.wait(), range(2))
-    ) == [0, 1]
+    assert sorted(map_named(find_path("memory://any"), lambda _: meeting.wait(), numbers(2))) == [
+        0,
+        1,
+    ]
 
 
-def test_the_first_error_is_raised() -> None:
+def test_an_error_that_is_no_fault_of_an_item_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        map_concurrently(find_path("memory://any"), lambda n: 1 // n, range(3))
+        map_named(find_path("memory://any"), lambda n: 1 // n, numbers(3))
+
+
+@pytest.mark.parametrize("place", ["local", "memory://any"])
+def test_all_faults_of_the_worst_kind_are_listed(tmp_path: Path, place: str) -> None:
+    faults: list[XckptError] = [
+        CorruptCheckpointError("cut"),
+        ManifestError("odd"),
+        UnsafePickleError("os.system"),
+        ManifestError.listing("two", ["a", "b"]),
+    ]
+
+    def fail(number: int) -> None:
+        raise faults[number]
+
+    path = tmp_path if place == "local" else find_path(place)
+    with pytest.raises(UnsafePickleError, match="1 entries") as caught:
+        map_named(path, fail, numbers(4))
+    assert caught.value.problems == ("item 2: os.system",)
+    faults[2] = CorruptCheckpointError("cut too")
+    with pytest.raises(ManifestError, match="3 entries") as listed:
+        map_named(path, fail, numbers(4))
+    assert listed.value.problems == ("item 1: odd", "item 3: a", "item 3: b")

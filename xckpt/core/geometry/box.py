@@ -182,6 +182,14 @@ class Boxes(Sequence[Box]):
         """
         return _whole(tuple(shape))
 
+    @classmethod
+    def concatenated(cls, parts: Sequence[Boxes]) -> Boxes:
+        """The boxes of several (at least one) of the same rank, one after the other."""
+        return cls(
+            np.concatenate([part.offsets for part in parts]),
+            np.concatenate([part.sizes for part in parts]),
+        )
+
     @property
     def rank(self) -> int:
         """Number of dimensions."""

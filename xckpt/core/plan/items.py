@@ -195,6 +195,13 @@ class Block:
     """Leaf numbers, (n,)."""
     boxes: Boxes
 
+    @classmethod
+    def of(cls, numbered: Iterable[tuple[int, Boxes]]) -> Block:
+        """The boxes of each leaf number given, of which there is at least one."""
+        numbers, boxes = zip(*numbered, strict=True)
+        leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
+        return cls(leaf, Boxes.concatenated(boxes))
+
 
 class WriteItems(Sequence[WriteItem]):
     """The items of a save as columns; items are made on demand.

@@ -121,18 +121,12 @@ def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:
     Returns:
         The rank of each part, (n,), and the parts' boxes.
     """
-    ranks: list[Int64s] = []
-    offsets: list[Int64s] = []
-    sizes: list[Int64s] = []
+    ranks, boxes = [np.zeros(0, np.int64)], [layout.boxes[:0]]
     for part in layout.parts:
-        chosen = _choose(part, loads)
-        ranks.append(chosen.ravel())
-        offsets.append(part.offsets.reshape(part.bytes.size, layout.boxes.rank))
-        sizes.append(part.sizes.reshape(part.bytes.size, layout.boxes.rank))
-    if not ranks:
-        empty = np.zeros((0, layout.boxes.rank), np.int64)
-        return np.zeros(0, np.int64), Boxes(empty, empty)
-    return np.concatenate(ranks), Boxes(np.concatenate(offsets), np.concatenate(sizes))
+        ranks.append(_choose(part, loads).ravel())
+        shape = (part.bytes.size, layout.boxes.rank)
+        boxes.append(Boxes(part.offsets.reshape(shape), part.sizes.reshape(shape)))
+    return np.concatenate(ranks), Boxes.concatenated(boxes)
 
 
 def _choose(part: Parts, loads: Int64s) -> Int64s:

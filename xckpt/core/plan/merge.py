@@ -9,8 +9,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import prod
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItem
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
 from xckpt.core.tree import unflatten
 from xckpt.errors import ManifestError, PlanError
+
+_Share = tuple[int, NDArray[np.int64], Boxes]
+"""A leaf's number, ranks that write parts of it, (n,), and the box that each of them writes."""
 
 
 def global_plan(
@@ -167,30 +172,27 @@ def _collect(
             gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
     shards: dict[int, LeafShards] = {}
     for parts in gathered.values():
-        leaf = np.concatenate([part[0] for part in parts])
+        leaves, boxes, ranks = zip(*parts, strict=True)
+        leaf = np.concatenate(leaves)
         order = np.argsort(leaf, kind="stable")
-        leaf = leaf[order]
-        offsets = np.concatenate([part[1].offsets for part in parts])[order]
-        sizes = np.concatenate([part[1].sizes for part in parts])[order]
-        ranks = np.repeat(
-            np.array([part[2] for part in parts], np.int64), [len(part[0]) for part in parts]
-        )[order]
-        present = np.flatnonzero(np.bincount(leaf, minlength=len(table.names)))
-        starts = np.searchsorted(leaf, present)
-        stops = np.searchsorted(leaf, present, side="right")
-        for number, a, b in zip(present.tolist(), starts.tolist(), stops.tolist(), strict=True):
-            shards[number] = LeafShards(
-                table.shapes[number],
-                _bytes_of(table, number),
-                Boxes(offsets[a:b], sizes[a:b]),
-                ranks[a:b],
-            )
+        ordered = Boxes.concatenated(boxes).take(order)
+        rank = np.repeat(np.array(ranks, np.int64), list(map(len, leaves)))[order]
+        for number, part in _runs(leaf[order]):
+            shape, item_bytes = table.shapes[number], _bytes_of(table, number)
+            shards[number] = LeafShards(shape, item_bytes, ordered[part], rank[part])
     no_ranks = np.zeros(0, np.int64)
     return [
         shards.get(number)
         or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), no_ranks)
         for number, shape in enumerate(table.shapes)
     ]
+
+
+def _runs(ordered: NDArray[np.integer]) -> Iterator[tuple[int, slice]]:
+    """(number, where it stands) for each distinct number of a sorted column."""
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    for start, stop in pairwise([*starts, len(ordered)]):
+        yield int(ordered[start]), slice(start, stop)
 
 
 def _bytes_of(table: LeafTable, number: int) -> int:
@@ -225,7 +227,7 @@ def _share_all(
         for leaf, layout in zip(shards, layouts, strict=True)
     ]
     order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
-    shared: dict[int, list[tuple[int, NDArray[np.int64], Boxes]]] = {}
+    shared: dict[int, list[_Share]] = {}
     settled: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
     for number in order:
         layout = layouts[number]
@@ -239,22 +241,20 @@ def _share_all(
             ranks, boxes, added = settled[id(layout)]
             loads += added
         shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
+    return _blocks(shared, size)
+
+
+def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Block]]:
+    """Shared leaves as blocks for each of ``size`` ranks, those of few dimensions first."""
     blocks: list[list[Block]] = [[] for _ in range(size)]
-    for _, parts in sorted(shared.items()):
-        parts.sort(key=lambda part: part[0])
-        leaf = np.repeat(
-            np.array([part[0] for part in parts], np.int32), [len(part[1]) for part in parts]
-        )
-        rank = np.concatenate([part[1] for part in parts])
-        order_by_rank = np.argsort(rank, kind="stable")
-        leaf = leaf[order_by_rank]
-        offsets = np.concatenate([part[2].offsets for part in parts])[order_by_rank]
-        sizes = np.concatenate([part[2].sizes for part in parts])[order_by_rank]
-        bounds = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=size))]).tolist()
-        for number in range(size):
-            a, b = bounds[number], bounds[number + 1]
-            if a < b:
-                blocks[number].append(Block(leaf[a:b], Boxes(offsets[a:b], sizes[a:b])))
+    for _, shares in sorted(shared.items()):
+        numbers, ranks, boxes = zip(*sorted(shares, key=itemgetter(0)), strict=True)
+        whole = Block.of(zip(numbers, boxes, strict=True))
+        rank = np.concatenate(ranks)
+        order = np.argsort(rank, kind="stable")
+        leaf, ordered = whole.leaf[order], whole.boxes.take(order)
+        for number, part in _runs(rank[order]):
+            blocks[number].append(Block(leaf[part], ordered[part]))
     return blocks
 
 

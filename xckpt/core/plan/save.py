@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -271,14 +271,5 @@ def local_plan(
             described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
             rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
         by_rank.setdefault(boxes.rank, []).append((number, boxes))
-    blocks = [_block(numbered) for _, numbered in sorted(by_rank.items())]
+    blocks = [Block.of(numbered) for _, numbered in sorted(by_rank.items())]
     return SavePlan(WriteItems(LeafTable.of(rows), blocks), containers=containers)
-
-
-def _block(numbered: Sequence[tuple[int, Boxes]]) -> Block:
-    leaf = np.repeat(
-        np.array([number for number, _ in numbered], np.int32),
-        [len(boxes) for _, boxes in numbered],
-    )
-    offsets = np.concatenate([boxes.offsets for _, boxes in numbered])
-    return Block(leaf, Boxes(offsets, np.concatenate([boxes.sizes for _, boxes in numbered])))

@@ -10,8 +10,8 @@ from typing import Final
 
 from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
 from xckpt.formats.torch_save.archive import Where
+from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Call, PickledObject, dump
-from xckpt.formats.torch_save.symbols import Symbol
 
 _VERSION: Final = "1.0.0"
 """torch's own version of the schema."""

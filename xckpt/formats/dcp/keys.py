@@ -126,7 +126,12 @@ def name_leaves(fqns: Iterable[str], mappings: Iterable[Mapping[str, KeyPath]]) 
         other = takers.setdefault(name, fqn)
         if other != fqn:
             problems.append(f"{name}: both {other!r} and {fqn!r} lead there")
-    containers = {join_keys(path): "list" for path in _lists(chosen.values())}
+    # With gaps, ints stay keys of a dict: a pipeline stage may have some entries of a list.
+    containers = {
+        join_keys(path): "list"
+        for path, below in keys_below(chosen.values()).items()
+        if below == set(range(len(below)))
+    }
     try:
         unflatten(dict.fromkeys(names.values()), containers)
     except ManifestError as error:
@@ -176,17 +181,18 @@ def stored_objects(
     return objects
 
 
-def _lists(paths: Iterable[KeyPath]) -> list[KeyPath]:
-    """The containers whose keys are all of 0, 1, ...; with gaps they stay dicts of ints."""
+def keys_below(paths: Iterable[KeyPath]) -> dict[KeyPath, set[str | int]]:
+    """Key path of each container -> its keys.
+
+    Example:
+        >>> keys_below([("a", "b"), ("a", "c")])[("a",)] == {"b", "c"}
+        True
+    """
     keys: dict[KeyPath, set[str | int]] = {}
     for path in paths:
         for depth, key in enumerate(path):
             keys.setdefault(path[:depth], set()).add(key)
-    return [
-        path
-        for path, below in keys.items()
-        if any(isinstance(key, int) for key in below) and below == set(range(len(below)))
-    ]
+    return keys
 
 
 def _walk(

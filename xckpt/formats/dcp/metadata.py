@@ -23,9 +23,8 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
 from xckpt.formats.torch_save.archive import Where
-from xckpt.formats.torch_save.pickle_machine import load
-from xckpt.formats.torch_save.symbols import Maker, Record, Symbol, as_record
-from xckpt.formats.torch_save.values import DTYPE_NAMES, MOST_DIMENSIONS
+from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
+from xckpt.formats.torch_save.values import BASIC_NAMES, MOST_DIMENSIONS, are_counts
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
@@ -61,12 +60,6 @@ class DCPMetadata:
     """All FQNs, in the order in which they stand in the file."""
 
 
-def _size(dimensions: object = ()) -> Shape:
-    if not _is_shape(dimensions):
-        raise TypeError
-    return dimensions
-
-
 def _layout(name: object) -> object:
     return name
 
@@ -82,12 +75,6 @@ def _member(owner: object, name: object) -> object:
     return Record(owner.name, (name,))
 
 
-def _dict(pairs: object = ()) -> dict[object, object]:
-    if pairs not in ((), []):
-        raise TypeError
-    return {}
-
-
 METADATA: Final = "torch.distributed.checkpoint.metadata"
 """The module of the classes that describe a checkpoint."""
 FILESYSTEM: Final = "torch.distributed.checkpoint.filesystem"
@@ -96,12 +83,10 @@ _SHARDED: Final = "torch.distributed._shard.sharded_tensor.metadata"  # until to
 _ENUMS: Final = (f"{METADATA}._MEM_FORMAT_ENCODING", f"{_SHARDED}.MEM_FORMAT_ENCODING")
 
 NAMES: Final[Mapping[str, Maker | None]] = {
-    **{f"torch.{name}": None for name in DTYPE_NAMES},
-    "torch.Size": _size,
+    **BASIC_NAMES,
     "torch.serialization._get_layout": _layout,
-    "collections.OrderedDict": _dict,
     **{
-        f"{METADATA}.{name}": as_record
+        f"{METADATA}.{name}": Record
         for name in (
             "Metadata",
             "TensorStorageMetadata",
@@ -112,11 +97,11 @@ NAMES: Final[Mapping[str, Maker | None]] = {
             "StorageMeta",
         )
     },
-    f"{_SHARDED}.TensorProperties": as_record,
-    **dict.fromkeys(_ENUMS, as_record),
+    f"{_SHARDED}.TensorProperties": Record,
+    **dict.fromkeys(_ENUMS, Record),
     "builtins.getattr": _member,
     "__builtin__.getattr": _member,
-    f"{FILESYSTEM}._StorageInfo": as_record,
+    f"{FILESYSTEM}._StorageInfo": Record,
     # The folder that it was written to.
     **{
         f"{module}.{name}": _path
@@ -188,7 +173,7 @@ class _Reader:
         for index, info in storage_data.items():
             key = _fields(index, "MetadataIndex")
             name, offset = key.get("fqn"), key.get("offset")
-            if not isinstance(name, str) or not (offset is None or _is_shape(offset)):
+            if not isinstance(name, str) or not (offset is None or are_counts(offset)):
                 raise ManifestError("an index in its storage_data has no name")
             place = self._where(name, _fields(info, "_StorageInfo", name))
             if places.setdefault((name, offset), place) != place:
@@ -197,7 +182,8 @@ class _Reader:
 
     def _where(self, name: str, info: Mapping[str, object]) -> Where:
         file, offset, length = (info.get(k) for k in ("relative_path", "offset", "length"))
-        if not isinstance(file, str) or not _is_count(offset) or not _is_count(length):
+        extent = (offset, length)
+        if not isinstance(file, str) or not are_counts(extent):
             raise ManifestError(f"{name}: where it is stored is not a file and a range")
         _check_file(file, name)
         descriptors = info.get("transform_descriptors")
@@ -208,7 +194,7 @@ class _Reader:
             self.unsupported.append(
                 f"{name}: stored through the extension {names}; load and save it with torch"
             )
-        return Where(file, offset, length)
+        return Where(file, *extent)
 
     def _place(self, name: str, offset: Shape | None) -> Where:
         place = self.places.get((name, offset))
@@ -219,7 +205,7 @@ class _Reader:
 
     def _tensor(self, name: str, entry: Mapping[str, object]) -> StoredTensor | None:
         shape, chunks = entry.get("size"), entry.get("chunks")
-        if not _is_shape(shape) or not isinstance(chunks, list):
+        if not are_counts(shape) or not isinstance(chunks, list):
             raise ManifestError(f"{name}: a tensor without a size or chunks")
         if len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_ELEMENTS:
             raise ManifestError(f"{name}: an absurd shape, {_shown(shape)}")
@@ -274,7 +260,7 @@ class _Reader:
         for name in described:
             path = given.get(name)
             whole = isinstance(path, tuple) and all(
-                isinstance(key, str) or _is_count(key) for key in path
+                isinstance(key, str) or are_counts((key,)) for key in path
             )
             paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
         return paths
@@ -294,14 +280,8 @@ def _kind(value: object) -> str:
     return value.name if isinstance(value, Record | Symbol) else type(value).__name__
 
 
-def _is_count(value: object) -> TypeGuard[int]:
-    return type(value) is int and 0 <= value < 1 << 62
-
-
-def _is_shape(value: object, rank: int | None = None) -> TypeGuard[Shape]:
-    if not isinstance(value, tuple) or rank not in (None, len(value)):
-        return False
-    return all(_is_count(size) for size in value)
+def _is_shape(value: object, rank: int) -> TypeGuard[Shape]:
+    return are_counts(value) and len(value) == rank
 
 
 def _shown(shape: Shape) -> str:

@@ -35,7 +35,8 @@ from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
+from xckpt.formats.torch_save.archive import Archive, Where
+from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.storage.location import storage_errors
 

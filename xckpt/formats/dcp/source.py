@@ -1,45 +1,51 @@
 """A folder of torch.distributed.checkpoint (DCP) as a source; neither torch nor pickle is needed.
 
-1. ``.metadata`` is described, and the elements of every chunk are found and checked
-   (`xckpt.formats.dcp.folder`). Key paths become names, as torch keeps them.
-2. A box is read from the chunks that it meets, each by its strides (`file_ranges`).
+1. ``.metadata`` is described without unpickling it (`xckpt.formats.dcp.metadata`).
+2. The elements of each chunk are found in the ``.distcp`` files (`xckpt.formats.torch_save`) and
+   checked against the metadata. Every fault of every entry is found before any is reported.
+3. Key paths become a tree, as torch keeps them.
+4. A box is read from the chunks that it meets (`MappedSource`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections import OrderedDict
 from collections.abc import Mapping
-from threading import Lock
-from typing import Final
+from contextlib import closing
+from functools import partial
+from itertools import islice
+from operator import call
+from typing import Any, Final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes, intersect
-from xckpt.core.leaf import LazySource
-from xckpt.core.tree import flatten
-from xckpt.core.values import value_kind
-from xckpt.errors import UnsupportedLeafError
-from xckpt.formats.dcp.folder import MappedParts, parse_metadata, read_metadata, read_tree
+from xckpt.core.geometry.box import Box
+from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.tree import DEEPEST, flatten, unflatten
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    UnsafePickleError,
+    UnsupportedLeafError,
+)
+from xckpt.formats.dcp.keys import keys_below
+from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, parse
 from xckpt.formats.opaque import Opaque
-from xckpt.formats.source import TensorSource
-from xckpt.formats.strided_ranges import cheap_together
-from xckpt.formats.torch_save.source import read_mapped
-from xckpt.mapping.names import by_mapping_name
-from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import reading_threads
-from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath, find_path, naming
+from xckpt.formats.torch_save.archive import Archive, Where
+from xckpt.formats.torch_save.source import MappedParts, MappedSource
+from xckpt.formats.torch_save.values import MappedTensor
+from xckpt.storage.foreign.concurrency import map_named
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.paths import FilePath, find_path, named, naming
 from xckpt.storage.location import storage_errors
 
 MOST_OPEN: Final = 64
 """Files that are held open at a time."""
+MOST_POSITIONS: Final = 1 << 20
+"""Longest list of entries, those included that are absent."""
 
 
-class DCPSource(TensorSource):
+class DCPSource(MappedSource):
     """A DCP folder, as a source of tensors.
 
     Args:
@@ -55,6 +61,7 @@ class DCPSource(TensorSource):
         PlanError: chunks overlap, or elements are in none.
 
     Example:
+        >>> import numpy as np
         >>> import xckpt
         >>> from xckpt.convert import convert
         >>> _ = xckpt.save("memory://for-dcp", {"model": {"w": np.arange(6.0)}, "step": 7})
@@ -65,79 +72,153 @@ class DCPSource(TensorSource):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
-        folder = self.path = find_path(path)
-        self.threads = reading_threads(self.path)
-        data = read_metadata(folder)
+        folder = find_path(path)
+        data = _read_metadata(folder)
+        with naming(folder / ".metadata"):
+            described = parse(data)
+        leaves = _read_entries(folder, described, opaque)
         with naming(folder):
-            flat = flatten(read_tree(folder, parse_metadata(folder, data), opaque=opaque))
-            self.leaf_names = by_mapping_name(flat.leaves)
-        self.containers = flat.containers
-        self._tensors: dict[str, tuple[Boxes, MappedParts]] = {}
-        self.specs = {}
-        self.values = {}
-        self._sort({name: flat.leaves[leaf] for name, leaf in self.leaf_names.items()})
-        self._state = hashlib.sha256(data)
-        self._files: OrderedDict[FilePath, RangeFile] = OrderedDict()
-        self._lock = Lock()
-
-    def _sort(self, leaves: Mapping[str, object]) -> None:
-        """Divide the leaves into tensors and values."""
-        specs: dict[str, TensorSpec] = {}
-        values: dict[str, object] = {}
-        problems: list[str] = []
-        for name, leaf in leaves.items():
-            if isinstance(leaf, LazySource) and isinstance(leaf.read, MappedParts):
-                specs[name] = TensorSpec(leaf.shape, leaf.dtype)
-                self._tensors[name] = leaf.boxes, leaf.read
-            elif value_kind(leaf) is not None or isinstance(leaf, Opaque):
-                values[name] = leaf
-            else:
-                problems.append(f"{name}: a {type(leaf).__qualname__} is neither tensor nor value")
-        if problems:
-            raise UnsupportedLeafError.listing(f"{self.path}: it cannot be read", problems)
-        self.specs, self.values = specs, values
-
-    def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any part is as good; in a bucket what one request brings."""
-        _, mapped = self._tensors[name]
-        if not mapped.parts:
-            return (1,) * len(self.specs[name].shape)
-        first = mapped.parts[0]
-        free_bytes = StoredFile.free_bytes if isinstance(self.path, StoredPath) else 0
-        return cheap_together(first.shape, first.strides, item_size(first.dtype), free_bytes)
-
-    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
-        """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
-
-        Raises:
-            CorruptCheckpointError: a file is shorter than it was.
-            StorageError: a file cannot be read.
-        """
-        boxes, mapped = self._tensors[name]
-        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), boxes)
-        for number, part in zip(numbers.tolist(), shared, strict=True):
-            tensor = mapped.parts[number]
-            offsets = part.relative_to(boxes[number].offsets).offsets
-            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
-            with storage_errors(f"{tensor.path}: {name}"):
-                read_mapped(self._open(tensor.path), tensor, offsets, region)
-
-    def _open(self, path: FilePath) -> RangeFile:
-        """A file; it stays open until many others were opened, and as long as it is being read."""
-        with self._lock:
-            file = self._files.get(path)
-            if file is None:
-                file = self._files[path] = open_file(path)
-            self._files.move_to_end(path)
-            if len(self._files) > MOST_OPEN:
-                self._files.popitem(last=False)
-            return file
+            tree = flatten(_tree(described, leaves))
+        super().__init__(folder, tree, MOST_OPEN)
+        self._state = hashlib.sha256(data).digest()
 
     def identity(self) -> bytes:
         """A digest of ``.metadata``."""
-        return self._state.digest()
+        return self._state
 
-    def close(self) -> None:
-        """Close the files."""
-        with self._lock:
-            self._files.clear()
+
+def _read_metadata(folder: FilePath) -> bytes:
+    """The bytes of ``.metadata``.
+
+    Raises:
+        NotACheckpointError: there is none.
+        ManifestError: it is absurdly long.
+        StorageError: it cannot be read.
+    """
+    path = folder / ".metadata"
+    if not path.is_file():
+        own = [part.name for part in named(folder, ".metadata") if part.name.startswith("__")]
+        hint = (
+            f"it holds {', '.join(own[:3])}, which ranks wrote each for itself (use_collectives="
+            f"False); such folders are not read"
+            if own
+            else "check the path, or whether the save finished"
+        )
+        raise NotACheckpointError(f"{folder} is no DCP folder: there is no .metadata in it; {hint}")
+    with storage_errors(path), closing(open_file(path)) as file:
+        data = file.whole(MAX_BYTES)
+    if data is None:
+        raise ManifestError(f"{path}: it is over {MAX_BYTES:,} bytes long")
+    return data
+
+
+def _read_entries(folder: FilePath, described: DCPMetadata, opaque: bool) -> dict[str, object]:
+    """FQN -> a tensor, or the value of an object, with a `MappedTensor` for each tensor in it.
+
+    Raises:
+        XckptError: entries are damaged, foreign or not representable; all of the worst kind are
+            listed.
+    """
+    readers: list[tuple[str, partial[Any]]] = []
+    for name in described.order:
+        if name in described.objects:
+            readers.append((name, partial(_object, folder, described.objects[name], opaque)))
+            continue
+        tensor = described.tensors[name]
+        readers += [
+            (f"{name}: chunk {box}", partial(_chunk, folder, where, tensor.dtype, box))
+            for box, where in zip(tensor.boxes, tensor.places, strict=True)
+        ]
+    read = iter(map_named(folder, call, readers))
+    return {
+        name: MappedParts(t.shape, t.dtype, t.boxes, tuple(islice(read, len(t.boxes))))
+        if (t := described.tensors.get(name))
+        else next(read)
+        for name in described.order
+    }
+
+
+def _chunk(folder: FilePath, where: Where, dtype: str, box: Box) -> MappedTensor:
+    """A chunk of a tensor.
+
+    Raises:
+        XckptError: it cannot be read, or is not what the metadata say.
+    """
+    part = Archive.open(folder, where).value()
+    if not isinstance(part, MappedTensor):
+        stored = f"a {type(part).__name__}"
+    elif (part.dtype, part.shape) != (dtype, box.sizes):
+        stored = f"{part.dtype} of shape {part.shape}"
+    else:
+        return part
+    raise CorruptCheckpointError(
+        f"the metadata say {dtype} of shape {box.sizes}, but {where.file} holds {stored}"
+    )
+
+
+def _object(folder: FilePath, where: Where, opaque: bool) -> object:
+    """The value of an entry of bytes.
+
+    Raises:
+        UnsupportedLeafError: it is no plain value, and ``opaque`` is False.
+        CorruptCheckpointError: the file is missing, truncated or damaged.
+    """
+    try:
+        value = Archive.open(folder, where).value()
+        flatten(value)
+    except (UnsafePickleError, UnsupportedLeafError) as error:
+        if opaque:
+            return Opaque(partial(_content, folder, where))
+        reason = "; ".join(error.problems) or str(error)
+        raise UnsupportedLeafError(
+            f"no plain value: {reason}; opaque=True keeps its bytes as they are"
+        ) from error
+    return value
+
+
+def _content(folder: FilePath, where: Where) -> bytes:
+    """The bytes of an entry."""
+    path = folder / where.file
+    with storage_errors(path), closing(open_file(path)) as file:
+        return file.fetch([(where.offset, where.offset + where.length)])[0]
+
+
+def _tree(described: DCPMetadata, leaves: Mapping[str, object]) -> object:
+    """The tree of key paths: an int is a position in a list, a string a key of a dict.
+
+    Where an entry of a list is absent, torch too puts None.
+
+    Raises:
+        ManifestError: two entries have one path, or one lies inside another; all are listed.
+    """
+    entries: dict[str, object] = {}
+    paths: list[KeyPath] = []
+    problems: list[str] = []
+    for fqn, leaf in leaves.items():
+        path = described.paths[fqn]
+        name = join_keys(path)
+        if name in entries:
+            problems.append(f"{fqn}: another entry has its place {name} too")
+        if len(path) > DEEPEST:
+            problems.append(f"{fqn}: more than {DEEPEST} containers deep")
+            continue
+        entries[name] = leaf
+        paths.append(path)
+    lists: list[KeyPath] = []
+    for path, below in keys_below(paths).items():
+        positions = {key for key in below if isinstance(key, int)}
+        if positions != below:
+            continue
+        lists.append(path)
+        last = max(positions)
+        if last >= MOST_POSITIONS:
+            problems.append(f"{join_keys(path)}: a list with an entry at {last:,}")
+            continue
+        absent = set(range(last)) - positions
+        entries.update({join_keys((*path, number)): None for number in absent})
+    try:
+        if not problems:
+            return unflatten(entries, {join_keys(path): "list" for path in lists})
+    except ManifestError as error:
+        problems += error.problems or (str(error),)
+    raise ManifestError.listing("the entries make up no tree", problems)

@@ -2,7 +2,7 @@
 
 1. `find_item` goes from what the user gave to the folder with ``_METADATA``: itself, the one item
    of a step, or the one step of a `CheckpointManager`. Where there are several, they are named.
-2. The tree is read from ``_METADATA`` (`orbax_tree`), strings from ``_strings.json``.
+2. The tree is read from ``_METADATA`` (`xckpt.formats.orbax.tree`), strings from ``_strings.json``.
 3. Arrays are opened and checked before anything is read (`xckpt.storage.foreign.zarr_arrays`).
 
 Orbax and JAX are not needed.
@@ -14,7 +14,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +26,6 @@ from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
     NotACheckpointError,
-    UnsupportedLeafError,
-    XckptError,
 )
 from xckpt.formats.orbax.tree import (
     ARRAYS,
@@ -38,13 +36,14 @@ from xckpt.formats.orbax.tree import (
     Leaf,
     Tree,
     folders_in,
+    parse_json,
     parse_tree,
     steps_in,
 )
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.files import read_whole, state_of
 from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named, naming
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
@@ -144,31 +143,16 @@ class OrbaxSource(TensorSource):
         if ocdbt and not (self.path / "manifest.ocdbt").is_file():
             raise CorruptCheckpointError(f"{self.path}: manifest.ocdbt is missing")
         folder = ZarrFolder(self.path, ocdbt=ocdbt, fill_missing=tree.fill_missing)
-        arrays: dict[str, StoredZarr] = {}
-        faults: dict[type[XckptError], list[str]] = {}
 
-        def opened(name: str) -> StoredZarr | XckptError:
-            stored = leaves[name].stored_name
-            problem = file_name_problem(stored)
+        def opened(leaf: Leaf) -> StoredZarr:
+            problem = file_name_problem(leaf.stored_name)
             if problem:
-                return ManifestError(f"its name {problem}")
-            try:
-                return folder.open(stored, version=tree.zarr_version)
-            except (CorruptCheckpointError, UnsupportedLeafError) as error:
-                return error
+                raise ManifestError(f"its name {problem}")
+            return folder.open(leaf.stored_name, version=tree.zarr_version)
 
-        names = [n for n, leaf in leaves.items() if leaf.kind in ARRAYS or leaf.kind == "scalar"]
-        for name, array in zip(names, map_concurrently(self.path, opened, names), strict=True):
-            if isinstance(array, XckptError):
-                faults.setdefault(type(array), []).append(f"{name}: {array}")
-            else:
-                arrays[name] = array
-        for kind in (ManifestError, CorruptCheckpointError, UnsupportedLeafError):
-            problems = faults.get(kind)
-            if not problems:
-                continue
-            raise kind.listing(f"{self.path}: {len(problems)} leaves cannot be read", problems)
-        return arrays
+        stored = {n: leaf for n, leaf in leaves.items() if leaf.kind in ARRAYS | {"scalar"}}
+        arrays = map_named(self.path, opened, stored.items())
+        return dict(zip(stored, arrays, strict=True))
 
     def _values(
         self, leaves: Mapping[str, Leaf], arrays: Mapping[str, StoredZarr]
@@ -191,7 +175,7 @@ class OrbaxSource(TensorSource):
         with naming(path):
             if not path.is_file():
                 raise CorruptCheckpointError("missing")
-            return _json_object(read_whole(path, MAX_BYTES))
+            return parse_json(read_whole(path, MAX_BYTES), dict[str, object])
 
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
@@ -200,13 +184,17 @@ class OrbaxSource(TensorSource):
             if not path.name.startswith("process_"):
                 continue
             with naming(path):
-                listed = _json_object(read_whole(path, MAX_BYTES)).get("array_metadatas")
+                document = parse_json(read_whole(path, MAX_BYTES), dict[str, object])
+            listed = document.get("array_metadatas")
             for each in listed if isinstance(listed, list) else ():
-                entry = each.get("array_metadata") if isinstance(each, dict) else None
-                extra = entry.get("ext_metadata") if isinstance(entry, dict) else None
-                kind = extra.get("random_key_impl") if isinstance(extra, dict) else None
-                if isinstance(entry, dict) and isinstance(kind, str):
-                    kinds[str(entry.get("param_name"))] = f"prng_key:{kind}"
+                match each:
+                    case {
+                        "array_metadata": {
+                            "param_name": str(stored),
+                            "ext_metadata": {"random_key_impl": str(kind)},
+                        }
+                    }:
+                        kinds[stored] = f"prng_key:{kind}"
         names = {leaf.stored_name: name for name, leaf in leaves.items()}
         return {names[stored]: text for stored, text in kinds.items() if stored in names}
 
@@ -238,16 +226,6 @@ class OrbaxSource(TensorSource):
 
     def close(self) -> None:
         """Nothing is stored open beyond this object's life."""
-
-
-def _json_object(text: bytes) -> dict[str, object]:
-    try:
-        decoded = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"damaged: {str(error)[:200]}") from error
-    if not isinstance(decoded, dict):
-        raise ManifestError("damaged: it is no JSON object")
-    return cast(dict[str, object], decoded)
 
 
 def _containers(tree: Tree) -> dict[str, str]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeVar
+
+import msgspec
 
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError
@@ -20,7 +22,6 @@ from xckpt.storage.foreign.paths import FilePath, named
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"
-
 
 SEQUENCE: Final = 1
 DICT: Final = 2
@@ -33,6 +34,9 @@ CONTAINERS: Final[Mapping[str, str]] = {
 }
 """Kind of an empty container -> kind of `xckpt.core.tree`."""
 KINDS: Final = ARRAYS | frozenset(CONTAINERS) | {"scalar", "string", "None"}
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,43 @@ class Tree:
     """What the user gave along."""
 
 
+class _Key(msgspec.Struct):
+    key: str
+    key_type: Literal[1, 2]
+
+
+class _Value(msgspec.Struct):
+    value_type: str
+
+
+class _Entry(msgspec.Struct):
+    """What the document says of one leaf."""
+
+    key_metadata: list[_Key]
+    value_metadata: _Value
+
+
+class _Document(msgspec.Struct):
+    tree_metadata: dict[str, object]
+    use_ocdbt: bool | None = None
+    use_zarr3: bool | None = None
+    store_array_data_equal_to_fill_value: object = None
+    custom_metadata: object = None
+
+
+def parse_json(text: bytes, type: type[T]) -> T:
+    """A JSON document of a type.
+
+    Raises:
+        ManifestError: it is damaged, or of another type.
+    """
+    try:
+        # Unlike msgspec's decoder, Python's reads the NaN that Python's encoder writes.
+        return msgspec.convert(json.loads(text), type)
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"damaged: {str(error)[:200]}") from error
+
+
 def parse_tree(text: bytes) -> Tree:
     """What a ``_METADATA`` says.
 
@@ -73,54 +114,40 @@ def parse_tree(text: bytes) -> Tree:
         >>> parse_tree(encode_tree([Leaf(("a", "b"), "np.ndarray")])).leaves
         (Leaf(keys=('a', 'b'), kind='np.ndarray'),)
     """
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(f"damaged: {str(error)[:200]}") from error
-    entries = document.get("tree_metadata") if isinstance(document, dict) else None
-    if not isinstance(entries, dict):
-        raise ManifestError("damaged: there is no tree_metadata")
+    document = parse_json(text, _Document)
     leaves: list[Leaf] = []
     problems: list[str] = []
-    for name, entry in entries.items():
-        leaf = _leaf(entry)
-        if isinstance(leaf, Leaf):
-            leaves.append(leaf)
-        else:
-            problems.append(f"{name}: {leaf}")
+    for name, entry in document.tree_metadata.items():
+        try:
+            leaves.append(_leaf(msgspec.convert(entry, _Entry)))
+        except ValueError as error:
+            problems.append(f"{name}: {str(error)[:200]}")
     if problems:
         raise ManifestError.listing("the tree cannot be read", problems)
-    flags = {key: document.get(key) for key in ("use_ocdbt", "use_zarr3")}
-    if not all(flag is None or isinstance(flag, bool) for flag in flags.values()):
-        raise ManifestError("damaged: use_ocdbt and use_zarr3 are no booleans")
     return Tree(
         tuple(leaves),
-        flags["use_ocdbt"],
-        3 if flags["use_zarr3"] else 2,
-        document.get("store_array_data_equal_to_fill_value") is not True,
-        document.get("custom_metadata"),
+        document.use_ocdbt,
+        3 if document.use_zarr3 else 2,
+        document.store_array_data_equal_to_fill_value is not True,
+        document.custom_metadata,
     )
 
 
-def _leaf(entry: object) -> Leaf | str:
-    """A leaf, or what is wrong with it."""
-    if not isinstance(entry, dict):
-        return "no entry"
-    value = entry.get("value_metadata")
-    kind = value.get("value_type") if isinstance(value, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
-        return f"a leaf of kind {str(kind)[:60]!r}, which is unknown"
-    path = entry.get("key_metadata")
-    if not isinstance(path, list):
-        return "no key path"
+def _leaf(entry: _Entry) -> Leaf:
+    """The leaf of an entry.
+
+    Raises:
+        ValueError: it is of an unknown kind, or a position in a sequence is no number.
+    """
+    kind = entry.value_metadata.value_type
+    if kind not in KINDS:
+        raise ValueError(f"a leaf of kind {kind[:60]!r}, which is unknown")
     keys: list[str | int] = []
-    for each in path:
-        key = each.get("key") if isinstance(each, dict) else None
-        if not isinstance(key, str) or each.get("key_type") not in (SEQUENCE, DICT):
-            return "a key without a type"
-        if each["key_type"] == SEQUENCE and not (key.isascii() and key.isdigit()):
-            return f"the position {key[:40]!r} in a sequence"
-        keys.append(int(key) if each["key_type"] == SEQUENCE else key)
+    for each in entry.key_metadata:
+        in_sequence = each.key_type == SEQUENCE
+        if in_sequence and not (each.key.isascii() and each.key.isdigit()):
+            raise ValueError(f"the position {each.key[:40]!r} in a sequence")
+        keys.append(int(each.key) if in_sequence else each.key)
     return Leaf(tuple(keys), kind)
 
 

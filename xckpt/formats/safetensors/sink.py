@@ -1,6 +1,6 @@
 """safetensors files as a sink: one file, or a folder of files with an index, as others write them.
 
-1. The plan knows every shape, and so every byte's place (`safetensors_header.lay_out`).
+1. The plan knows every shape, and so every byte's place (`lay_out`).
 2. The layout is the files themselves, with their headers and as long as they will be.
 3. Boxes are written straight to their places, from any thread or process.
 

@@ -1,9 +1,9 @@
 """safetensors files as a source: one file, or several with ``model.safetensors.index.json``.
 
 1. `file_sets` says which files a path means.
-2. Each file's header is read and checked (`safetensors_header`), then held against the index. All
-   faults of all files are one error, before a byte of any tensor is read.
-3. A box is read with as few calls as its rows allow (`file_ranges`); nothing is mapped.
+2. Each file's header is read and checked (`parse_header`), then compared with the index. All faults
+   of all files are one error, before a byte of any tensor is read.
+3. A box is read with as few calls as its rows allow (`FileTensor`); nothing is mapped.
 
 The format has no checksums: what is verified is that headers and files fit each other.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -26,10 +25,8 @@ from xckpt.core.values import decode_value
 from xckpt.errors import (
     ManifestError,
     StorageError,
-    UnsupportedLeafError,
-    XckptError,
 )
-from xckpt.formats.file_sets import Files, find_files, owners_of
+from xckpt.formats.file_sets import find_files, owners_of
 from xckpt.formats.safetensors.header import (
     Header,
     TensorSpan,
@@ -41,7 +38,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.strided_ranges import FileTensor, cheap_together, row_major
 from xckpt.mapping.names import keys_of, mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
+from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.files import RangeFile, open_file
 from xckpt.storage.foreign.paths import FilePath, existing_path, naming
 from xckpt.storage.location import storage_errors
@@ -82,14 +79,18 @@ class SafetensorsSource(TensorSource):
         self.path = existing_path(path)
         self.threads = reading_threads(self.path)
         files = find_files(self.path, SUFFIX)
-        self._files: dict[FilePath, RangeFile] = {}
-        headers = self._headers(files)
-        owners = owners_of(files, {file: header.places for file, header in headers.items()})
+        opened = map_named(self.path, _open, [(file.name, file) for file in files.paths])
+        self._state = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
+        contents = {file.path: header.places for file, header, _ in opened}
+        self._files = {file.path: file for file, _, _ in opened}
         self._places = {
-            mapping_name([name]): (self._files[file], headers[file].places[name])
-            for name, file in owners.items()
+            mapping_name([name]): (self._files[path], contents[path][name])
+            for name, path in owners_of(files, contents).items()
         }
-        texts = _metadata(headers)
+        # Of texts with the same key in several files the first counts.
+        texts = {
+            k: text for _, header, _ in reversed(opened) for k, text in header.metadata.items()
+        }
         self.values = _values(self.path, texts.pop(VALUES, None))
         """Python values that xckpt has put there, by mapping name."""
         self.metadata = texts
@@ -98,23 +99,6 @@ class SafetensorsSource(TensorSource):
             name: TensorSpec(place.shape, place.dtype) for name, (_, place) in self._places.items()
         }
         self.leaf_names = {name: join_keys(keys_of(name)) for name in (*self.specs, *self.values)}
-
-    def _headers(self, files: Files) -> dict[FilePath, Header]:
-        headers: dict[FilePath, Header] = {}
-        faults: dict[type[XckptError], list[str]] = {}
-        self._state = hashlib.sha256()
-        for path, found in zip(
-            files.paths, map_concurrently(self.path, _look, files.paths), strict=True
-        ):
-            if isinstance(found, XckptError):
-                told = found.problems or (str(found),)
-                faults.setdefault(type(found), []).extend(f"{path.name}: {line}" for line in told)
-                continue
-            self._files[path], headers[path], state = found
-            self._state.update(state)
-        for kind, problems in faults.items():
-            raise kind.listing(f"{self.path} cannot be read", problems)
-        return headers
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """1 in each dimension: any part is as good; in a bucket what one request brings."""
@@ -135,7 +119,7 @@ class SafetensorsSource(TensorSource):
 
     def identity(self) -> bytes:
         """A digest of the files' headers, sizes and times of change."""
-        return self._state.digest()
+        return self._state
 
     def close(self) -> None:
         """Close the files."""
@@ -143,21 +127,21 @@ class SafetensorsSource(TensorSource):
             file.close()
 
 
-def _look(
-    path: FilePath,
-) -> tuple[RangeFile, Header, bytes] | ManifestError | UnsupportedLeafError:
-    """A file, its header, and what changes when it does; or what is wrong with the header."""
+def _open(path: FilePath) -> tuple[RangeFile, Header, bytes]:
+    """A file, its header, and what changes when it does.
+
+    Raises:
+        ManifestError: the header is damaged.
+        UnsupportedLeafError: tensors of a dtype that the format lacks.
+        StorageError: it is no plain file, or cannot be read.
+    """
     with storage_errors(path):
         if not path.is_file():
             raise StorageError(f"{path} is no plain file")
         file = open_file(path)
-        try:
-            length = header_length(file.head(8), file.most_bytes)
-            [text] = file.fetch([(8, 8 + length)])
-            header = parse_header(text, file.size(lambda: stated_size(text)))
-        except (ManifestError, UnsupportedLeafError) as error:
-            file.close()
-            return error
+        length = header_length(file.head(8), file.most_bytes)
+        [text] = file.fetch([(8, 8 + length)])
+        header = parse_header(text, file.size(lambda: stated_size(text)))
         state = f"{path.name} ".encode() + file.state() + hashlib.sha256(text).digest()
         return file, header, state
 
@@ -165,14 +149,6 @@ def _look(
 def _tensor(file: RangeFile, place: TensorSpan) -> FileTensor:
     dtype = numpy_dtype(place.dtype)
     return FileTensor(file, place.start, dtype, place.shape, row_major(place.shape))
-
-
-def _metadata(headers: Mapping[FilePath, Header]) -> dict[str, str]:
-    merged: dict[str, str] = {}
-    for header in headers.values():
-        for key, text in header.metadata.items():
-            merged.setdefault(key, text)
-    return merged
 
 
 def _values(path: FilePath, text: str | None) -> dict[str, object]:

@@ -19,15 +19,63 @@ from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
 
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
-from xckpt.formats.torch_save.symbols import Maker, Record, Symbol
+
+T = TypeVar("T")
+
+Maker = Callable[..., object]
+"""What a call of a symbol gives: a function that takes the call's arguments."""
 
 Step = Callable[["_Machine", Any], None]
 """What an opcode does, given its argument."""
 
 _SCALARS: Final = (str, int, float, bytes, type(None))
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Record:
+    """What would have been an instance; equal only to itself.
+
+    Example:
+        >>> record = Record("module.Class", (1,))
+        >>> record.name, record.arguments, record.state
+        ('module.Class', (1,), None)
+    """
+
+    name: str
+    arguments: tuple[object, ...] = ()
+    state: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A name in a pickle."""
+
+    name: str
+    """Module and qualified name, joined with a dot."""
+    make: Maker | None = None
+    """What a call gives: of `Record`, one of this name; None if nothing may be called."""
+
+    def call(self, arguments: tuple[object, ...]) -> object:
+        """The value of a call of the name.
+
+        Raises:
+            UnsafePickleError: it is nothing to be called.
+            ManifestError: the arguments are not what torch writes.
+        """
+        if self.make is Record:
+            return Record(self.name, arguments)
+        if self.make is None:
+            raise UnsafePickleError(f"it calls {self.name}, which is no function or class")
+        try:
+            return self.make(*arguments)
+        except XckptError:
+            raise
+        except (TypeError, ValueError, UnicodeError) as error:
+            raise ManifestError(f"it calls {self.name} with unusable arguments") from error
 
 
 def load(
@@ -40,7 +88,7 @@ def load(
     Args:
         data: the pickle.
         names: the names that may occur -> what a call gives: a function of the caller's,
-            `as_record`, or None for what is never called.
+            `Record`, or None for what is never called.
         persistent: gives the value of a persistent id.
 
     Raises:
@@ -66,7 +114,7 @@ def load(
                     f"not write"
                 )
             step(machine, argument)
-        return machine.result()
+        return machine.stack[0]
     except XckptError:
         raise
     except (IndexError, KeyError, ValueError, DeprecationWarning) as error:
@@ -77,31 +125,19 @@ def load(
         ) from error
 
 
+@dataclass(slots=True)
 class _Machine:
     """The stack, the memo, and what opcodes do to them."""
 
-    def __init__(
-        self, length: int, names: Mapping[str, Maker | None], persistent: Maker | None
-    ) -> None:
-        self.length = length
-        self.names = names
-        self.persistent = persistent
-        self.position = 0
-        """Where the current opcode is."""
-        self.stack: list[object] = []
-        self.marks: list[int] = []
-        """How long the stack was at each open bracket."""
-        self.memo: list[object] = []
-        self.symbols: dict[str, Symbol] = {}
-
-    def result(self) -> object:
-        """The one value that is left at the end."""
-        if len(self.stack) != 1:
-            raise self.misplaced("STOP")
-        return self.stack[0]
-
-    def push(self, value: object) -> None:
-        self.stack.append(value)
+    length: int
+    names: Mapping[str, Maker | None]
+    persistent: Maker | None
+    position: int = 0
+    """Where the current opcode is."""
+    stack: list[object] = field(default_factory=list[object])
+    marks: list[int] = field(default_factory=list[int])
+    """How long the stack was at each open bracket."""
+    memo: list[object] = field(default_factory=list[object])
 
     def pop(self) -> object:
         """The topmost value; what lies below an open bracket is out of reach."""
@@ -116,26 +152,29 @@ class _Machine:
         del self.stack[start:]
         return values
 
+    def top(self, kind: type[T]) -> T:
+        """The topmost value, which must be a list or dict of the pickle's own."""
+        value = self.stack[-1]
+        if not isinstance(value, kind):
+            raise ManifestError(
+                f"it adds entries to a {type(value).__name__} as if it were a {kind.__name__}"
+            )
+        return value
+
     def symbol(self, name: str) -> Symbol:
-        known = self.symbols.get(name)
-        if known is None:
-            if name not in self.names:
-                raise UnsafePickleError(
-                    f"it names {name[:200]}, which has no place here; nothing was imported or run"
-                )
-            known = self.symbols[name] = Symbol(name, self.names[name])
-        return known
+        if name not in self.names:
+            raise UnsafePickleError(
+                f"it names {name[:200]}, which has no place here; nothing was imported or run"
+            )
+        return Symbol(name, self.names[name])
 
     def remember(self, number: int) -> None:
         """Put the topmost value into the memo; the pickler numbers its entries from 0 up."""
         if not self.stack:
             raise self.misplaced("a memo entry")
-        if number < len(self.memo):
-            self.memo[number] = self.stack[-1]
-        elif number == len(self.memo):
-            self.memo.append(self.stack[-1])
-        else:
+        if number > len(self.memo):
             raise ManifestError(f"memo entry {number:,} is written before the ones below it")
+        self.memo[number : number + 1] = [self.stack[-1]]
 
     def misplaced(self, what: str) -> ManifestError:
         return ManifestError(f"{what} is misplaced at byte {self.position:,} of the pickle")
@@ -159,70 +198,50 @@ def _mark(m: _Machine, _: None) -> None:
 
 
 def _push(m: _Machine, value: object) -> None:
-    m.push(value)
+    m.stack.append(value)
 
 
 def _constant(value: object) -> Step:
-    return lambda m, _: m.push(value)
+    return lambda m, _: m.stack.append(value)
 
 
-def _empty_list(m: _Machine, _: None) -> None:
-    m.push([])
-
-
-def _empty_dict(m: _Machine, _: None) -> None:
-    m.push({})
+def _empty(kind: Callable[[], object]) -> Step:
+    return lambda m, _: m.stack.append(kind())
 
 
 def _tuple_of(count: int) -> Step:
     def make(m: _Machine, _: None) -> None:
         values = [m.pop() for _ in range(count)]
-        m.push(tuple(reversed(values)))
+        m.stack.append(tuple(reversed(values)))
 
     return make
 
 
 def _tuple(m: _Machine, _: None) -> None:
-    m.push(tuple(m.since_mark()))
+    m.stack.append(tuple(m.since_mark()))
 
 
 def _append(m: _Machine, _: None) -> None:
     value = m.pop()
-    _list(m).append(value)
+    m.top(list).append(value)
 
 
 def _appends(m: _Machine, _: None) -> None:
     values = m.since_mark()
-    _list(m).extend(values)
+    m.top(list).extend(values)
 
 
 def _set_item(m: _Machine, _: None) -> None:
     value, key = m.pop(), m.pop()
-    _put(_dict(m), [key, value])
+    _put(m, [key, value])
 
 
 def _set_items(m: _Machine, _: None) -> None:
-    values = m.since_mark()
-    _put(_dict(m), values)
+    _put(m, m.since_mark())
 
 
-def _list(m: _Machine) -> list[object]:
-    """The topmost value, which must be a list of the pickle's own."""
-    value = m.stack[-1]
-    if not isinstance(value, list):
-        raise ManifestError(f"it adds entries to a {type(value).__name__} as if it were a list")
-    return value
-
-
-def _dict(m: _Machine) -> dict[object, object]:
-    """The topmost value, which must be a dict of the pickle's own."""
-    value = m.stack[-1]
-    if not isinstance(value, dict):
-        raise ManifestError(f"it adds entries to a {type(value).__name__} as if it were a dict")
-    return value
-
-
-def _put(into: dict[object, object], values: list[object]) -> None:
+def _put(m: _Machine, values: list[object]) -> None:
+    into = m.top(dict)
     if len(values) % 2:
         raise ManifestError("a dict has a key without a value")
     for key, value in zip(values[::2], values[1::2], strict=True):
@@ -235,21 +254,21 @@ def _put(into: dict[object, object], values: list[object]) -> None:
 
 
 def _global(m: _Machine, name: str) -> None:
-    m.push(m.symbol(name.replace(" ", ".", 1)))
+    m.stack.append(m.symbol(name.replace(" ", ".", 1)))
 
 
 def _stack_global(m: _Machine, _: None) -> None:
     name, module = m.pop(), m.pop()
     if not isinstance(name, str) or not isinstance(module, str):
         raise ManifestError("a name is no string")
-    m.push(m.symbol(f"{module}.{name}"))
+    m.stack.append(m.symbol(f"{module}.{name}"))
 
 
 def _reduce(m: _Machine, _: None) -> None:
     arguments, function = m.pop(), m.pop()
     if not isinstance(function, Symbol) or not isinstance(arguments, tuple):
         raise UnsafePickleError(f"it calls a {type(function).__name__}, which is no function")
-    m.push(function.call(arguments))
+    m.stack.append(function.call(arguments))
 
 
 def _build(m: _Machine, _: None) -> None:
@@ -271,17 +290,13 @@ def _persistent(m: _Machine, _: None) -> None:
     if m.persistent is None or not isinstance(identity, tuple):
         raise UnsafePickleError("it refers to something outside itself")
     try:
-        m.push(m.persistent(*identity))
+        m.stack.append(m.persistent(*identity))
     except TypeError as error:
         raise ManifestError("it refers to a storage in a way that torch does not") from error
 
 
 def _get(m: _Machine, number: int) -> None:
-    m.push(m.memo[number])
-
-
-def _put_memo(m: _Machine, number: int) -> None:
-    m.remember(number)
+    m.stack.append(m.memo[number])
 
 
 def _memoize(m: _Machine, _: None) -> None:
@@ -293,7 +308,9 @@ def _pop(m: _Machine, _: None) -> None:
 
 
 def _stop(m: _Machine, _: None) -> None:
-    """The last opcode; `_Machine.result` looks at the stack."""
+    """The last opcode, which leaves one value."""
+    if len(m.stack) != 1:
+        raise m.misplaced("STOP")
 
 
 _STEPS: Final[Mapping[str, Step]] = {
@@ -307,8 +324,8 @@ _STEPS: Final[Mapping[str, Step]] = {
     "NEWTRUE": _constant(True),
     "NEWFALSE": _constant(False),
     "EMPTY_TUPLE": _constant(()),
-    "EMPTY_LIST": _empty_list,
-    "EMPTY_DICT": _empty_dict,
+    "EMPTY_LIST": _empty(list),
+    "EMPTY_DICT": _empty(dict),
     "TUPLE1": _tuple_of(1),
     "TUPLE2": _tuple_of(2),
     "TUPLE3": _tuple_of(3),
@@ -325,8 +342,8 @@ _STEPS: Final[Mapping[str, Step]] = {
     "BINPERSID": _persistent,
     "BINGET": _get,
     "LONG_BINGET": _get,
-    "BINPUT": _put_memo,
-    "LONG_BINPUT": _put_memo,
+    "BINPUT": _Machine.remember,
+    "LONG_BINPUT": _Machine.remember,
     "MEMOIZE": _memoize,
     "POP": _pop,
     "STOP": _stop,

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xckpt.formats.torch_save.symbols import Symbol
+from xckpt.formats.torch_save.pickle_machine import Symbol
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@
 2. Each archive is described (`xckpt.formats.torch_save.archive`): dicts, lists, tuples, plain
    values, and tensors with their strides and places. Tensors that share a storage are each a
    tensor.
-3. A box is read by its strides straight from the archive (`file_ranges`).
+3. A box is read from the parts of the tensor that it meets, by their strides, straight from the
+   archives (`xckpt.formats.strided_ranges`). A tensor has one part here, several in a DCP folder.
 
 The way in which torch wrote before 1.6 is refused by name, as is whatever is no plain value.
 """
@@ -16,27 +17,29 @@ import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.geometry.box import Box
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box, Boxes, Shape, intersect
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
-from xckpt.core.values import value_kind
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX, Files, find_files, owners_of
 from xckpt.formats.source import TensorSource
-from xckpt.formats.strided_ranges import FileTensor, cheap_together
-from xckpt.formats.torch_save.archive import Archive, MappedTensor, Where
-from xckpt.formats.torch_save.file_range import stated_length
+from xckpt.formats.strided_ranges import cheap_together
+from xckpt.formats.torch_save.archive import Archive, Where, stated_length
+from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
-from xckpt.storage.foreign.concurrency import map_concurrently, reading_threads
-from xckpt.storage.foreign.files import RangeFile, open_file
-from xckpt.storage.foreign.paths import FilePath, existing_path, named, naming
+from xckpt.storage.foreign.concurrency import map_named, reading_threads
+from xckpt.storage.foreign.files import RangeFile, StoredFile, open_file
+from xckpt.storage.foreign.paths import FilePath, StoredPath, existing_path, named, naming
 from xckpt.storage.location import storage_errors
 
 SUFFIXES: Final = (".bin", ".pt", ".pth")
@@ -62,7 +65,81 @@ def _files(path: FilePath) -> Files:
     return Files((files[0],))
 
 
-class TorchSaveSource(TensorSource):
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedParts:
+    """A tensor that lies in files in parts: ``parts[i]`` has the elements of ``boxes[i]``."""
+
+    shape: Shape
+    dtype: str
+    boxes: Boxes
+    parts: tuple[MappedTensor, ...]
+
+
+class MappedSource(TensorSource):
+    """Tensors that lie in archives of `torch.save`, of one part or of several.
+
+    Args:
+        path: where they are.
+        tree: their tree; a tensor is a `MappedTensor` or a `MappedParts`.
+        most_open: how many files are held open at a time; None for all.
+    """
+
+    def __init__(self, path: FilePath, tree: FlatTree, most_open: int | None = None) -> None:
+        self.path = path
+        self.threads = reading_threads(path)
+        self.containers = tree.containers
+        with naming(path):
+            self.leaf_names = by_mapping_name(tree.leaves)
+        leaves = {name: tree.leaves[leaf] for name, leaf in self.leaf_names.items()}
+        self._tensors: dict[str, MappedParts] = {}
+        self.specs, self.values = {}, {}
+        for name, leaf in leaves.items():
+            if isinstance(leaf, MappedTensor):
+                leaf = MappedParts(leaf.shape, leaf.dtype, Boxes.whole(leaf.shape), (leaf,))
+            if isinstance(leaf, MappedParts):
+                self._tensors[name] = leaf
+                self.specs[name] = TensorSpec(leaf.shape, leaf.dtype)
+            else:
+                self.values[name] = leaf
+        self._open_files = lru_cache(most_open)(open_file)
+        self._lock = Lock()
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """1 in each dimension: any part is as good; in a bucket what one request brings."""
+        tensor = self._tensors[name]
+        if not tensor.parts:
+            return (1,) * len(tensor.shape)
+        first = tensor.parts[0]
+        free_bytes = StoredFile.free_bytes if isinstance(self.path, StoredPath) else 0
+        return cheap_together(first.shape, first.strides, item_size(first.dtype), free_bytes)
+
+    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
+        """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
+
+        Raises:
+            CorruptCheckpointError: a file is shorter than it was.
+            StorageError: a file cannot be read.
+        """
+        tensor = self._tensors[name]
+        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), tensor.boxes)
+        for number, part in zip(numbers.tolist(), shared, strict=True):
+            stored = tensor.parts[number]
+            offsets = part.relative_to(tensor.boxes[number].offsets).offsets
+            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
+            with storage_errors(f"{stored.path}: {name}"):
+                stored.read(self._open(stored.path), offsets, region)
+
+    def _open(self, path: FilePath) -> RangeFile:
+        """A file; it stays open until many others were opened, and as long as it is being read."""
+        with self._lock:
+            return self._open_files(path)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._open_files.cache_clear()
+
+
+class TorchSaveSource(MappedSource):
     """Files of `torch.save`, as a source of tensors.
 
     Args:
@@ -89,51 +166,19 @@ class TorchSaveSource(TensorSource):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = existing_path(path)
-        self.threads = reading_threads(self.path)
-        self._state = hashlib.sha256()
-        files = _files(self.path)
-        trees: dict[FilePath, FlatTree] = {}
-        for file, (tree, state) in zip(
-            files.paths, map_concurrently(self.path, _tree, files.paths), strict=True
-        ):
-            trees[file] = tree
-            self._state.update(state)
-        leaves, self.containers = _merged(files, trees)
-        with naming(self.path):
-            self.leaf_names = by_mapping_name(leaves)
-            self._tensors, self.values = split_leaves(self.leaf_names, leaves)
-        self.specs = {
-            name: TensorSpec(tensor.shape, tensor.dtype) for name, tensor in self._tensors.items()
-        }
-        with storage_errors(self.path):
-            self._files: dict[FilePath, RangeFile] = {file: open_file(file) for file in trees}
-
-    def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any part is as good; in a bucket what one request brings."""
-        tensor = self._tensors[name]
-        free_bytes = self._files[tensor.path].free_bytes
-        return cheap_together(tensor.shape, tensor.strides, item_size(tensor.dtype), free_bytes)
-
-    def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
-        """Fill ``into``, of the box's sizes, with the elements of a box; thread-safe.
-
-        Raises:
-            CorruptCheckpointError: the file is shorter than it was.
-            StorageError: it cannot be read.
-        """
-        tensor = self._tensors[name]
-        with storage_errors(f"{tensor.path}: {name}"):
-            read_mapped(self._files[tensor.path], tensor, box.offsets, into)
+        place = existing_path(path)
+        files = _files(place)
+        read = map_named(place, _tree, [(file.name, file) for file in files.paths])
+        trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
+        super().__init__(place, _merged(files, trees))
+        self._state = hashlib.sha256(b"".join(state for _, state in read)).digest()
+        for file in files.paths:  # What takes the place of one from now on is not read.
+            with storage_errors(file):
+                self._open(file)
 
     def identity(self) -> bytes:
         """A digest of the files' pickles, sizes and times of change."""
-        return self._state.digest()
-
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
+        return self._state
 
 
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
@@ -141,62 +186,17 @@ def _tree(path: FilePath) -> tuple[FlatTree, bytes]:
     with storage_errors(path), closing(open_file(path)) as file:
         if file.head(len(LEGACY)) == LEGACY:
             raise UnsupportedLeafError(
-                f"{path}: written by torch before 1.6, whose files are no archives; load it with "
-                f"torch and save it again"
+                "written by torch before 1.6, whose files are no archives; load it with torch and "
+                "save it again"
             )
-        size = file.size(lambda: stated_length(path))
+        size = file.size(lambda: stated_length(file))
         state = file.state()
     archive = Archive.open(path.parent, Where(path.name, 0, size))
     state_text = f"{path.name} ".encode() + state + hashlib.sha256(archive.pickled).digest()
-    with naming(path):
-        return flatten(archive.value()), state_text
+    return flatten(archive.value()), state_text
 
 
-def read_mapped(
-    file: RangeFile, tensor: MappedTensor, offsets: tuple[int, ...], into: NDArray[np.generic]
-) -> None:
-    """Fill ``into`` with a box of a tensor, at ``offsets``.
-
-    Raises:
-        CorruptCheckpointError: the file is shorter than it was.
-        OSError: it cannot be read.
-    """
-    dtype = numpy_dtype(tensor.dtype)
-    stored = FileTensor(file, tensor.position, dtype, tensor.shape, tensor.strides)
-    stored.read(offsets, into)
-    if tensor.conjugated:
-        np.conjugate(into, out=into)
-    if tensor.negated:
-        np.negative(into, out=into)
-
-
-def split_leaves(
-    names: Mapping[str, str], leaves: Mapping[str, object]
-) -> tuple[dict[str, MappedTensor], dict[str, object]]:
-    """Mapping name -> tensor, and mapping name -> value, of leaves by leaf name.
-
-    Raises:
-        UnsupportedLeafError: leaves that are neither; all are listed.
-    """
-    tensors: dict[str, MappedTensor] = {}
-    values: dict[str, object] = {}
-    problems: list[str] = []
-    for name, leaf_name in names.items():
-        leaf = leaves[leaf_name]
-        if isinstance(leaf, MappedTensor):
-            tensors[name] = leaf
-        elif value_kind(leaf) is not None:
-            values[name] = leaf
-        else:
-            problems.append(f"{name}: a {type(leaf).__qualname__} is neither tensor nor value")
-    if problems:
-        raise UnsupportedLeafError.listing("it holds what cannot be read", problems)
-    return tensors, values
-
-
-def _merged(
-    files: Files, trees: Mapping[FilePath, FlatTree]
-) -> tuple[dict[str, object], dict[str, str]]:
+def _merged(files: Files, trees: Mapping[FilePath, FlatTree]) -> FlatTree:
     """The leaves and containers of all files.
 
     Raises:
@@ -204,10 +204,10 @@ def _merged(
     """
     if len(trees) == 1 and files.index is None:
         [tree] = trees.values()
-        return tree.leaves, tree.containers
+        return tree
     index = files.index and {join_keys((name,)): file for name, file in files.index.items()}
     leaves_of = {file: tree.leaves for file, tree in trees.items()}
     owners = owners_of(Files(files.paths, index, files.index_path), leaves_of)
     containers = {name: kind for tree in trees.values() for name, kind in tree.containers.items()}
     containers.pop("", None)  # A file of an empty dict.
-    return {name: leaves_of[file][name] for name, file in owners.items()}, containers
+    return FlatTree({name: leaves_of[file][name] for name, file in owners.items()}, containers)

@@ -1,21 +1,38 @@
-"""The pickle in an archive of `torch.save`, as plain values and descriptions of tensors.
+"""The pickle in an archive of `torch.save`, as plain values and tensors that map the file.
 
 A tensor is pickled as a call of one of torch's rebuilding functions with a storage, an offset, a
-shape and strides; a storage is a persistent id. Here such a call makes a `View` of a `Storage`, and
-the few classes that plain values need make those values. Nothing of torch is imported or called.
+shape and strides; a storage is a persistent id. Nothing of torch is imported or called:
+
+1. The pickle is described (`xckpt.formats.torch_save.pickle_machine`). The archive says where a
+   storage lies, and a call that rebuilds a tensor makes a `MappedTensor` of it.
+2. The few classes that plain values need make those values.
+3. What is neither is refused, and so is a value of too many parts or containers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Final, TypeGuard
 
-from xckpt.core.dtypes import DTYPES
-from xckpt.formats.torch_save.pickle_machine import load
-from xckpt.formats.torch_save.symbols import Maker, Symbol
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import DTYPES, item_size, numpy_dtype
+from xckpt.core.geometry.box import Shape
+from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError
+from xckpt.formats.strided_ranges import FileTensor
+from xckpt.formats.torch_save.pickle_machine import Maker, Symbol, load
+from xckpt.storage.foreign.files import RangeFile
+from xckpt.storage.foreign.paths import FilePath
 
 MOST_DIMENSIONS: Final = 32
+MOST_PARTS: Final = 1_000_000
+"""Most parts of a value: a pickle of some bytes can refer to one list a million times."""
+DEEPEST: Final = 64
+"""Most containers around a value."""
 
 # fmt: off
 DTYPE_NAMES: Final = (
@@ -44,45 +61,113 @@ _STORAGES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Storage:
-    """What a pickle says of a storage."""
+class MappedTensor:
+    """A tensor in a file: where its elements are."""
 
-    dtype: str | None
-    """None for bytes without a type."""
-    key: str
+    path: FilePath
+    dtype: str
+    """The format's name of the element type."""
+    shape: Shape
+    strides: Shape
+    """Elements between neighbours, per dimension."""
+    position: int
+    """Byte of the file at which its first element is."""
+    extent: int
+    """Bytes from there to the end of its last element."""
+    conjugated: bool = False
+    negated: bool = False
+
+    def array(self) -> NDArray[np.generic]:
+        """The elements of a tensor in a local file: a read-only view of the mapped file; or a copy
+        of what torch has only noted down as conjugated or negated.
+        """
+        assert isinstance(self.path, Path)
+        dtype = numpy_dtype(self.dtype)
+        if not prod(self.shape):
+            return np.empty(self.shape, dtype)
+        mapped = np.memmap(self.path, np.uint8, "r", self.position, (self.extent,))
+        strides = tuple(step * dtype.itemsize for step in self.strides)
+        array: NDArray[np.generic] = np.ndarray(self.shape, dtype, mapped, 0, strides)
+        if self.conjugated:
+            array = np.conj(array)
+        return np.negative(array) if self.negated else array  # type: ignore[return-value]
+
+    def read(self, file: RangeFile, offsets: Shape, into: NDArray[np.generic]) -> None:
+        """Fill ``into`` with the box of its shape at ``offsets``; ``file`` is the tensor's.
+
+        Raises:
+            CorruptCheckpointError: the file is shorter than it was.
+            OSError: it cannot be read.
+        """
+        dtype = numpy_dtype(self.dtype)
+        FileTensor(file, self.position, dtype, self.shape, self.strides).read(offsets, into)
+        if self.conjugated:
+            np.conjugate(into, out=into)
+        if self.negated:
+            np.negative(into, out=into)
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What a pickle says of a tensor."""
+class Storage:
+    """What a pickle and its archive say of a storage: ``length`` bytes from ``start`` on."""
 
-    storage: Storage
-    dtype: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    conjugated: bool
-    negated: bool
+    dtype: str | None
+    """None for bytes without a type."""
+    path: FilePath
+    start: int
+    length: int
+    little_endian: bool
 
 
-def describe(pickled: bytes) -> object:
-    """What a ``data.pkl`` describes: plain values, with a `View` for each tensor.
+def read_value(pickled: bytes, find: Callable[[str, str | None], Storage]) -> object:
+    """What a ``data.pkl`` says was saved: plain values, with a `MappedTensor` for each tensor.
+
+    Args:
+        pickled: the bytes of ``data.pkl``.
+        find: gives a storage by its key in the archive and its dtype.
 
     Raises:
         UnsafePickleError: it holds an instance of a class, or a function.
+        CorruptCheckpointError: a tensor lies outside its storage, or that outside the archive.
         ManifestError: it is damaged, or not what torch writes.
+        UnsupportedLeafError: what it holds is no plain value; or a tensor has more elements than
+            its storage, is big-endian, or is of a dtype that the format lacks.
     """
-    return load(pickled, NAMES, _storage)
+
+    def storage(kind: object, class_: object, key: object, place: object, count: object) -> Storage:
+        if kind != "storage" or not isinstance(class_, Symbol) or not isinstance(key, str):
+            raise TypeError
+        name = class_.name.rpartition(".")[2]
+        return find(key, None if name == "UntypedStorage" else _STORAGES.get(name, name))
+
+    value = load(pickled, NAMES, storage)
+    _check_plain(value)
+    return value
+
+
+def _check_plain(value: object) -> None:
+    """Refuse what is neither a plain value nor a tensor.
+
+    Raises:
+        UnsupportedLeafError: there is such a part, or there are too many parts or containers.
+    """
+    waiting, left = [(value, 0)], MOST_PARTS
+    while waiting:
+        part, depth = waiting.pop()
+        if depth > DEEPEST:
+            raise UnsupportedLeafError(f"more than {DEEPEST} containers deep")
+        if isinstance(part, dict | list | tuple):
+            left -= len(part)
+            if left < 0:
+                raise UnsupportedLeafError("too many parts")
+            inner = part.values() if isinstance(part, dict) else part
+            waiting += [(each, depth + 1) for each in inner]
+        elif not isinstance(part, MappedTensor | str | bool | int | float | complex | bytes | None):
+            kind = part.name if isinstance(part, Symbol) else type(part).__name__.lower()
+            raise UnsupportedLeafError(f"a {kind} is no plain value")
 
 
 # What a pickle's names make. Wrong arguments are a TypeError or ValueError.
-
-
-def _storage(kind: object, storage: object, key: object, place: object, elements: object) -> object:
-    if kind != "storage" or not isinstance(storage, Symbol) or not isinstance(key, str):
-        raise TypeError
-    name = storage.name.rpartition(".")[2]
-    return Storage(None if name == "UntypedStorage" else _STORAGES.get(name, name), key)
 
 
 def _tensor_v2(*arguments: object) -> object:
@@ -103,33 +188,54 @@ def _tensor_v3(
 ) -> object:
     if not isinstance(storage, Storage) or type(offset) is not int or offset < 0:
         raise TypeError
-    if not _are_counts(shape) or not _are_counts(strides) or len(shape) != len(strides):
+    if not are_counts(shape) or not are_counts(strides) or len(shape) != len(strides):
         raise ValueError
     if len(shape) > MOST_DIMENSIONS:
         raise ValueError
     noted = metadata or {}
     if not isinstance(noted, dict) or not set(noted) <= {"conj", "neg"}:
         raise TypeError
-    name = storage.dtype if dtype is None else _dtype(dtype)
-    if name is None:
+    name = dtype.name.removeprefix("torch.") if isinstance(dtype, Symbol) else storage.dtype
+    if name is None or not (dtype is None or isinstance(dtype, Symbol)):
         raise TypeError
-    return View(
-        storage, name, offset, shape, strides, bool(noted.get("conj")), bool(noted.get("neg"))
-    )
+    extent = _extent(storage, name, offset, shape, strides)
+    position = storage.start + offset * item_size(name)
+    marks = bool(noted.get("conj")), bool(noted.get("neg"))
+    return MappedTensor(storage.path, name, shape, strides, position, extent, *marks)
 
 
-def _dtype(symbol: object) -> str:
-    if not isinstance(symbol, Symbol):
-        raise TypeError
-    return symbol.name.removeprefix("torch.")
+def _extent(storage: Storage, dtype: str, offset: int, shape: Shape, strides: Shape) -> int:
+    """Bytes from a tensor's first element to the end of its last.
+
+    Raises:
+        CorruptCheckpointError: it lies outside its storage.
+        UnsupportedLeafError: it has more elements than its storage, or elements that no array has.
+    """
+    if dtype not in DTYPES:
+        raise UnsupportedLeafError(f"a tensor of dtype {dtype}")
+    item, count = item_size(dtype), prod(shape)
+    if not storage.little_endian and item > 1:
+        raise UnsupportedLeafError("written on a machine with big-endian numbers")
+    last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if count else -1
+    if (offset + last + 1) * item > storage.length:
+        raise CorruptCheckpointError(
+            f"{storage.path}: a tensor of shape {shape} and strides {strides} reaches beyond the "
+            f"{storage.length:,} bytes of its storage"
+        )
+    if count * item > storage.length:
+        raise UnsupportedLeafError(
+            f"a tensor of shape {shape} expanded from {storage.length:,} bytes"
+        )
+    return (last + 1) * item
 
 
-def _are_counts(values: object) -> TypeGuard[tuple[int, ...]]:
+def are_counts(values: object) -> TypeGuard[Shape]:
+    """Whether a value is a tuple of ints from 0 on."""
     return isinstance(values, tuple) and all(type(n) is int and 0 <= n < 1 << 62 for n in values)
 
 
 def _parameter(data: object, requires_grad: object, hooks: object, state: object = None) -> object:
-    if not isinstance(data, View) or state:
+    if not isinstance(data, MappedTensor) or state:
         raise TypeError
     return data
 
@@ -151,7 +257,7 @@ def _no_bytes() -> object:
 
 
 def _size(dimensions: object = ()) -> object:
-    if not _are_counts(dimensions):
+    if not are_counts(dimensions):
         raise TypeError
     return dimensions
 
@@ -162,16 +268,22 @@ def _ordered(pairs: object = ()) -> object:
     return {}
 
 
+BASIC_NAMES: Final[Mapping[str, Maker | None]] = {
+    **{f"torch.{name}": None for name in DTYPE_NAMES},
+    "torch.Size": _size,
+    "collections.OrderedDict": _ordered,
+}
+"""What may occur in any pickle of torch's -> what a call of it gives."""
+
 NAMES: Final[Mapping[str, Maker | None]] = {
-    **{f"torch.{name}": None for name in (*_STORAGES, *DTYPE_NAMES)},
+    **BASIC_NAMES,
+    **{f"torch.{name}": None for name in _STORAGES},
     **{f"torch.{name}Storage": None for name in ("QInt8", "QUInt8", "QInt32", "QUInt4x2")},
     "torch.storage.UntypedStorage": None,
     "torch._utils._rebuild_tensor_v2": _tensor_v2,
     "torch._utils._rebuild_tensor_v3": _tensor_v3,
     "torch._utils._rebuild_parameter": _parameter,
     "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch.Size": _size,
-    "collections.OrderedDict": _ordered,
     "_codecs.encode": _encoded,
     "__builtin__.complex": _complex,
     "builtins.complex": _complex,

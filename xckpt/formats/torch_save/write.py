@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
+from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Call, Outside, dump
-from xckpt.formats.torch_save.symbols import Symbol
 
 SAVED_DTYPES: Final = frozenset(DTYPES) - {
     "float8_e3m4",

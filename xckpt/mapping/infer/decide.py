@@ -1,6 +1,6 @@
-"""Which pairs are certain, and why the others are not.
+"""Which pairs are certain, and why the others are not; the findings that certain pairs make.
 
-A pair is certain if one layout is left:
+`decide`: a pair is certain if one layout is left:
 
 1. the shapes allow no other; or
 2. the roles call for it (torch's ``weight`` is Flax's ``kernel`` transposed), and no pair of these
@@ -9,127 +9,211 @@ A pair is certain if one layout is left:
 Even then, three things that no shape shows are left open: a transposed convolution's kernel, which
 some models flip; the first layer after a flattened convolution, whose inputs are in the order of
 the framework's images; a stack that fits along several axes, where no other stack tells which.
+
+`put_together`: a finding is the content of one rule.
+
+1. Pairs of parts of the same fused leaf, or of the same stack of leaves, are one finding.
+2. A leaf with parts that are not certain becomes a doubt as a whole.
+3. The operations are those of the pair: its layout, a cast where the dtypes differ, a stack. A
+   source's parts are split before, a target's concatenated after.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from xckpt.mapping.infer.conventions import AxisLayout
-from xckpt.mapping.infer.leaf_names import ModelLeaf
-from xckpt.mapping.infer.pairs import Doubt, Pair
+from xckpt.mapping.infer.align import Doubt, Pair
+from xckpt.mapping.infer.leaves import PARTS, LeafGroup, ModelLeaf
+from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Split, Stack, Unstack
 
+STACKED = "layer"
+"""The index of a stack's rule."""
 TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
 
 
-@dataclass(frozen=True)
-class Decided:
-    """A pair and the layout that it has."""
-
-    pair: Pair
-    layout: AxisLayout
-
-
-def decide(pairs: Sequence[Pair]) -> tuple[list[Decided], list[Doubt]]:
-    """The pairs that are certain, and doubts about the others."""
-    axes = {pair.axis for pair in pairs if pair.axis is not None}
-    axis = axes.pop() if len(axes) == 1 else None
-    pairs = [pair.at(axis) if pair.axis is None and axis in pair.axes else pair for pair in pairs]
+def decide(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Doubt]]:
+    """The pairs whose first layout is certain, and doubts about the others."""
+    pairs = _along_one_axis(pairs)
     kinds: dict[object, set[str]] = defaultdict(set)
     for pair in pairs:
         if len(pair.layouts) == 1:
             kinds[_class(pair)].add(pair.layouts[0].kind)
-    flattened = _Flattened.of(pairs)
-    decided: list[Decided] = []
+    channels = {_in_torch(p).shape[0] for p in pairs if p.layouts[0].kind == "convolution"}
+    widths = set(_widths(pairs))
+    certain: list[Pair] = []
     doubts: list[Doubt] = []
     for pair in pairs:
-        reason = _doubt(pair, kinds[_class(pair)]) or flattened.doubt(pair)
+        reason = _doubt(pair, kinds[_class(pair)]) or _flattened_doubt(pair, channels, widths)
         if reason:
             doubts.append(Doubt(pair.source.leaves, pair.target.leaves, reason))
         else:
-            decided.append(Decided(pair, pair.layouts[0]))
-    return decided, doubts
+            certain.append(pair)
+    return certain, doubts
+
+
+def _along_one_axis(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs; stacks that fit along several axes are along that of the others, if it is one."""
+    axes = {pair.axis for pair in pairs if len(pair.fits) == 1} - {None}
+    if len(axes) != 1:
+        return list(pairs)
+    [axis] = axes
+    return [
+        replace(pair, fits={axis: pair.fits[axis]}) if axis in pair.fits else pair for pair in pairs
+    ]
 
 
 def _class(pair: Pair) -> object:
     """Pairs of one class have one layout, if the model is consistent."""
-    source, target = pair.source.leaves[0], pair.target.leaves[0]
+    source, target = pair.first
     ranks = len(source.shape), len(target.shape)
     return source.flavour, target.flavour, ranks, pair.source.position, pair.target.position
 
 
 def _doubt(pair: Pair, kinds: set[str]) -> str:
     """Why a pair is not certain; empty if it is."""
-    if len(pair.axes) > 1 and pair.axis is None:
-        return f"a stack along any of the axes {list(pair.axes)} would fit"
-    first = pair.layouts[0]
-    leaf = pair.source.leaves[0]
+    if len(pair.fits) > 1:
+        return f"a stack along any of the axes {list(pair.fits)} would fit"
+    leaf, _ = pair.first
     if leaf.role == "weight" and len(leaf.shape) > 2 and _is_transposed_convolution(pair):
         return "a transposed convolution: whether its kernel is flipped depends on the model"
     if len(pair.layouts) == 1:
         return ""
-    named = " and ".join(layout.kind for layout in pair.layouts)
-    shape = list(leaf.shape)
-    if sum(layout.usual for layout in pair.layouts) != 1 or not first.usual:
-        return f"the shape {shape} fits {named}, and no convention says which"
-    others = kinds - {first.kind}
-    if others:
-        return f"the shape {shape} fits {named}; others of these trees are {' and '.join(others)}"
+    usual, *_ = pair.layouts
+    fitting = " and ".join(layout.kind for layout in pair.layouts)
+    fits = f"the shape {list(leaf.shape)} fits {fitting}"
+    if [layout for layout in pair.layouts if layout.usual] != [usual]:
+        return f"{fits}, and no convention says which"
+    if others := kinds - {usual.kind}:
+        return f"{fits}; others of these trees are {' and '.join(sorted(others))}"
     return ""
 
 
 def _is_transposed_convolution(pair: Pair) -> bool:
-    words = [
-        word
-        for leaf in (pair.source.leaves[0], pair.target.leaves[0])
-        for word in leaf.path
-        if isinstance(word, str)
-    ]
+    words = [word for leaf in pair.first for word in leaf.path if isinstance(word, str)]
     return any(part in word for word in words for part in TRANSPOSED_CONVOLUTIONS)
 
 
-@dataclass(frozen=True)
-class _Flattened:
-    """Sizes that show whether a layer follows a flattened convolution."""
+def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
+    """Why a layer's inputs may be in another order; empty if they are not.
 
-    channels: frozenset[int]
-    """Output channels of the convolutions."""
-    widths: frozenset[int]
-    """Sizes that some layer gives."""
+    Args:
+        pair: the layer.
+        channels: output channels of the convolutions.
+        widths: sizes that some layer gives.
+    """
+    if pair.layouts[0].kind != "transposed":
+        return ""
+    inputs = _in_torch(pair).shape[-1]
+    if inputs in widths or not any(inputs > each and inputs % each == 0 for each in channels):
+        return ""
+    return (
+        f"its {inputs} inputs may be a convolution's flattened output, "
+        f"channels first in torch and last in Flax"
+    )
 
-    @classmethod
-    def of(cls, pairs: Sequence[Pair]) -> _Flattened:
-        channels: set[int] = set()
-        widths: set[int] = set()
-        for pair in pairs:
-            leaf = _in_torch(pair)
-            if len(leaf.shape) == 1:
-                widths.add(leaf.shape[0])
-            elif leaf.shape and "embedding" in (pair.source.leaves[0].flavour, leaf.flavour):
-                widths.add(leaf.shape[-1])
-            elif leaf.shape:
-                widths.add(leaf.shape[0])
-            if pair.layouts[0].kind == "convolution":
-                channels.add(leaf.shape[0])
-        return cls(frozenset(channels), frozenset(widths))
 
-    def doubt(self, pair: Pair) -> str:
-        """Why a layer's inputs may be in another order; empty if they are not."""
-        if pair.layouts[0].kind != "transposed":
-            return ""
-        inputs = _in_torch(pair).shape[-1]
-        channels = [each for each in self.channels if inputs % each == 0 and inputs > each]
-        if not channels or inputs in self.widths:
-            return ""
-        return (
-            f"its {inputs} inputs may be a convolution's flattened output, "
-            f"channels first in torch and last in Flax"
-        )
+def _widths(pairs: Sequence[Pair]) -> Iterator[int]:
+    """The size of each layer's output."""
+    for pair in pairs:
+        leaf = _in_torch(pair)
+        if leaf.shape:
+            is_embedding = "embedding" in (pair.first[0].flavour, leaf.flavour)
+            yield leaf.shape[-1 if is_embedding else 0]
 
 
 def _in_torch(pair: Pair) -> ModelLeaf:
     """The leaf of the pair that is laid out as torch does."""
-    source, target = pair.source.leaves[0], pair.target.leaves[0]
+    source, target = pair.first
     return target if target.flavour == "weight" and source.flavour != "weight" else source
+
+
+Places = tuple[tuple[str, ...], ...]
+"""For each place of a rule's side the mapping names there: one, or those of a stack."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Leaves that certainly belong together: a pair, or those of all parts of a leaf."""
+
+    sources: Places
+    targets: Places
+    operations: tuple[Operation, ...]
+    """The operations from source to target."""
+    layout: str = ""
+    """The layout's name."""
+    reason: str = ""
+    """How it was found."""
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether one side's leaves are stacked in the other's."""
+        return any(len(names) > 1 for names in self.sources + self.targets)
+
+
+def put_together(pairs: Sequence[Pair]) -> tuple[list[Finding], list[Doubt]]:
+    """The findings of certain pairs, and doubts about leaves with parts that are not certain."""
+    grouped: dict[tuple[str, tuple[str, ...]] | int, list[Pair]] = defaultdict(list)
+    for number, pair in enumerate(pairs):
+        sides = (("source", pair.source), ("target", pair.target))
+        fused = ((side, _wholes(group)) for side, group in sides if _part(group))
+        grouped[next(fused, number)].append(pair)
+    findings: list[Finding] = []
+    doubts: list[Doubt] = []
+    for whole, together in grouped.items():
+        if isinstance(whole, int) or len(together) == len(PARTS):
+            findings.append(_finding(sorted(together, key=_number)))
+            continue
+        only = f"of the {len(PARTS)} tensors that lie in one leaf only {len(together)} are certain"
+        doubts += [Doubt(pair.source.leaves, pair.target.leaves, only) for pair in together]
+    return findings, doubts
+
+
+def _finding(pairs: Sequence[Pair]) -> Finding:
+    """The finding of one pair, or of those of all parts of a leaf."""
+    first = pairs[0]
+    branches = [_operations(pair) for pair in pairs]
+    operations = branches[0] if len(set(branches)) == 1 else (Each(tuple(branches)),)
+    if part := _part(first.source):
+        operations = (Split(part.shape[:1] * len(PARTS)), *operations)
+    elif part := _part(first.target):
+        operations = (*operations, Concatenate(part.shape[:1] * len(PARTS)))
+    return Finding(
+        _places(pair.source for pair in pairs),
+        _places(pair.target for pair in pairs),
+        operations,
+        first.layouts[0].kind,
+        first.reason,
+    )
+
+
+def _operations(pair: Pair) -> tuple[Operation, ...]:
+    """The operations of one pair."""
+    before, after = (leaf.spec.dtype for leaf in pair.first)
+    cast = (Cast((before, after)),) if before != after else ()
+    operations = (*pair.layouts[0].operations, *cast)
+    if pair.axis is None:
+        return operations
+    if pair.source.position is not None:
+        return (*operations, Stack(STACKED, pair.axis))
+    return (Unstack(STACKED, pair.axis), *operations)
+
+
+def _part(group: LeafGroup) -> ModelLeaf | None:
+    return next((leaf for leaf in group.leaves if leaf.part is not None), None)
+
+
+def _number(pair: Pair) -> int:
+    """Which part of a leaf it is."""
+    part = _part(pair.source) or _part(pair.target)
+    return part.part or 0 if part else 0
+
+
+def _wholes(group: LeafGroup) -> tuple[str, ...]:
+    return tuple(leaf.whole for leaf in group.leaves)
+
+
+def _places(groups: Iterable[LeafGroup]) -> Places:
+    """Each leaf, or stack of leaves, once."""
+    return tuple(dict.fromkeys(map(_wholes, groups)))

@@ -1,11 +1,12 @@
-"""Folding leaves that belong together into few rules: twelve layers are one rule.
+"""Folding findings that belong together into few rules: twelve layers are one rule.
 
 1. A name is a template and its numbers: those that are a whole component, or end one after ``_``.
-2. Links of the same templates and the same operations are one rule, if their numbers go along. The
+2. Findings of the same templates and operations are one rule, if their numbers go along. The
    numbers of the first name are the indices. Every other number is one of them, or ``a * it + b``;
    or the first name's is ``a * it + b``.
 3. A rule may match no leaf but those it explains, on either side. If it would, its indices get a
-   range; if that does not help, each link has a rule of its own.
+   range; if that does not help, each finding has a rule of its own.
+4. The leaves of a stack are numbered from 0 by its rule's index.
 """
 
 from __future__ import annotations
@@ -13,121 +14,56 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from math import prod
 
-from xckpt.mapping.infer.conventions import OperationTable
-from xckpt.mapping.infer.leaf_names import CONCEPTS
+from xckpt.mapping.infer.decide import STACKED, Finding
+from xckpt.mapping.infer.leaves import CONCEPTS
+from xckpt.mapping.pattern import Affine, Pattern, literal
+from xckpt.mapping.rule import Rule
 
 _NUMBER = re.compile(r"(?<![^/._])(0|[1-9]\d{0,17})(?![^/.])")
 """A number that is a whole component, or ends one after an underscore."""
-
-
-RuleTable = dict[str, object]
-"""A rule as a mapping file spells it."""
 
 Template = tuple[str, ...]
 """The text between the numbers of a name: one more than there are numbers."""
 
 Column = tuple[int, ...]
-"""What a number is in each link."""
+"""What a number is in each finding."""
 
-
-@dataclass(frozen=True)
-class Link:
-    """Leaves of the source and of the target, and what turns the ones into the others."""
-
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    operations: tuple[OperationTable, ...]
-
-
-@dataclass(frozen=True)
-class _NamePattern:
-    """A name of a rule in the making."""
-
-    template: Template
-    stands: Sequence[str]
-    """The text in place of each number: digits, or an index in braces."""
-
-    @property
-    def text(self) -> str:
-        """The pattern as a rule spells it."""
-        literals = [literal(text) for text in self.template]
-        return "".join(map("".join, itertools.zip_longest(literals, self.stands, fillvalue="")))
-
-    @property
-    def indices(self) -> set[str]:
-        """The indices that stand in it."""
-        return {name for each in self.stands for name in _indices(each)}
-
-    def matches(self, name: str) -> bool:
-        """Whether a name fits the template and its constant numbers."""
-        template, numbers = _split(name)
-        return template == self.template and all(
-            not each.isdigit() or int(each) == number
-            for each, number in zip(self.stands, numbers, strict=True)
-        )
-
-
-@dataclass(frozen=True)
-class _NumberedNames:
-    """The names of links that have the same templates."""
-
-    templates: tuple[Template, ...]
-    columns: list[Column]
-    """Every number of the names, with its value in each link."""
-
-    @classmethod
-    def of(cls, links: Sequence[Sequence[str]]) -> _NumberedNames:
-        """The names of each link."""
-        numbers = [[n for name in names for n in _split(name)[1]] for names in links]
-        return cls(_templates(links[0]), list(zip(*numbers, strict=True)))
-
-    def patterns(self, stands: Sequence[str]) -> list[_NamePattern]:
-        """The names with something in the place of each number."""
-        left = iter(stands)
-        return [
-            _NamePattern(template, list(itertools.islice(left, len(template) - 1)))
-            for template in self.templates
-        ]
+Stand = int | Affine
+"""What stands in the place of a number: the number itself, or an index."""
 
 
 def fold(
-    links: Sequence[Link], sources: Collection[str], targets: Collection[str]
-) -> list[RuleTable]:
-    """The rules, as a mapping file spells them.
+    findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
+) -> list[Rule]:
+    """The rules of all findings.
 
     Args:
-        links: what belongs together.
+        findings: what belongs together.
         sources: names of all leaves of the source.
         targets: names of all leaves of the target.
 
     Example:
-        >>> links = [Link((f"h.{n}.weight",), (f"h/{n}/scale",), ()) for n in range(3)]
-        >>> fold(links, [f"h.{n}.weight" for n in range(3)], [f"h/{n}/scale" for n in range(3)])
-        [{'source': 'h.{layer}.weight', 'target': 'h/{layer}/scale'}]
+        >>> findings = [Finding(((f"h.{n}.weight",),), ((f"h/{n}/scale",),), ()) for n in range(3)]
+        >>> [rule] = fold(findings, *zip(*((f"h.{n}.weight", f"h/{n}/scale") for n in range(3))))
+        >>> print(rule)
+        h.{layer}.weight -> h/{layer}/scale
     """
-    groups: dict[object, list[Link]] = defaultdict(list)
-    for link in links:
-        templates = _templates(link.sources), _templates(link.targets)
-        groups[templates, repr(link.operations)].append(link)
-    rules: list[RuleTable] = []
+    groups: dict[object, list[Finding]] = defaultdict(list)
+    stacks: list[Rule] = []
+    for finding in findings:
+        if finding.is_stack:
+            stacks.append(_stack_rule(finding))
+        else:
+            templates = tuple(_split(name)[0] for name in _names(finding))
+            groups[len(finding.sources), templates, finding.operations].append(finding)
+    rules: list[Rule] = []
     for group in groups.values():
-        rules += _folded(group, sources, targets) or [
-            rule(_literals(link.sources), _literals(link.targets), link.operations)
-            for link in group
-        ]
-    return rules
-
-
-def literal(text: str) -> str:
-    """A pattern that is just this text."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
-def _literals(names: Sequence[str]) -> list[str]:
-    return [literal(name) for name in names]
+        folded = _folded(group, sources, targets)
+        rules += [folded] if folded else map(_literal_rule, group)
+    return [*rules, *stacks]
 
 
 def without_numbers(name: str) -> str:
@@ -145,144 +81,142 @@ def _split(name: str) -> tuple[Template, tuple[int, ...]]:
     return tuple(parts[::2]), tuple(int(part) for part in parts[1::2])
 
 
-def _templates(names: Sequence[str]) -> tuple[Template, ...]:
-    return tuple(_split(name)[0] for name in names)
+def _names(finding: Finding) -> list[str]:
+    """The names of a finding without stacks, the source's first."""
+    return [name for [name] in finding.sources + finding.targets]
 
 
-def rule(
-    sources: Sequence[str],
-    targets: Sequence[str],
-    operations: Sequence[OperationTable],
-    indices: object = None,
-) -> RuleTable:
-    """A rule as a mapping file spells it, without what is empty."""
-    document: RuleTable = {"source": _short(sources), "target": _short(targets)}
-    if operations:
-        document["operations"] = list(operations)
-    if indices:
-        document["indices"] = indices
-    return document
+def _literal_rule(finding: Finding) -> Rule:
+    names = [literal(name) for name in _names(finding)]
+    count = len(finding.sources)
+    return Rule(names[:count], names[count:], finding.operations)
 
 
-def _short(names: Sequence[str]) -> str | list[str]:
-    return names[0] if len(names) == 1 else list(names)
+def _stack_rule(finding: Finding) -> Rule:
+    sources, targets = (
+        [_counted(names) for names in side] for side in (finding.sources, finding.targets)
+    )
+    count = max(len(names) for names in finding.sources + finding.targets)
+    return Rule(sources, targets, finding.operations, {STACKED: range(count)})
 
 
-def counted(names: Sequence[str], index: str) -> str:
+def _counted(names: Sequence[str]) -> str:
     """The pattern of names that differ in one number, counted from 0; a single name stays.
 
     Raises:
         ValueError: there is no such number.
-
-    Example:
-        >>> counted(["h.0.ln_1.weight", "h.1.ln_1.weight"], "layer")
-        'h.{layer}.ln_1.weight'
     """
     if len(names) == 1:
         return literal(names[0])
-    one = _NumberedNames.of([[name] for name in names])
-    wanted = tuple(range(len(names)))
-    stands = [f"{{{index}}}" if each == wanted else str(each[0]) for each in one.columns]
-    if stands.count(f"{{{index}}}") != 1:
+    columns = zip(*(_split(name)[1] for name in names), strict=True)
+    counting = tuple(range(len(names)))
+    stands = [_index(STACKED) if column == counting else column[0] for column in columns]
+    if sum(isinstance(stand, Affine) for stand in stands) != 1:
         raise ValueError(f"{names[0]} and others do not differ in just one number")
-    return one.patterns(stands)[0].text
+    [text] = _texts([_split(names[0])[0]], stands)
+    return text
+
+
+def _texts(templates: Iterable[Template], stands: Iterable[Stand]) -> list[str]:
+    """The patterns of names, with something in the place of each of their numbers."""
+    braced = (f"{{{stand}}}" if isinstance(stand, Affine) else str(stand) for stand in stands)
+    return [
+        literal(first) + "".join(next(braced) + literal(text) for text in others)
+        for first, *others in templates
+    ]
 
 
 def _folded(
-    group: Sequence[Link], sources: Collection[str], targets: Collection[str]
-) -> list[RuleTable]:
-    """One rule for a group; none if there is no such rule."""
-    if len(group) == 1:
-        return []
-    names = _NumberedNames.of([(*link.sources, *link.targets) for link in group])
-    found = _stands(names)
-    if found is None:
-        return []
-    stands, values = found
-    patterns = names.patterns(stands)
-    if any(each.indices != values.keys() for each in patterns):
-        return []  # A name must say which others it goes with.
+    group: Sequence[Finding], sources: Collection[str], targets: Collection[str]
+) -> Rule | None:
+    """One rule for a group; None if there is no such rule."""
+    names = [_names(finding) for finding in group]
+    stands, values = _stands(names) if len(group) > 1 else ([], {})
+    if not values:
+        return None
+    texts = _texts((_split(name)[0] for name in names[0]), stands)
+    patterns = [Pattern.parse(text) for text in texts]
+    if any(set(pattern.indices) != values.keys() for pattern in patterns):
+        return None  # A name must say which others it goes with.
     count = len(group[0].sources)
-    one, other = patterns[:count], patterns[count:]
-    texts = [each.text for each in one], [each.text for each in other]
-    exact = _matching(one, sources) == {name for link in group for name in link.sources}
-    exact &= _matching(other, targets) == {name for link in group for name in link.targets}
-    if exact:
-        return [rule(*texts, group[0].operations)]
-    ranges = {name: _range(column) for name, column in values.items()}
-    full = [range(*each) for each in ranges.values() if each is not None]
-    if len(full) < len(ranges) or len(list(itertools.product(*full))) != len(group):
-        return []
-    indices = {name: list(each) for name, each in ranges.items() if each}
-    return [rule(*texts, group[0].operations, indices)]
+    places = list(zip(*names, strict=True))
+    stated: dict[str, range] = {}
+    if not (
+        _match_only(patterns[:count], sources, itertools.chain(*places[:count]))
+        and _match_only(patterns[count:], targets, itertools.chain(*places[count:]))
+    ):
+        ranges = {name: range_of(column) for name, column in values.items()}
+        stated = {name: each for name, each in ranges.items() if each is not None}
+        if len(stated) < len(ranges) or prod(map(len, stated.values())) != len(group):
+            return None
+    return Rule(texts[:count], texts[count:], group[0].operations, stated)
 
 
-def _matching(patterns: Sequence[_NamePattern], names: Collection[str]) -> set[str]:
-    """The names that fit one of the patterns."""
-    return {name for name in names if any(each.matches(name) for each in patterns)}
+def _match_only(
+    patterns: Sequence[Pattern], names: Iterable[str], explained: Iterable[str]
+) -> bool:
+    """Whether the patterns fit just the names that they explain, whatever the numbers."""
+    return set(explained) == {
+        name for name in names if any(each.expression.fullmatch(name) for each in patterns)
+    }
 
 
-def _stands(names: _NumberedNames) -> tuple[list[str], dict[str, Column]] | None:
-    """The text for each number, and each index's values; None if a number follows from none."""
+def _stands(names: Sequence[Sequence[str]]) -> tuple[list[Stand], dict[str, Column]]:
+    """What stands for each number of the names, and each index's values.
+
+    There are no values if a number follows from no index.
+    """
+    template, _ = _split(names[0][0])
+    rows = [[number for name in each for number in _split(name)[1]] for each in names]
     values: dict[str, Column] = {}
-    stands: list[str] = []
-    first = len(names.templates[0]) - 1
-    for place, column in enumerate(names.columns):
+    stands: list[Stand] = []
+    for place, column in enumerate(zip(*rows, strict=True)):
         if len(set(column)) == 1:
-            stands.append(str(column[0]))
-        elif place < first:
-            index = _index_name(names.templates[0][place], values)
-            values[index] = column
-            stands.append(f"{{{index}}}")
+            stands.append(column[0])
+        elif place < len(template) - 1:
+            name = _index_name(template[place], values)
+            values[name] = column
+            stands.append(_index(name))
+        elif stand := _in_terms_of(column, values, stands):
+            stands.append(stand)
         else:
-            found = _in_terms_of(column, values, stands)
-            if found is None:
-                return None
-            stands.append(found)
+            return [], {}
     return stands, values
 
 
-def _in_terms_of(column: Column, values: dict[str, Column], stands: list[str]) -> str | None:
+def _in_terms_of(column: Column, values: dict[str, Column], stands: list[Stand]) -> Affine | None:
     """A number in terms of an index; where that is simpler, the index becomes the number.
 
     It may if the index is used only in the first name.
     """
-    for name in values:
-        if values[name] == column:
-            return f"{{{name}}}"
-    for name in values:
-        affine = _affine(values[name], column)
-        if affine is not None:
-            return f"{{{_term(name, *affine)}}}"
-        affine = _affine(column, values[name])
-        uses = [place for place, each in enumerate(stands) if name in _indices(each)]
-        if affine is not None and len(uses) == 1:
+    for name, own in values.items():
+        if own == column:
+            return _index(name)
+    for name, own in values.items():
+        if stand := _line(name, own, column):
+            return stand
+        uses = [place for place, each in enumerate(stands) if _has_index(each, name)]
+        if len(uses) == 1 and (stand := _line(name, column, own)):
             values[name] = column
-            stands[uses[0]] = f"{{{_term(name, *affine)}}}"
-            return f"{{{name}}}"
+            stands[uses[0]] = stand
+            return _index(name)
     return None
 
 
-def _indices(stand: str) -> list[str]:
-    """The indices in the text for a number."""
-    return re.findall(r"[a-z_]\w*", stand)
+def _index(name: str) -> Affine:
+    return Affine(((name, 1),))
 
 
-def _affine(of: tuple[int, ...], column: tuple[int, ...]) -> tuple[int, int] | None:
-    """``a`` and ``b`` with ``column = a * of + b``, from three different values on."""
-    steps = sorted(set(zip(of, column, strict=True)))
-    if len(steps) < 3 or len({each for each, _ in steps}) != len(steps):
+def _has_index(stand: Stand, name: str) -> bool:
+    return isinstance(stand, Affine) and name in dict(stand.factors)
+
+
+def _line(name: str, values: Column, column: Column) -> Affine | None:
+    """``a * name + b`` that gives the column for these values; three different ones at least."""
+    points = dict(zip(values, column, strict=True))
+    if len(points) < 3 or len(points) != len(set(zip(values, column, strict=True))):
         return None
-    (x, y), (z, w) = steps[:2]
-    a, rest = divmod(w - y, z - x)
-    b = y - a * x
-    fits = rest == 0 and a > 0 and b >= 0 and all(q == a * p + b for p, q in steps)
-    return (a, b) if fits else None
-
-
-def _term(name: str, a: int, b: int) -> str:
-    scaled = name if a == 1 else f"{a}*{name}"
-    return scaled if b == 0 else f"{scaled}+{b}"
+    return Affine.through([name], {(value,): number for value, number in points.items()})
 
 
 def _index_name(before: str, taken: Collection[str]) -> str:
@@ -295,11 +229,9 @@ def _index_name(before: str, taken: Collection[str]) -> str:
     return next(name for name in names if name not in taken)
 
 
-def _range(column: Sequence[int]) -> tuple[int, ...] | None:
-    """``start, stop`` or ``start, stop, step`` of the values; None if they are no range."""
-    values = sorted(set(column))
-    step = values[1] - values[0] if len(values) > 1 else 1
-    if values != list(range(values[0], values[-1] + 1, step)):
-        return None
-    ends = (values[0], values[-1] + 1)
-    return ends if step == 1 else (*ends, step)
+def range_of(values: Iterable[int]) -> range | None:
+    """The range that has just these values; None if there is none."""
+    ordered = sorted(set(values))
+    step = ordered[1] - ordered[0] if len(ordered) > 1 else 1
+    found = range(ordered[0], ordered[-1] + 1, step)
+    return found if list(found) == ordered else None

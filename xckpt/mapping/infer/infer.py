@@ -12,20 +12,18 @@ which `LeafMapping.check` names; what is in it is certain.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
-from xckpt.mapping.infer.align import align
-from xckpt.mapping.infer.conventions import OperationTable
-from xckpt.mapping.infer.decide import decide
-from xckpt.mapping.infer.findings import STACKED, Finding, put_together
-from xckpt.mapping.infer.fold import Link, RuleTable, counted, fold, rule
-from xckpt.mapping.infer.fused import taken_apart
-from xckpt.mapping.infer.leaf_names import ModelLeaf, leaves_of, specs_of
-from xckpt.mapping.infer.pairs import Doubt
+from xckpt.mapping.infer.align import Doubt, align
+from xckpt.mapping.infer.decide import Finding, decide, put_together
+from xckpt.mapping.infer.fold import fold
+from xckpt.mapping.infer.leaves import ModelLeaf, leaves_of, taken_apart
 from xckpt.mapping.infer.structure import match_modules
 from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.names import specs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class Match:
     sources: tuple[str, ...]
     """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
     targets: tuple[str, ...]
-    operations: tuple[OperationTable, ...]
+    operations: tuple[dict[str, Any], ...]
     """The operations from source to target, as a mapping file spells them."""
     layout: str
     """The layout's name, such as ``"transposed"``."""
@@ -106,7 +104,8 @@ def infer(source: object, target: object) -> Inference:
         >>> inference.unmatched.source
         {'model.layers.0.rotary.inv_freq': ''}
     """
-    sources, targets = leaves_of(specs_of(source)), leaves_of(specs_of(target))
+    source_specs, target_specs = specs_of(source), specs_of(target)
+    sources, targets = leaves_of(source_specs), leaves_of(target_specs)
     alignment = align(taken_apart(sources, targets), taken_apart(targets, sources))
     match_modules(alignment)
     decided, doubts = decide(alignment.pairs)
@@ -114,49 +113,25 @@ def infer(source: object, target: object) -> Inference:
     certain = tuple(map(_match, findings))
     ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
     reported = [*certain, *ambiguous]
-    sources_reported = set(chain(*(each.sources for each in reported)))
-    targets_reported = set(chain(*(each.targets for each in reported)))
-    rules = _rules(findings, [leaf.name for leaf in sources], [leaf.name for leaf in targets])
     return Inference(
-        mapping=LeafMapping.from_document({"rule": rules}),
-        certain=certain,
-        ambiguous=ambiguous,
-        unmatched=Unmatched(
-            _unmatched(alignment.sources, sources_reported, alignment.misfits),
-            _unmatched(alignment.targets, targets_reported, alignment.misfits),
+        LeafMapping(fold(findings, source_specs, target_specs)),
+        certain,
+        ambiguous,
+        Unmatched(
+            _unmatched(alignment.sources, chain(*(e.sources for e in reported)), alignment.misfits),
+            _unmatched(alignment.targets, chain(*(e.targets for e in reported)), alignment.misfits),
         ),
     )
 
 
 def _match(finding: Finding) -> Match:
-    first = finding.pairs[0]
     return Match(
         tuple(chain(*finding.sources)),
         tuple(chain(*finding.targets)),
-        finding.operations,
-        first.layout.kind,
-        first.pair.reason,
+        tuple(operation.to_document() for operation in finding.operations),
+        finding.layout,
+        finding.reason,
     )
-
-
-def _rules(
-    findings: Sequence[Finding], sources: Collection[str], targets: Collection[str]
-) -> list[RuleTable]:
-    links = [
-        Link(tuple(chain(*each.sources)), tuple(chain(*each.targets)), each.operations)
-        for each in findings
-        if not each.is_stack
-    ]
-    stacks = [_stack_rule(each) for each in findings if each.is_stack]
-    return [*fold(links, sources, targets), *stacks]
-
-
-def _stack_rule(finding: Finding) -> RuleTable:
-    """The rule for a stack; the leaves of one are numbered from 0."""
-    sides = finding.sources, finding.targets
-    one, other = ([counted(names, STACKED) for names in side] for side in sides)
-    count = max(len(names) for side in sides for names in side)
-    return rule(one, other, finding.operations, {STACKED: [0, count]})
 
 
 def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
@@ -166,7 +141,7 @@ def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
         key: object = place
         names = [[leaf.whole for leaf in side] for side in (doubt.sources, doubt.targets)]
         for side, leaves in enumerate((doubt.sources, doubt.targets)):
-            if any(leaf.part for leaf in leaves):
+            if any(leaf.part is not None for leaf in leaves):
                 key = side, frozenset(names[side]), doubt.reason
         one, other, _ = merged.setdefault(key, ([], [], doubt.reason))
         one += names[0]
@@ -178,11 +153,12 @@ def _ambiguities(doubts: Sequence[Doubt]) -> tuple[Ambiguity, ...]:
 
 
 def _unmatched(
-    leaves: Sequence[ModelLeaf], reported: Collection[str], misfits: dict[str, str]
+    leaves: Sequence[ModelLeaf], reported: Iterable[str], misfits: Mapping[str, str]
 ) -> dict[str, str]:
     """The leaves that neither a match nor an ambiguity names, and what is known of each."""
-    found: dict[str, str] = {}
+    named = set(reported)
+    unmatched: dict[str, str] = {}
     for leaf in leaves:
-        if leaf.whole not in reported:
-            found[leaf.whole] = found.get(leaf.whole) or misfits.get(leaf.name, "")
-    return found
+        if leaf.whole not in named:
+            unmatched[leaf.whole] = unmatched.get(leaf.whole) or misfits.get(leaf.name, "")
+    return unmatched

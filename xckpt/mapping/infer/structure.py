@@ -21,12 +21,14 @@ A module that fits several becomes a doubt.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import product
 
-from xckpt.mapping.infer.leaf_names import CONCEPTS, ModelLeaf, Path
-from xckpt.mapping.infer.pairs import Alignment, Doubt, LeafGroup, Side, pair_of
+from xckpt.mapping.infer.align import Alignment, Doubt
+from xckpt.mapping.infer.layouts import layouts
+from xckpt.mapping.infer.leaves import CONCEPTS, LeafGroup, ModelLeaf, Path
 
 ROLES = frozenset(("weight", "bias", "mean", "var"))
 IGNORED = frozenset(("numbatchestracked",))
@@ -45,12 +47,16 @@ MOST_COMPARISONS = 4_000_000
 """Pairs of modules beyond which nothing is compared: nothing is alignment rather than late."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Module:
-    """Leaves with one path, by role."""
+    """Leaves with one path, by role. Modules are compared by identity."""
 
     path: Path
     leaves: Mapping[str, ModelLeaf]
+
+    @property
+    def all_leaves(self) -> Collection[ModelLeaf]:
+        return self.leaves.values()
 
     @property
     def word(self) -> str:
@@ -88,90 +94,75 @@ class _Module:
         return named or "bias" in self.leaves or self.leaves["weight"].flavour == "scale"
 
 
-@dataclass(frozen=True)
-class _ModuleGroup:
-    """Modules whose paths differ in numbers alone, in the order of these."""
-
-    modules: tuple[_Module, ...]
+_Group = tuple[_Module, ...]
+"""Modules whose paths differ in numbers alone, in the order of these."""
 
 
 def match_modules(alignment: Alignment) -> None:
     """Pair, in ``alignment``, the modules that are left, where structure leaves one choice.
 
     Example:
-        >>> import numpy as np
         >>> from xckpt.mapping.infer.align import align
-        >>> from xckpt.mapping.infer.leaf_names import leaves_of, specs_of
-        >>> torch = {"net.0.weight": np.zeros((5, 3)), "net.2.weight": np.zeros((5, 5))}
-        >>> flax = {f"Dense_{n}": {"kernel": np.zeros((3 + 2 * n, 5))} for n in range(2)}
-        >>> alignment = align(leaves_of(specs_of(torch)), leaves_of(specs_of(flax)))
+        >>> from xckpt.mapping.infer.leaves import leaves_of
+        >>> from xckpt.mapping.spec import TensorSpec
+        >>> torch = {f"net.{2 * n}.weight": TensorSpec((5, 3 + 2 * n), "int8") for n in range(2)}
+        >>> flax = {f"Dense_{n}/kernel": TensorSpec((3 + 2 * n, 5), "int8") for n in range(2)}
+        >>> alignment = align(leaves_of(torch), leaves_of(flax))
         >>> match_modules(alignment)
         >>> [(pair.source.leaves[0].name, pair.target.leaves[0].name) for pair in alignment.pairs]
         [('net.0.weight', 'Dense_0/kernel'), ('net.2.weight', 'Dense_1/kernel')]
     """
-    sources = _groups(_modules(alignment, "source"))
-    targets = _groups(_modules(alignment, "target"))
-    sizes = [sum(len(group.modules) for group in side) for side in (sources, targets)]
-    if sizes[0] * sizes[1] > MOST_COMPARISONS:
+    sources, targets = (
+        _groups(_modules(alignment, leaves)) for leaves in (alignment.sources, alignment.targets)
+    )
+    if sum(map(len, sources)) * sum(map(len, targets)) > MOST_COMPARISONS:
         return
-    fitting = _Fitting(_parents(alignment))
-    _match_groups(alignment, fitting, sources, targets)
-    left = _unpaired(alignment, "source", sources), _unpaired(alignment, "target", targets)
-    _match_alone(alignment, fitting, *left)
+    parents = _parents(alignment)
+    _match_groups(alignment, sources, targets, parents)
+    sources, targets = (
+        [(module,) for group in side for module in group if alignment.are_free(module.all_leaves)]
+        for side in (sources, targets)
+    )
+    _match_alone(alignment, sources, targets, parents)
 
 
-def _unpaired(alignment: Alignment, side: Side, groups: Sequence[_ModuleGroup]) -> list[_Module]:
-    """The modules that have no leaf in a pair."""
+def _modules(alignment: Alignment, leaves: Iterable[ModelLeaf]) -> list[_Module]:
+    """Modules that are left whole."""
+    by_path: dict[Path, list[ModelLeaf]] = defaultdict(list)
+    for leaf in leaves:
+        if leaf.role not in IGNORED:
+            by_path[leaf.path].append(leaf)
+    modules = [_Module(path, {leaf.role: leaf for leaf in of}) for path, of in by_path.items()]
     return [
         module
-        for group in groups
-        for module in group.modules
-        if alignment.paired.isdisjoint((side, leaf.name) for leaf in module.leaves.values())
+        for module in modules
+        if "weight" in module.leaves
+        and module.leaves.keys() <= ROLES
+        and len(module.leaves) == len(by_path[module.path])
+        and alignment.are_free(module.all_leaves)
     ]
 
 
-def _modules(alignment: Alignment, side: Side) -> list[_Module]:
-    """Modules that are left whole."""
-    leaves = alignment.sources if side == "source" else alignment.targets
-    grouped: dict[Path, dict[str, ModelLeaf]] = defaultdict(dict)
-    spoilt: set[Path] = set()
-    taken = alignment.paired | alignment.doubted
-    for leaf in leaves:
-        if leaf.role in IGNORED:
-            continue
-        if (side, leaf.name) in taken or leaf.role not in ROLES or leaf.role in grouped[leaf.path]:
-            spoilt.add(leaf.path)
-        grouped[leaf.path][leaf.role] = leaf
-    return [
-        _Module(path, roles)
-        for path, roles in grouped.items()
-        if path not in spoilt and "weight" in roles
-    ]
-
-
-def _groups(modules: Iterable[_Module]) -> list[_ModuleGroup]:
+def _groups(modules: Iterable[_Module]) -> list[_Group]:
     grouped: dict[object, list[_Module]] = defaultdict(list)
     for module in modules:
         words = tuple(each if isinstance(each, str) else None for each in module.path)
-        ranks = {role: len(leaf.shape) for role, leaf in module.leaves.items()}
-        grouped[words, tuple(sorted(ranks.items()))].append(module)
-    return [
-        _ModuleGroup(tuple(sorted(group, key=lambda module: _numbers(module.path))))
-        for group in grouped.values()
-    ]
+        ranks = {(role, len(leaf.shape)) for role, leaf in module.leaves.items()}
+        grouped[words, frozenset(ranks)].append(module)
+    return [tuple(sorted(group, key=_numbers)) for group in grouped.values()]
 
 
-def _numbers(path: Path) -> tuple[int, ...]:
-    return tuple(each for each in path if isinstance(each, int))
+def _numbers(module: _Module) -> tuple[int, ...]:
+    return tuple(each for each in module.path if isinstance(each, int))
 
 
 def _parents(alignment: Alignment) -> dict[Path, set[Path]]:
     """Path of a source's module -> the target's that pairs of leaves below them show it to be."""
     parents: dict[Path, set[Path]] = defaultdict(set)
     for pair in alignment.pairs:
-        if pair.source.position is not None or pair.target.position is not None:
+        if pair.axis is not None:
             continue
-        one, other = pair.source.leaves[0].path, pair.target.leaves[0].path
+        one, other = (leaf.path for leaf in pair.first)
         while one and other:
             one, other = one[:-1], other[:-1]
             parents[one].add(other)
@@ -180,80 +171,74 @@ def _parents(alignment: Alignment) -> dict[Path, set[Path]]:
     return parents
 
 
-@dataclass(frozen=True)
-class _Fitting:
-    """Whether two modules fit."""
-
-    parents: Mapping[Path, set[Path]]
-
-    def __call__(self, source: _Module, target: _Module) -> bool:
-        if source.leaves.keys() != target.leaves.keys() or source.contradicts(target):
-            return False
-        above = self.parents.get(source.path[:-1])
-        if above and source.path[:-1] and target.path[:-1] not in above:
-            return False
-        if source.is_vector and not (source.is_norm and target.is_norm):
-            return False
-        return all(_fits(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
+def _fit(source: _Module, target: _Module, parents: Mapping[Path, set[Path]]) -> bool:
+    """Whether two modules may be one, given what the modules around them are."""
+    if source.leaves.keys() != target.leaves.keys() or source.contradicts(target):
+        return False
+    above = parents.get(source.path[:-1])
+    if above and source.path[:-1] and target.path[:-1] not in above:
+        return False
+    if source.is_vector and not (source.is_norm and target.is_norm):
+        return False
+    fitting = (layouts(leaf, target.leaves[role]) for role, leaf in source.leaves.items())
+    return all(each and each[0].usual for each in fitting)
 
 
-def _fits(source: ModelLeaf, target: ModelLeaf) -> bool:
-    pair = pair_of(LeafGroup((), (source,)), LeafGroup((), (target,)), "")
-    return pair is not None and pair.layouts[0].usual
+def _neighbours(
+    sources: Sequence[_Group], targets: Sequence[_Group], parents: Mapping[Path, set[Path]]
+) -> dict[_Group, list[_Group]]:
+    """The groups of the other side of which some module fits one of a group's, for either side."""
+    neighbours: dict[_Group, list[_Group]] = defaultdict(list)
+    for source, target in product(sources, targets):
+        if any(_fit(one, other, parents) for one, other in product(source, target)):
+            neighbours[source].append(target)
+            neighbours[target].append(source)
+    return neighbours
 
 
 def _match_groups(
     alignment: Alignment,
-    fits: _Fitting,
-    sources: Sequence[_ModuleGroup],
-    targets: Sequence[_ModuleGroup],
+    sources: Sequence[_Group],
+    targets: Sequence[_Group],
+    parents: Mapping[Path, set[Path]],
 ) -> None:
-    together: list[tuple[_ModuleGroup, _ModuleGroup]] = []
-    touched: dict[int, int] = defaultdict(int)
+    """Pair, in order, the modules of groups that fit each other alone."""
+    neighbours = _neighbours(sources, targets, parents)
     for source in sources:
-        for target in targets:
-            if any(fits(one, other) for one in source.modules for other in target.modules):
-                together.append((source, target))
-                touched[id(source)] += 1
-                touched[id(target)] += 1
-    for source, target in together:
-        alone = touched[id(source)] == 1 and touched[id(target)] == 1
-        if not alone or len(source.modules) != len(target.modules):
-            continue
-        pairs = list(zip(source.modules, target.modules, strict=True))
-        if all(fits(one, other) and one.is_alike(other) for one, other in pairs):
-            for one, other in pairs:
-                _accept(alignment, one, other, "same shapes" if len(pairs) == 1 else "same order")
+        for target in neighbours[source]:
+            alone = len(neighbours[source]) == len(neighbours[target]) == 1
+            if not alone or len(source) != len(target):
+                continue
+            pairs = list(zip(source, target, strict=True))
+            if all(_fit(one, other, parents) and one.is_alike(other) for one, other in pairs):
+                reason = "same shapes" if len(pairs) == 1 else "same order"
+                for one, other in pairs:
+                    _accept(alignment, one, other, reason)
 
 
 def _match_alone(
-    alignment: Alignment, fits: _Fitting, sources: Sequence[_Module], targets: Sequence[_Module]
+    alignment: Alignment,
+    sources: Sequence[_Group],
+    targets: Sequence[_Group],
+    parents: Mapping[Path, set[Path]],
 ) -> None:
-    here: dict[Path, list[_Module]] = defaultdict(list)
-    there: dict[Path, list[_Module]] = defaultdict(list)
-    for source in sources:
-        for target in targets:
-            if fits(source, target):
-                here[target.path].append(source)
-                there[source.path].append(target)
-    doubted: set[frozenset[Path]] = set()
+    """Pair the modules that fit each other alone; what fits several becomes a doubt."""
+    neighbours = _neighbours(sources, targets, parents)
+    doubted: set[frozenset[_Module]] = set()
     for target in targets:
-        others = here[target.path]
+        others = [module for [module] in neighbours[target]]
         if not others:
             continue
-        rivals = there[others[0].path]
+        rivals = [module for [module] in neighbours[others[0],]]
+        reason = "their shapes fit, and nothing in their names says which is which"
         if len(others) == len(rivals) == 1:
-            if target.is_alike(others[0]):
-                _accept(alignment, others[0], target, "same shapes")
-            else:
-                _doubt(
-                    alignment, others, rivals, "their shapes fit, but their names say other things"
-                )
-            continue
-        paths = frozenset(module.path for module in (*others, *rivals))
-        if paths not in doubted:
-            doubted.add(paths)
-            reason = "their shapes fit, and nothing in their names says which is which"
+            if target[0].is_alike(others[0]):
+                _accept(alignment, others[0], target[0], "same shapes")
+                continue
+            reason = "their shapes fit, but their names say other things"
+        modules = frozenset((*others, *rivals))
+        if modules not in doubted:
+            doubted.add(modules)
             _doubt(alignment, others, rivals, reason)
 
 
@@ -267,10 +252,5 @@ def _doubt(
     alignment: Alignment, sources: Sequence[_Module], targets: Sequence[_Module], reason: str
 ) -> None:
     for role in sources[0].leaves:
-        alignment.doubt(
-            Doubt(
-                tuple(module.leaves[role] for module in sources),
-                tuple(module.leaves[role] for module in targets),
-                reason,
-            )
-        )
+        one, other = (tuple(module.leaves[role] for module in side) for side in (sources, targets))
+        alignment.doubt(Doubt(one, other, reason))

@@ -12,9 +12,8 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import product
 
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.fold import literal
 from xckpt.mapping.optimizer.states import MomentLeaf
-from xckpt.mapping.pattern import Affine, Pattern
+from xckpt.mapping.pattern import Affine, Pattern, literal
 
 
 def moment_pattern(

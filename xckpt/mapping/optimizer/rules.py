@@ -20,13 +20,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.fold import literal
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
 from xckpt.mapping.optimizer.moments import moment_pattern
 from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
-from xckpt.mapping.pattern import Pattern, skeleton
+from xckpt.mapping.pattern import Pattern, literal, skeleton
 from xckpt.mapping.rule import Rule
 
 

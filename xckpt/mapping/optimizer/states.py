@@ -23,8 +23,7 @@ from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.leaf_names import specs_of
-from xckpt.mapping.names import keys_of, mapping_name
+from xckpt.mapping.names import keys_of, mapping_name, specs_of
 from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
