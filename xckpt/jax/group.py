@@ -156,14 +156,6 @@ class JaxGroup:
         self._meet(f"{key}/read")
         return value
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            RanksFailedError: some rank did not come within the timeout.
-        """
-        self._meet(self._next("barrier"))
-
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 

@@ -121,23 +121,17 @@ class JaxTarget(HostBuffers):
     def result(self) -> jax.Array:
         """The array, of the sharding asked for."""
         parts = [self._parts[device] for holders in self.layout.devices for device in holders]
-        array = _join(self.shape, self.sharding, parts, self.dtype) if self.committed else parts[0]
+        array = self._joined(parts) if self.committed else parts[0]
         if self.weak_type:
             array = _weaken(array)
         return array if self.key is None else self.key.wrap(array)
 
-
-def _join(
-    shape: tuple[int, ...],
-    sharding: jax.sharding.Sharding,
-    parts: list[jax.Array],
-    dtype: str,
-) -> jax.Array:
-    if parts:
-        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-    # Without a local part only the dtype can say what the array is made of.
-    kind = numpy_dtype(dtype)
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=kind)
+    def _joined(self, parts: list[jax.Array]) -> jax.Array:
+        # Without a local part only the dtype can say what the array is made of.
+        dtype = None if parts else numpy_dtype(self.dtype)
+        return jax.make_array_from_single_device_arrays(
+            self.shape, self.sharding, parts, dtype=dtype
+        )
 
 
 def _x64_for(dtype: np.dtype[np.generic]) -> contextlib.AbstractContextManager[object]:

@@ -27,6 +27,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from xckpt.core.adapter import Adapters
+from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
@@ -185,8 +186,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         if wanted.item.type is not LoadItemType.TENSOR:
             whole = wanted.values[name]
             assert isinstance(whole, torch.Tensor)
-            starts = zip(read_item.dest_offsets, read_item.lengths, strict=True)
-            return whole[tuple(slice(start, start + length) for start, length in starts)]
+            return whole[Box(read_item.dest_offsets, read_item.lengths).slices()]
         target = self._resolve(wanted)
         stored = self._dtype(name)
         if target.dtype == stored and _is_plain(target):
