@@ -109,21 +109,15 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
 
     from xckpt.core.geometry.box import Boxes
     from xckpt.core.manifest.codec import build, encode
-    from xckpt.core.plan.items import Block, LeafTable, SavePlan, WriteItems
+    from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
     from xckpt.engine.wire import SavePlanCodec
     from xckpt.storage.integrity import digest_bytes
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
-    table = LeafTable(
-        names=tuple(_names()),
-        kinds=("",) * TENSORS,
-        dtypes=("float32",) * TENSORS,
-        shapes=tuple((ranks * count, WIDTH) for count in rows.tolist()),
-        sharded=(True,) * TENSORS,
-        shardings=(None,) * TENSORS,
-        annotations=("",) * TENSORS,
-        contents=(b"",) * TENSORS,
+    table = tuple(
+        LeafRow(name, dtype="float32", shape=(ranks * count, WIDTH), sharded=True)
+        for name, count in zip(_names(), rows.tolist(), strict=True)
     )
     sizes = np.stack([rows, np.full(TENSORS, WIDTH)], axis=1).astype(np.int64)
     leaf = np.arange(TENSORS, dtype=np.int32)

@@ -14,7 +14,7 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.convert import Mapping, Rule
 from xckpt.core.storage import StorageReader
-from xckpt.formats import at_path
+from xckpt.formats import reader
 from xckpt.mapping.operations import Untie
 from xckpt.planner import DefaultLoadPlanner
 
@@ -33,13 +33,13 @@ def path(tmp_path: Path) -> Path:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every path whose format is asked for."""
     asked: list[str] = []
-    detect = at_path.detect
+    detect = reader.detect
 
     def noting(path: str | os.PathLike[str]) -> str:
         asked.append(os.fspath(path))
         return detect(path)
 
-    monkeypatch.setattr(at_path, "detect", noting)
+    monkeypatch.setattr(reader, "detect", noting)
     return asked
 
 
@@ -73,14 +73,14 @@ def test_only_the_coordinator_looks(path: Path, looks: list[str], coordinator: i
 def test_what_only_the_coordinator_sees_is_an_error_of_all(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Blind(at_path.FormatsAt):
+    class Blind(reader.FormatsAt):
         def reader(self, format: str) -> StorageReader:
             if threading.current_thread() is not coordinator:
                 self._path = path.with_name("elsewhere.safetensors")
             return super().reader(format)
 
     coordinator: threading.Thread | None = None
-    monkeypatch.setattr(at_path, "FormatsAt", Blind)
+    monkeypatch.setattr(reader, "FormatsAt", Blind)
 
     def load(group: ThreadGroup) -> None:
         nonlocal coordinator

@@ -25,7 +25,7 @@ from xckpt.engine.stager import AsyncStager
 from xckpt.options import LoadOptions, SaveOptions
 
 if TYPE_CHECKING:
-    from xckpt.formats.at_path import FormatsAt
+    from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
     from xckpt.storage.checkpoint import Checkpoint
 
@@ -331,7 +331,7 @@ def _load(
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
     # Imported when there is no checkpoint of ours, or a mapping.
-    from xckpt.formats.at_path import FormatsAt
+    from xckpt.formats.reader import FormatsAt
 
     return FormatsAt(path, options)
 

@@ -126,7 +126,8 @@ class _Loader(DefaultLoadPlanner):
 class TorchDCP:
     """DCP with its defaults, except that the caller chooses whether to overwrite."""
 
-    name = f"torch DCP {torch.__version__}"
+    # Without the build, +cpu or +cu130: it judges the same.
+    name = f"torch DCP {torch.__version__.split('+')[0]}"
     limits: Sequence[str] = (
         "dtypes that torch lacks (int4, float4_e2m1fn)",
         "sound plans that its validation takes for faulty",

@@ -16,8 +16,7 @@ import xckpt
 from tests.mapping.mappings import Case, cases
 from tests.support.examples import examples
 from xckpt.convert import Mapping, Rule
-from xckpt.convert.run import convert
-from xckpt.convert.work import Converted
+from xckpt.convert.run import Converted, convert
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,

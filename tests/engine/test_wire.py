@@ -54,7 +54,7 @@ def test_a_codec_decodes_a_shared_table_once():
     codec = SavePlanCodec()
     one, other = (codec.decode(codec.encode(SavePlan([item]))).items for _ in range(2))
     assert isinstance(one, WriteItems) and isinstance(other, WriteItems)
-    assert one.table is other.table and one.table.names == ("step",)
+    assert one.table is other.table and one.table[0].name == "step"
 
 
 def test_data_that_messagepack_lacks_is_a_type_error():

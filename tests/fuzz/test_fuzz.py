@@ -73,7 +73,7 @@ def test_a_reader_that_compares_no_digests_is_found_out(monkeypatch: pytest.Monk
 
 
 def test_a_reader_that_compares_no_zarr_json_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Integrity, "_altered", lambda *arguments, **options: [])
+    monkeypatch.setattr(Integrity, "_problem", lambda *arguments: "")
     found = findings("checkpoint")
     assert any("zarr.json is not what was saved" in each for each in found)
 

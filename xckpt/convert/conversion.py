@@ -35,6 +35,8 @@ class Opened:
 
     source: TensorSource
     resolved: ResolvedMapping
+    as_it_is: bool
+    """Whether names and layouts stay those of the source."""
 
     def identity(self, *more: object) -> bytes:
         """A digest of the source's contents, of what is made of them, and of ``more``."""
@@ -86,7 +88,7 @@ class Conversion:
             raise MappingError(f"dtype {self.dtype!r} is no floating-point type of {list(DTYPES)}")
         source = open_source(self.path, self.format, opaque=self.opaque)
         try:
-            return Opened(source, self._resolved(source))
+            return Opened(source, self._resolved(source), as_it_is=self.mapping is None)
         except BaseException:
             source.close()
             raise

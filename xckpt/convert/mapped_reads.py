@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -21,16 +20,16 @@ from numpy.typing import NDArray
 
 from xckpt.convert.units.make import direct_view
 from xckpt.convert.units.unit import SourceRead, hull
-from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.geometry.grid import cells
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.core.plan.wanted import Countdown
 from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.read_chunks import Destination
 
 Array = NDArray[np.generic]
 
@@ -38,8 +37,8 @@ BLOCK_BYTES = 1 << 23
 """Bytes read at a time of a stored tensor that has no chunks, or small ones."""
 
 
-class TargetBox:
-    """A box of a target, while it is filled; calls from several threads are fine.
+class TargetBox(Destination):
+    """A box of a target, while it is filled by the copies of several reads.
 
     Args:
         planner: resolves the target's memory and publishes the box when it is full.
@@ -48,33 +47,10 @@ class TargetBox:
     """
 
     def __init__(self, planner: DefaultLoadPlanner, item: ReadItem, dtype: str) -> None:
+        super().__init__(planner, item, dtype, prod(item.lengths))
         assert item.dest_index.offset is not None
-        self.item = item
         self.origin = item.dest_index.offset
         """The box's first element in the target."""
-        self._planner = planner
-        self._dtype = dtype
-        self._missing = Countdown(prod(item.lengths))
-        self._buffer: object = None
-        self._host: Array | None = None
-        self._is_copy = False
-        self._lock = threading.Lock()
-
-    def host(self) -> Array:
-        """What is filled: the target's memory, or a copy of it; resolved once.
-
-        Raises:
-            LeafTooLargeError: there is no memory for it.
-        """
-        with self._lock:
-            if self._host is None:
-                self._buffer = self._planner.resolve_tensor(self.item)
-                self._host = self._planner.adapters.writable_numpy(self._buffer)
-            if self._host is None:
-                leaf = self.item.dest_index.fqn
-                self._host = allocate(self.item.lengths, numpy_dtype(self._dtype), leaf)
-                self._is_copy = True
-            return self._host
 
     def fill(
         self,
@@ -89,21 +65,16 @@ class TargetBox:
             source: what they read, a box from ``source_origin`` on; None for constants.
             source_origin: its first element in the stored tensor.
         """
-        host = self.host()
+        target = self.memory()
         for copy in copies:
             copy_elements(
-                copy, source, host, source_origin=source_origin, target_origin=self.origin
+                copy, source, target, source_origin=source_origin, target_origin=self.origin
             )
-        self.landed(copies)
+        self.count(copies)
 
-    def landed(self, copies: Sequence[StridedCopy]) -> None:
-        """Count what copies wrote into the box; publish it when it is full."""
-        if self._missing.land(sum(copy.elements for copy in copies)):
-            return
-        if self._is_copy and self._host is not None:
-            self._planner.adapters.copy_into(self._buffer, self._host)
-        self._planner.commit_tensor(self.item, self._buffer)
-        self._buffer = self._host = None
+    def count(self, copies: Sequence[StridedCopy]) -> None:
+        """Count what copies wrote into the box; a full one is published."""
+        self.landed(sum(copy.elements for copy in copies))
 
 
 @dataclass(slots=True)
@@ -128,7 +99,7 @@ class MappedRead:
             LeafTooLargeError: there is no memory for the target.
         """
         if len(self.copies) == 1:
-            place = direct_view(self.copies[0], self.box, self.target.host(), self.target.origin)
+            place = direct_view(self.copies[0], self.box, self.target.memory(), self.target.origin)
             if place is not None and place.dtype == dtype and _in_order(place):
                 return place
         self.memory = allocate(self.box.sizes, dtype, leaf)
@@ -137,7 +108,7 @@ class MappedRead:
     def commit(self) -> None:
         """Copy the elements to their places, unless they are there; publish a full target box."""
         if self.memory is None:
-            self.target.landed(self.copies)
+            self.target.count(self.copies)
         else:
             self.target.fill(self.copies, self.memory, self.box.offsets)
             self.memory = None

@@ -13,20 +13,60 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import Executor
+from collections.abc import Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
 
-from xckpt.convert.conversion import Conversion
-from xckpt.convert.work import ConversionRun, Converted
-from xckpt.core.metadata import JSONValue
+from xckpt.convert.conversion import Conversion, Opened
+from xckpt.convert.journal import Start
+from xckpt.convert.target_tree import find_places, target_tree, user_metadata
+from xckpt.convert.to_checkpoint import ConvertingWriter
+from xckpt.convert.to_sink import SinkTarget, SinkWriter
+from xckpt.convert.units.assertions import check_assertions
+from xckpt.convert.units.plan import plan_units
+from xckpt.convert.units.run import UnitShare, share_units
+from xckpt.convert.units.unit import Chunks
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.save import save_state
+from xckpt.engine.steps import all_reduce, broadcast
+from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
+from xckpt.formats.opaque import Opaque
+from xckpt.formats.sink import Contents
+from xckpt.formats.source import metadata_texts
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import SaveOptions
 
 Path = str | os.PathLike[str]
+
+UNITS_IN_FLIGHT = 8
+"""Units of the usual size that fit the budget of memory, sources and targets counted."""
+
+PREPARE = "prepare the conversion; nothing was written"
+WRITE = "convert; nothing was committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion has done."""
+
+    tensors: int
+    """Tensors of the target."""
+    bytes: int
+    """Bytes of their elements."""
+    bytes_before: int
+    """How many of these bytes an earlier process had written, on this rank."""
+    metadata: Metadata | None = field(default=None, compare=False, repr=False)
+    """Metadata of the new checkpoint, if its format is xckpt."""
 
 
 def convert(
@@ -105,23 +145,125 @@ def convert(
     conversion = Conversion(
         os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
     )
-    work = ConversionRun(
-        conversion,
-        os.fspath(dst),
-        overwrite,
-        options or SaveOptions(),
-        executor,
-        _group_for(executor, group),
-        like,
-        metadata,
-    )
-    work.check()
-    try:
-        if open_sink(dst, format, overwrite=overwrite) is None:
-            return work.into_checkpoint()
-        return work.into_sink(format)
-    finally:
-        work.close()
+    group = _group_for(executor, group)
+    _check_executor(executor, [conversion.path, os.fspath(dst)])
+    to_sink = open_sink(dst, format, overwrite=overwrite) is not None
+    with ExitStack() as stack:
+        work = _Work(
+            conversion,
+            os.fspath(dst),
+            overwrite,
+            options or SaveOptions(),
+            executor,
+            group,
+            like,
+            metadata,
+            stack,
+        )
+        all_reduce(group, PREPARE, work.check_source, lambda _: b"")
+        return work.into_sink(format) if to_sink else work.into_checkpoint()
+
+
+@dataclass(eq=False)
+class _Work:
+    """One call of `convert`, on one rank."""
+
+    conversion: Conversion
+    destination: str
+    overwrite: bool
+    options: SaveOptions
+    executor: Executor | None
+    group: Group
+    like: object
+    metadata: JSONValue
+    stack: ExitStack
+    """Closes what is open, in the end."""
+
+    @cached_property
+    def opened(self) -> Opened:
+        """The source, opened when it is first looked at."""
+        opened = self.conversion.open()
+        self.stack.callback(opened.source.close)
+        return opened
+
+    @property
+    def unit_bytes(self) -> int:
+        """The usual size of a unit."""
+        return max(1, self.options.memory_bytes // (2 * UNITS_IN_FLIGHT))
+
+    def check_source(self) -> bytes:
+        """Open the source, and check this rank's share of what the mapping asserts of it."""
+        mine = self.opened.resolved.assertions[self.group.rank :: self.group.size]
+        check_assertions(mine, self.opened.source, memory_bytes=self.options.memory_bytes)
+        return b""
+
+    def share(self, target_chunks: Chunks | None = None) -> UnitShare:
+        """Plan the units; this rank's share of them."""
+        opened, rank = self.opened, self.group.rank
+        units = plan_units(opened.resolved, opened.source.chunks, self.unit_bytes, target_chunks)
+        mine = share_units(units, rank, self.group.size)
+        return UnitShare(mine, rank, self.conversion, opened, self.options, self.executor)
+
+    def into_checkpoint(self) -> Converted:
+        """Write an xckpt checkpoint."""
+        options, share = self.options, self.share()
+        names, tree = target_tree(self.opened, share.units, self.like)
+        sizes = (options.chunk_bytes, options.shard_bytes, options.crc32c)
+        start = Start(self.opened.identity(self.unit_bytes, sizes))
+        writer = ConvertingWriter(self.destination, start, names, share, overwrite=self.overwrite)
+        planner = DefaultSavePlanner(
+            grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=_content
+        )
+        kept = user_metadata(self.opened.source.metadata)
+        user = kept if self.metadata is None else self.metadata
+        metadata = save_state(tree, writer, group=self.group, planner=planner, metadata=user)
+        return self._converted(share.bytes_before, metadata)
+
+    def into_sink(self, format: str | None) -> Converted:
+        """Write another format."""
+        target = SinkTarget(self.destination, format, self.overwrite, self._contents())
+        identity = self.opened.identity(format, self.options.memory_bytes)
+        writer = SinkWriter(target, identity)
+        self.stack.callback(writer.close)
+        try:
+            self._write_through(writer)
+        except BaseException:
+            writer.abort()
+            raise
+        return self._converted(writer.bytes_before)
+
+    def _contents(self) -> Contents:
+        """What a sink is to carry."""
+        opened, source = self.opened, self.opened.source
+        targets, places = opened.resolved.targets, find_places(opened, self.like)
+        return Contents(
+            targets,
+            source.values,
+            source.metadata if self.metadata is None else metadata_texts(self.metadata),
+            places.leaf_names,
+            places.containers,
+            {name: source.chunks(name) for name in targets} if opened.as_it_is else {},
+            max(1, self.options.memory_bytes // 4),
+        )
+
+    def _write_through(self, writer: SinkWriter) -> None:
+        """Lay out on the coordinator, make and write on every rank, commit on the coordinator."""
+        token = broadcast(self.group, PREPARE, writer.begin)
+
+        def make() -> bytes:
+            writer.write(self.share(writer.attach(token).chunks))
+            return b""
+
+        def commit(_: list[bytes]) -> bytes:
+            writer.commit()
+            return b""
+
+        all_reduce(self.group, WRITE, make, commit)
+
+    def _converted(self, bytes_before: int, metadata: Metadata | None = None) -> Converted:
+        targets = self.opened.resolved.targets.values()
+        nbytes = sum(spec.elements * item_size(spec.dtype) for spec in targets)
+        return Converted(len(targets), nbytes, bytes_before, metadata)
 
 
 def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:
@@ -138,3 +280,24 @@ def _group_for(executor: Executor | None, group: Group | None) -> Group:
     if group is not None and group.size > 1:
         raise ValueError("an executor's workers or a group's ranks can share the work, not both")
     return LocalGroup()
+
+
+def _check_executor(executor: Executor | None, paths: Sequence[str]) -> None:
+    """Refuse what cannot work and start the workers, before anything is opened.
+
+    Raises:
+        StorageError: the workers could not reach this process's memory.
+    """
+    if executor is None:
+        return
+    for path in paths:
+        if path.startswith("memory://") and not isinstance(executor, ThreadPoolExecutor):
+            raise StorageError(f"{path}: no other process reaches the memory of this one")
+    # A process that is forked later has TensorStore's memory, but not its threads, and dies of it.
+    executor.submit(os.getpid).result()
+
+
+def _content(leaf: object) -> bytes:
+    """The bytes of the only kind of leaf that no adapter knows."""
+    assert isinstance(leaf, Opaque)
+    return leaf.content()

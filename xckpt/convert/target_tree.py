@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -16,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Opened
-from xckpt.core.geometry.box import Boxes
+from xckpt.convert.units.unit import WorkUnit
+from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.leaf import LazySource
 from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys
@@ -44,12 +46,11 @@ class Places:
     """The containers of the tree; see `xckpt.core.tree`."""
 
 
-def find_places(opened: Opened, *, as_it_is: bool, like: object = None) -> Places:
+def find_places(opened: Opened, like: object) -> Places:
     """Where the target's leaves, tensors and Python values, lie in its tree.
 
     Args:
         opened: the source, and what is made of it.
-        as_it_is: keep the source's own tree, where it has one.
         like: the target's tree; None if it is not known.
 
     Raises:
@@ -60,32 +61,31 @@ def find_places(opened: Opened, *, as_it_is: bool, like: object = None) -> Place
     names = {**targets, **source.values}
     if like is not None:
         return _places_in(like, names)
-    if as_it_is:
+    if opened.as_it_is:
         return Places(source.leaf_names, source.containers)
-    return Places(_leaf_names(names), {})
+    return Places({name: join_keys(keys_of(name)) for name in names}, {})
 
 
 def target_tree(
-    opened: Opened, boxes: Mapping[str, Boxes], *, as_it_is: bool, like: object = None
+    opened: Opened, units: Iterable[WorkUnit], like: object
 ) -> tuple[Mapping[str, str], Mapping[str, object]]:
     """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
 
     Args:
         opened: see `find_places`.
-        boxes: target -> the boxes that this rank makes.
-        as_it_is: see `find_places`.
+        units: those that this rank makes.
         like: see `find_places`.
 
     Raises:
         MappingError: see `find_places`; or leaves lie inside others. All such are listed.
     """
-    places = find_places(opened, as_it_is=as_it_is, like=like)
-    leaves = _leaves(opened, boxes, as_it_is)
+    places = find_places(opened, like)
+    leaves = {**_tensors(opened, units), **opened.source.values}
     by_leaf_name = {leaf: leaves[name] for name, leaf in places.leaf_names.items()}
     tree: object
     if like is not None:
         tree = rebuild(like, lambda name, _: by_leaf_name[name], loaded_adapters())
-    elif as_it_is:
+    elif opened.as_it_is:
         tree = unflatten(by_leaf_name, places.containers)
     else:
         tree = tree_of(leaves)
@@ -102,28 +102,26 @@ def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
         )
 
 
-def _leaves(opened: Opened, boxes: Mapping[str, Boxes], as_it_is: bool) -> dict[str, object]:
-    """Mapping name -> leaf: the targets' tensors and the source's Python values."""
+def _tensors(opened: Opened, units: Iterable[WorkUnit]) -> dict[str, object]:
+    """Target tensor -> the boxes of it that units make."""
+    boxes: defaultdict[str, list[tuple[Shape, Shape]]] = defaultdict(list)
+    for unit in units:
+        for part in unit.parts:
+            boxes[part.name].append((part.box.offsets, part.box.sizes))
     source = opened.source
-    shardings = source.shardings if as_it_is else {}
-    annotations = source.annotations if as_it_is else {}
-    tensors = {
+    shardings = source.shardings if opened.as_it_is else {}
+    annotations = source.annotations if opened.as_it_is else {}
+    return {
         name: LazySource(
             spec.shape,
             spec.dtype,
-            boxes[name],
+            Boxes.of(boxes[name], rank=len(spec.shape)),
             _not_here,
             sharding=shardings.get(name),
             annotation=annotations.get(name, ""),
         )
         for name, spec in opened.resolved.targets.items()
     }
-    return {**tensors, **source.values}
-
-
-def _leaf_names(names: Iterable[str]) -> dict[str, str]:
-    """Mapping name -> leaf name, in nested dicts with string keys."""
-    return {name: join_keys(keys_of(name)) for name in names}
 
 
 def _places_in(like: object, names: Collection[str]) -> Places:

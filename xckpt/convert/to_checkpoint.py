@@ -2,8 +2,8 @@
 
 1. Every leaf is a `LazySource` of the boxes that this rank is to make; the planner merges all
    ranks' boxes and chooses grids, as it does for any save.
-2. `ConvertingWriter.write_data` makes this rank's units, in threads or by an executor, and writes
-   the chunks of each unit as soon as it is made. The digests are the unit's report.
+2. `ConvertingWriter.write_data` makes this rank's units (`xckpt.convert.units.run`); the chunks of
+   each unit are written as soon as it is made. The digests are the unit's report.
 3. On local folders reports go to a journal beside the place where the save is staged. Whatever ends
    this process before the commit, the next conversion of the same source in the same way finds
    both, and makes what is missing. Another conversion clears them away.
@@ -12,21 +12,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Start, noted_units
-from xckpt.convert.units.run import Output
+from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.claims import remove_journals
 from xckpt.storage.commit.folder import StagedCheckpoint
@@ -38,10 +36,6 @@ from xckpt.storage.write_chunks import ChunkWrites
 
 IDENTITY = "conversion"
 """What the staging folder of every conversion is called, so that the next one finds it."""
-
-MakeUnits = Callable[[Output, Start, Path | None], list[bytes]]
-"""Makes a rank's units and writes them to an output, but for those that the journals beside a
-staging folder, if there is one, say are written; returns the reports of all."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Written).decode
@@ -101,9 +95,8 @@ class ConvertingWriter(ZarrStorageWriter):
         path: see `ZarrStorageWriter`.
         start: which conversion this is.
         leaf_names: target tensor -> its leaf's name in the checkpoint.
-        make: makes this rank's units and writes them.
+        share: this rank's units.
         overwrite: replace a checkpoint that is there.
-        options: sizes, threads, memory.
     """
 
     def __init__(
@@ -111,15 +104,14 @@ class ConvertingWriter(ZarrStorageWriter):
         path: str | os.PathLike[str],
         start: Start,
         leaf_names: Mapping[str, str],
-        make: MakeUnits,
+        share: UnitShare,
         *,
-        overwrite: bool = False,
-        options: SaveOptions | None = None,
+        overwrite: bool,
     ) -> None:
-        super().__init__(path, overwrite=overwrite, options=options)
+        super().__init__(path, overwrite=overwrite, options=share.options)
         self._start = start
         self._leaf_names = leaf_names
-        self._make = make
+        self._share = share
 
     def _begin(self) -> Staging:
         """Reserve a place to write to: where an earlier process wrote, if one did.
@@ -150,7 +142,7 @@ class ConvertingWriter(ZarrStorageWriter):
         output = CheckpointOutput(orders, self.target, items)
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
-        reports = self._make(output, self._start, folder if resumable else None)
+        reports = self._share.make(output, self._start, folder if resumable else None)
         arrays = [array for report in reports for array in _decode(report).arrays]
         return Written([*values.arrays, *arrays], values.values)
 

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.journal import Start, noted_units, read_journal
-from xckpt.convert.to_checkpoint import IDENTITY, MakeUnits
+from xckpt.convert.to_checkpoint import IDENTITY
+from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.detect import open_sink
@@ -101,6 +102,8 @@ class SinkWriter:
     def __init__(self, target: SinkTarget, conversion: bytes) -> None:
         self.target = target
         self.sink: TensorSink | None = None
+        self.bytes_before = 0
+        """Bytes of this rank's share that an earlier process had written, once it is written."""
         self._start = Start(conversion)
         self._claim: Claim | None = None
         folder = Location.parse(target.path).folder
@@ -148,10 +151,11 @@ class SinkWriter:
         assert self.sink is not None
         return self.sink
 
-    def write(self, make: MakeUnits) -> None:
+    def write(self, share: UnitShare) -> None:
         """Make and write this rank's units, but for those that are written already."""
         output = SinkOutput(self._start.token, self.target, self.sink)
-        make(output, self._start, staging_folder(self._folder, IDENTITY))
+        share.make(output, self._start, staging_folder(self._folder, IDENTITY))
+        self.bytes_before = share.bytes_before
 
     def commit(self) -> None:
         """Give the output its name; on the coordinator."""

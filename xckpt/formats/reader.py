@@ -1,5 +1,7 @@
 """Loading straight from any source of tensors: a `StorageReader` over a `TensorSource`.
 
+`FormatsAt` finds another library's checkpoint at the path of a load, in place of one of ours. Then:
+
 1. The coordinator opens the source and sends its identity; every rank opens it too and compares, so
    that all read the same.
 2. To a planner each tensor is one stored array, cut where reading is cheap. It plans as ever.
@@ -10,7 +12,9 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from math import prod
 
@@ -28,12 +32,15 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.values import encode_value, value_kind
-from xckpt.errors import StorageError, UnsupportedLeafError
+from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
+from xckpt.formats.detect import detect, open_source
 from xckpt.formats.source import TensorSource
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
-from xckpt.storage.read_chunks import PlannedDestinations
+from xckpt.storage.read_chunks import Destination
+
+OURS = "xckpt"
 
 PART_BYTES = 1 << 24
 """What one thread reads at a time, bytes, where the source can be cut so finely."""
@@ -132,31 +139,25 @@ class SourceReader:
             planner.load_bytes(item, io.BytesIO(text.encode("utf-8", "surrogatepass")))
         sizes = (prod(item.lengths) * item_size(self._dtype(item)) for item in tensors)
         progress = ProgressCounter(sum(sizes), self.options.progress)
-        destinations = PlannedDestinations(planner)
         threads = self.options.threads or self.source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
-            for number, item in enumerate(tensors):
+            for item in tensors:
                 if not pool.failed:
-                    self._submit(number, item, destinations, pool, progress)
+                    self._submit(item, planner, pool, progress)
 
     def _dtype(self, item: ReadItem) -> str:
         return self.source.specs[self._names[item.storage_index.fqn]].dtype
 
     def _submit(
-        self,
-        number: int,
-        item: ReadItem,
-        destinations: PlannedDestinations,
-        pool: Pool,
-        progress: ProgressCounter,
+        self, item: ReadItem, planner: LoadPlanner, pool: Pool, progress: ProgressCounter
     ) -> None:
         """Have an item's parts read; scratch memory for all of it counts against the budget."""
         name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
         most = max(1, PART_BYTES // dtype.itemsize)
         boxes = list(parts(item.storage_offsets, item.lengths, self.source.chunks(name), most))
-        destinations.add(item, self._dtype(item), len(boxes))
-        memory = destinations.memory(number)
-        scratch = memory.nbytes if destinations.is_scratch(number) else 0
+        destination = Destination(planner, item, self._dtype(item), len(boxes))
+        memory = destination.memory()
+        scratch = memory.nbytes if destination.is_scratch else 0
         pool.reserve(scratch)
 
         def read(box: Box) -> None:
@@ -168,7 +169,7 @@ class SourceReader:
                 self.source.read(name, box, data)
                 np.copyto(into, data, casting="unsafe")
             progress.add(box.elements * dtype.itemsize)
-            if destinations.landed(number):
+            if destination.landed():
                 pool.release(scratch)
 
         for box in boxes:
@@ -179,6 +180,36 @@ class SourceReader:
         if self._source is not None:
             self._source.close()
             self._source = None
+
+
+class FormatsAt:
+    """What lies at a path; its format is found once, by the coordinator of a load.
+
+    Args:
+        path: see `xckpt.load`.
+        options: threads, memory, progress.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
+        self._path = path
+        self._options = options
+        self._format = OURS
+
+    def find(self) -> str | None:
+        """The coordinator, where there is no manifest: the format that is there, if it is known."""
+        with suppress(XckptError):
+            format = detect(self._path)
+            return None if format == OURS else format
+        return None
+
+    def reader(self, format: str) -> SourceReader:
+        """The reader of the format that the coordinator has found."""
+        self._format = format
+        return SourceReader(self.open_source, str(self._path), options=self._options)
+
+    def open_source(self) -> TensorSource:
+        """Open what is there; a checkpoint of ours unless another format was found."""
+        return open_source(self._path, self._format)
 
 
 def parts(

@@ -126,7 +126,6 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         reader = ZarrStorageReader(path, options=options)
         self.metadata: Metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
         """What the checkpoint says about its leaves."""
-        assert reader.source is not None
         self.location = reader.location
         self.options = reader.options
         self.chunk_source = reader.source

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,14 +53,14 @@ def digest_array(array: NDArray[np.generic]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedDocuments:
-    """zarr.json documents that are being read."""
+class RequestedDocument:
+    """A zarr.json document that is being read."""
 
-    expected: Mapping[str, bytes]
-    """Key -> what the manifest implies."""
-    futures: dict[str, ts.Future[ts.KvStore.ReadResult]] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    """What is already known to be wrong, one line each."""
+    key: str
+    expected: bytes
+    """What the manifest implies."""
+    answer: ts.Future[ts.KvStore.ReadResult] | None
+    """None for a file that cannot be it, and is not read."""
 
 
 @dataclass(slots=True)
@@ -100,25 +100,32 @@ class Integrity:
                     ) from error
             raise
 
+    @property
+    def _few_digests(self) -> bool:
+        return self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES
+
     def require_digests(self) -> None:
         """Refuse a manifest that has many more chunks than digests, before they are enumerated.
 
         Raises:
             CorruptCheckpointError: the digest file is missing or too short.
         """
-        size = self.total_digests * DIGEST_BYTES
-        if size <= FEW_DIGEST_BYTES:
-            return
-        if len(self._read_range(slice(size - DIGEST_BYTES, size))) != DIGEST_BYTES:
-            raise CorruptCheckpointError(
-                f"{self.root}: {DIGESTS} is missing or too short for {self.total_digests:,} chunks"
-            )
+        if not self._few_digests:
+            last = _byte_range(self.total_digests - 1, 1)
+            answer = open_store(self.root).read(DIGESTS, byte_range=last)
+            self._digests_in(answer, 1, f"{self.total_digests:,} chunks")
 
-    def _read_range(self, where: slice) -> bytes:
+    def _digests_in(self, answer: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
+        """A range of the digest file, which must have ``count`` digests in it."""
         try:
-            return open_store(self.root).read(DIGESTS, byte_range=where).result().value
+            digests = answer.result().value
         except ValueError:
-            return b""
+            digests = b""
+        if len(digests) != count * DIGEST_BYTES:
+            raise CorruptCheckpointError(
+                f"{self.root}: {DIGESTS} is missing or too short for {what}"
+            )
+        return digests
 
     def prepare(self, wanted: Iterable[ZarrArray]) -> None:
         """Fetch the digests of arrays, once: all at a time if they are few, else by range.
@@ -127,35 +134,20 @@ class Integrity:
             CorruptCheckpointError: the digest file was altered.
         """
         new = {array.path: array for array in wanted if array.path not in self._digests}
-        if not new:
-            return
-        if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
-            if not self._all_digests:
+        ranges = {path: _byte_range(array.first, array.count) for path, array in new.items()}
+        if self._few_digests:
+            if new and not self._all_digests:
                 self.check_digest_file()
-            for path, array in new.items():
-                self._digests[path] = self._all_digests[_digest_range(array)]
-        else:
-            self._digests.update(self._fetch(list(new.values())))
-
-    def _fetch(self, wanted: Sequence[ZarrArray]) -> dict[str, bytes]:
+            self._digests |= {path: self._all_digests[where] for path, where in ranges.items()}
+            return
         store = open_store(self.root)
-        futures = {
-            array.path: store.read(DIGESTS, byte_range=_digest_range(array))
-            for array in wanted
-            if array.count
+        answers = {
+            path: store.read(DIGESTS, byte_range=where)
+            for path, where in ranges.items()
+            if new[path].count
         }
-        fetched: dict[str, bytes] = {}
-        for array in wanted:
-            try:
-                part = futures[array.path].result().value if array.count else b""
-            except ValueError:
-                part = b""
-            if len(part) != array.count * DIGEST_BYTES:
-                raise CorruptCheckpointError(
-                    f"{self.root}: {DIGESTS} is missing or too short for {array.leaf}"
-                )
-            fetched[array.path] = part
-        return fetched
+        for path, answer in answers.items():
+            self._digests[path] = self._digests_in(answer, new[path].count, new[path].leaf)
 
     def digest(self, array: ZarrArray, number: int) -> bytes:
         """The saved digest of chunk ``number`` of a prepared array."""
@@ -188,73 +180,71 @@ class Integrity:
         Raises:
             CorruptCheckpointError: the digest file is not the manifest's.
         """
-        if self.total_digests * DIGEST_BYTES <= FEW_DIGEST_BYTES:
+        if self._few_digests:
             problem = self.digest_file_problem()
             if problem:
                 raise CorruptCheckpointError(f"{self.root}: {problem}")
 
-    def request_documents(self, wanted: Iterable[ZarrArray]) -> RequestedDocuments:
+    def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
         """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
         codecs = self.manifest.codecs
         new = {f"{array.path}/zarr.json": array for array in wanted}
         return self._request(
-            {
-                key: array_document(array, codecs)
-                for key, array in new.items()
-                if key not in self._checked
-            }
+            (key, array_document(array, codecs))
+            for key, array in new.items()
+            if key not in self._checked
         )
 
-    def check(self, requested: RequestedDocuments) -> None:
+    def check(self, requested: Sequence[RequestedDocument]) -> None:
         """Compare requested documents with what the manifest implies.
 
         Raises:
             CorruptCheckpointError: some were altered; all are listed.
             StorageError: one cannot be read.
         """
-        problems = self._altered(requested)
+        problems = [
+            f"{each.key}: {problem}" for each in requested if (problem := self._problem(each))
+        ]
         if problems:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
-        self._checked.update(requested.expected)
+        self._checked.update(each.key for each in requested)
 
     def altered_documents(self) -> list[str]:
         """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
-        return self._altered(self._request(dict(documents(self.manifest))), list_all=True)
-
-    def _request(self, expected: Mapping[str, bytes]) -> RequestedDocuments:
-        store = open_store(self.root)
-        requested = RequestedDocuments(expected)
-        for key, content in expected.items():
-            if file_problem(self.root, key, len(content)):
-                problem = f"{key}: edited; it is not the one that was saved"
-                requested.problems.append(problem)
-            else:
-                requested.futures[key] = store.read(key)
-        return requested
-
-    def _altered(self, requested: RequestedDocuments, *, list_all: bool = False) -> list[str]:
-        """A line for each document that is not, byte for byte, what is expected.
-
-        Raises:
-            StorageError: one cannot be read, and ``list_all`` is False.
-        """
-        problems = list(requested.problems)
-        for key, future in requested.futures.items():
+        problems: list[str] = []
+        for document in self._request(documents(self.manifest)):
             try:
-                with storage_errors(self.root.child(key)):
-                    content = future.result()
+                problem = self._problem(document)
             except StorageError as error:
-                if not list_all:
-                    raise
-                problems.append(f"{key}: {error}")
-                continue
-            if content.state != "value":
-                problems.append(f"{key}: missing")
-            elif content.value != requested.expected[key]:
-                problems.append(f"{key}: edited; it is not the one that was saved")
+                problem = str(error)
+            if problem:
+                problems.append(f"{document.key}: {problem}")
         return problems
 
+    def _request(self, expected: Iterable[tuple[str, bytes]]) -> list[RequestedDocument]:
+        requested: list[RequestedDocument] = []
+        store = open_store(self.root)
+        for key, content in expected:
+            altered = file_problem(self.root, key, len(content))
+            requested.append(RequestedDocument(key, content, None if altered else store.read(key)))
+        return requested
 
-def _digest_range(array: ZarrArray) -> slice:
-    """Where the digests of an array are in the digest file, bytes."""
-    return slice(array.first * DIGEST_BYTES, (array.first + array.count) * DIGEST_BYTES)
+    def _problem(self, document: RequestedDocument) -> str:
+        """How a document is not, byte for byte, what is expected; empty if it is.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if document.answer is not None:
+            with storage_errors(self.root.child(document.key)):
+                content = document.answer.result()
+            if content.state != "value":
+                return "missing"
+            if content.value == document.expected:
+                return ""
+        return "edited; it is not the one that was saved"
+
+
+def _byte_range(first: int, count: int) -> slice:
+    """Where ``count`` digests are in the digest file."""
+    return slice(first * DIGEST_BYTES, (first + count) * DIGEST_BYTES)

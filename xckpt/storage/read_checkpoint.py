@@ -67,10 +67,12 @@ class ZarrStorageReader:
         options: threads, memory, progress.
     """
 
+    source: ChunkSource
+    """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
+
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         self.location = Location.parse(path)
         self.options = options or LoadOptions()
-        self.source: ChunkSource | None = None
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
@@ -89,14 +91,12 @@ class ZarrStorageReader:
         return data
 
     def _parse(self, data: bytes) -> Manifest:
-        if self._parsed is not None and self._parsed[0] == data:
-            return self._parsed[1]
-        try:
-            manifest = parse(data, digest_bytes)
-            self._parsed = (data, manifest)
-            return manifest
-        except ManifestError as error:
-            raise type(error)(f"{self.location}: {error}", error.problems) from error
+        if self._parsed is None or self._parsed[0] != data:
+            try:
+                self._parsed = data, parse(data, digest_bytes)
+            except ManifestError as error:
+                raise type(error)(f"{self.location}: {error}", error.problems) from error
+        return self._parsed[1]
 
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
         """Take the manifest that the coordinator read; ``ranks`` load together."""
@@ -111,15 +111,15 @@ class ZarrStorageReader:
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
         wanted = sorted(self._requests(plan)[1]) if self._may_share else []
-        if wanted:
-            # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
-            with contextlib.suppress(OSError):
-                self._exchange = Exchange()
-        if self._exchange is None:
+        if not wanted:
             return plan
-        numbers = np.array(wanted, np.int64).tobytes()
-        announcement = Announcement(host_identity(), self._exchange.address, numbers)
-        return replace(plan, storage_data=announcement)
+        # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+        with contextlib.suppress(OSError):
+            host, numbers = host_identity(), np.array(wanted, np.int64).tobytes()
+            self._exchange = Exchange()
+            announcement = Announcement(host, self._exchange.address, numbers)
+            plan = replace(plan, storage_data=announcement)
+        return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans, with who reads what for whom."""
@@ -129,10 +129,8 @@ class ZarrStorageReader:
         ]
         if not any(announced):
             return plans
-        shares = share_reads(announced)
-        return [
-            replace(plan, storage_data=share) for plan, share in zip(plans, shares, strict=True)
-        ]
+        pairs = zip(plans, share_reads(announced), strict=True)
+        return [replace(plan, storage_data=share) for plan, share in pairs]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Read and verify this rank's items.
@@ -141,7 +139,6 @@ class ZarrStorageReader:
             CorruptCheckpointError: something is not what was saved.
             StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
         """
-        assert self.source is not None
         integrity = self.source.integrity
         with integrity.noticing_replacement():
             self._read_values(plan, planner)
@@ -152,8 +149,8 @@ class ZarrStorageReader:
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
-                if not share.publish and not share.sources:
-                    self._close_exchange()
+            if not share.publish and not share.sources:
+                self._close_exchange()
             read_items(self.source, items, requests, planner, self.options, share, self._exchange)
 
     def close(self) -> None:
@@ -168,7 +165,6 @@ class ZarrStorageReader:
 
     def _requests(self, plan: LoadPlan) -> tuple[list[ReadItem], ChunkRequests]:
         """The tensors' read items and the chunks that they need."""
-        assert self.source is not None
         items: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         # The final plan of most planners reads what the local one did.
         if self._requested is None or self._requested[0] != items:
@@ -177,7 +173,6 @@ class ZarrStorageReader:
         return self._requested
 
     def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        assert self.source is not None
         entries = {leaf.name: leaf for leaf in self.source.manifest.leaves}
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
@@ -196,7 +191,6 @@ class ZarrStorageReader:
             CorruptCheckpointError: it is not what was saved.
             LeafTooLargeError: there is no memory for it.
         """
-        assert self.source is not None
         data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
         read_box(self.source, [self.source.array(entry.name)], Box.whole(data.shape), data)
         return data.tobytes()

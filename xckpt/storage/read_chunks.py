@@ -1,8 +1,8 @@
 """Carrying out one rank's reads: every chunk once, straight to where it is wanted if possible.
 
 1. `requests_of` splits all read items into chunks: which parts of which chunks go where.
-2. `PlannedDestinations` asks the planner for an item's destination when its first chunk comes, and
-   commits the item when its last part has landed.
+2. A `Destination` asks the planner where an item goes when its first chunk comes, and commits the
+   item when its last part has landed.
 3. `read_items` reads all chunks through one `ChunkWindow`. With an `Exchange`, chunks that other
    ranks of the host want too are read into shared memory by one rank and delivered by each.
 """
@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.plan.host_reads import SharedReads
@@ -42,87 +41,65 @@ def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests
     return requests
 
 
-@dataclass(slots=True)
-class _Destination:
-    """Where an item's elements go."""
+class Destination:
+    """Where an item's elements go; calls from several threads are fine.
 
-    item: ReadItem
-    dtype: str
-    """The element type of what is read."""
-    missing: Countdown
-    """How many parts, or elements, are still to land."""
-    resolved: object = None
-    """What the planner gave for it."""
-    memory: NDArray[np.generic] | None = None
-    copied: bool = False
-    """Whether `memory` is scratch memory that is copied to `resolved` in the end."""
-
-
-class PlannedDestinations:
-    """Destinations that a planner resolves, and that are committed when all of each has landed.
-
-    They are numbered as they are added. Calls of the other methods from several threads are fine.
+    Args:
+        planner: resolves the item's destination, and is called when all has landed.
+        item: the read item.
+        dtype: the element type of what is read.
+        missing: how much is to come, in the unit that `landed` counts.
     """
 
-    def __init__(self, planner: LoadPlanner) -> None:
+    def __init__(self, planner: LoadPlanner, item: ReadItem, dtype: str, missing: int) -> None:
+        self.item = item
+        self.is_scratch = False
+        """Whether the memory is copied to where it goes in the end; known once it is resolved."""
         self._planner = planner
-        self._all: list[_Destination] = []
+        self._dtype = dtype
+        self._missing = Countdown(missing)
+        self._resolved: object = None
+        """What the planner gave."""
+        self._memory: NDArray[np.generic] | None = None
         self._lock = threading.Lock()
 
-    def add(self, item: ReadItem, dtype: str, missing: int) -> None:
-        """Add an item's destination.
-
-        Args:
-            item: the read item.
-            dtype: the element type of what is read.
-            missing: how much is to come, in the unit that `landed` counts.
-        """
-        self._all.append(_Destination(item, dtype, Countdown(missing)))
-
-    def memory(self, number: int) -> NDArray[np.generic]:
-        """An item's destination as host memory, resolved once.
+    def memory(self) -> NDArray[np.generic]:
+        """The destination as host memory, resolved once.
 
         Raises:
             PlanError: the planner gave something of other sizes.
             LeafTooLargeError: there is no memory.
         """
-        destination = self._all[number]
         with self._lock:
-            if destination.memory is None:
-                destination.resolved = self._planner.resolve_tensor(destination.item)
-                destination.memory = _host_memory(destination, self._planner.adapters)
-            return destination.memory
+            if self._memory is None:
+                self._memory = self._resolve()
+            return self._memory
 
-    def is_scratch(self, number: int) -> bool:
-        """Whether a resolved destination is memory that is copied to where it goes in the end."""
-        return self._all[number].copied
+    def _resolve(self) -> NDArray[np.generic]:
+        item = self.item
+        self._resolved = self._planner.resolve_tensor(item)
+        memory = self._planner.adapters.writable_numpy(self._resolved)
+        self.is_scratch = memory is None
+        if memory is None:
+            memory = allocate(item.lengths, numpy_dtype(self._dtype), item.dest_index.fqn)
+        if memory.shape != tuple(item.lengths) or dtype_name(memory.dtype) is None:
+            raise PlanError(
+                f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
+                f"{memory.dtype} of shape {memory.shape}"
+            )
+        return memory
 
-    def landed(self, number: int, count: int = 1) -> bool:
+    def landed(self, count: int = 1) -> bool:
         """Count what has come; with the last of it the item is committed, and this is True."""
-        destination = self._all[number]
-        if destination.missing.land(count):
+        if self._missing.land(count):
             return False
-        memory, resolved = destination.memory, destination.resolved
+        memory, resolved = self._memory, self._resolved
         assert memory is not None
-        if destination.copied:
+        if self.is_scratch:
             self._planner.adapters.copy_into(resolved, memory)
-        self._planner.commit_tensor(destination.item, resolved)
-        destination.memory = destination.resolved = None
+        self._planner.commit_tensor(self.item, resolved)
+        self._memory = self._resolved = None
         return True
-
-
-def _host_memory(destination: _Destination, adapters: Adapters) -> NDArray[np.generic]:
-    item = destination.item
-    memory = adapters.writable_numpy(destination.resolved)
-    destination.copied = memory is None
-    if memory is None:
-        memory = allocate(item.lengths, numpy_dtype(destination.dtype), item.dest_index.fqn)
-    if memory.shape != tuple(item.lengths) or dtype_name(memory.dtype) is None:
-        raise PlanError(
-            f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
-            f"{memory.dtype} of shape {memory.shape}"
-        )
-    return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +166,16 @@ def read_items(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or another rank of this host was lost.
     """
-    destinations = PlannedDestinations(planner)
+    destinations: list[Destination] = []
     for item, parts in zip(items, requests.parts, strict=True):
         array = source.array(item.storage_index.fqn, item.storage_index.index)
-        destinations.add(item, array.dtype, parts)
+        destinations.append(Destination(planner, item, array.dtype, parts))
     total = sum(request.nbytes for request in requests.values())
     elsewhere = set(share.publish).union(*share.sources.values())
     with ChunkWindow(
         source,
-        destinations.memory,
-        destinations.landed,
+        lambda number: destinations[number].memory(),
+        lambda number: destinations[number].landed(),
         threads=options.threads,
         budget=options.memory_bytes,
         progress=ProgressCounter(total, options.progress),

@@ -266,7 +266,7 @@ class _Pieces:
         pieces: list[ZarrArray] = []
         for block in items.blocks:
             for leaf in np.unique(block.leaf).tolist():
-                name = items.table.names[leaf]
+                name = items.table[leaf].name
                 if name in self._boxes:
                     boxes = block.boxes.take(block.leaf == leaf)
                     _, numbers, _ = intersect(boxes, self._boxes[name])

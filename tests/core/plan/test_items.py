@@ -11,7 +11,7 @@ from hypothesis import given
 
 from tests.support.plans import item_lists
 from xckpt.core.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from xckpt.core.plan.items import LeafTable, TensorWriteData, WriteItem, WriteItems, WriteItemType
+from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItems, WriteItemType
 
 
 def test_tensor_storage_size_counts_the_bytes_of_the_chunk():
@@ -60,11 +60,6 @@ def test_columns_are_a_sequence(items):
     for index in (len(found), -len(found) - 1):
         with pytest.raises(IndexError):
             columns[index]
-
-
-def test_a_table_tells_tensors_from_values():
-    table = LeafTable(("w", "step"), ("", "int"))
-    assert table.is_tensor(0) and not table.is_tensor(1)
 
 
 def test_items_are_added_as_lists_are():

@@ -12,8 +12,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorProperties
 
 from tests.torch.dcp.folders import alone, load_alone, save_alone
 from tests.torch.dcp.test_imports import TORCH_DTYPES
-from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.metadata import DCPMetadata, parse
+from xckpt.formats.dcp.sink import encode
 
 STATE: dict[str, Any] = {
     "model": {"w.weight": torch.ones(2, 3), "h\u00e9": torch.zeros((), dtype=torch.bfloat16)},

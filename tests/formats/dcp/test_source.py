@@ -16,8 +16,8 @@ import xckpt
 from tests.formats.arrays import check_source, read, same_bits
 from tests.torch.dcp.folders import save_alone
 from xckpt.formats.dcp import source as dcp_source
-from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.metadata import parse
+from xckpt.formats.dcp.sink import encode
 from xckpt.formats.detect import open_source
 from xckpt.torch.leaf import to_numpy
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.formats.torch_save.pickle_machine import Record, Symbol, load
-from xckpt.formats.torch_save.pickle_writer import Call, Outside, PickledObject, dump
+from xckpt.formats.torch_save.pickle_writer import call, dump, instance, outside
 from xckpt.formats.torch_save.values import NAMES
 
 SCALARS = (
@@ -75,16 +75,16 @@ def test_the_memo_of_many_strings() -> None:
 
 
 def test_descriptions() -> None:
-    value = {"when": Call("datetime.date", (2024, 2, 29)), "kind": Symbol("datetime.date")}
+    value = {"when": call("datetime.date", (2024, 2, 29)), "kind": Symbol("datetime.date")}
     assert pickle.loads(dump(value)) == {"when": datetime.date(2024, 2, 29), "kind": datetime.date}
-    record: Any = load(dump(PickledObject("module.Class", {"a": 1})), {"module.Class": Record})
+    record: Any = load(dump(instance("module.Class", {"a": 1})), {"module.Class": Record})
     assert (record.name, record.arguments, record.state) == ("module.Class", (), {"a": 1})
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: Any) -> Any:
             return "outside", pid
 
-    assert Unpickler(io.BytesIO(dump(Outside(("a", 1))))).load() == ("outside", ("a", 1))
+    assert Unpickler(io.BytesIO(dump(outside(("a", 1))))).load() == ("outside", ("a", 1))
 
 
 def test_what_is_no_plain_value() -> None:

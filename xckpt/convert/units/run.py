@@ -1,10 +1,11 @@
-"""Carrying out units: in this process's threads, or by the workers of any executor.
+"""Carrying out a rank's share of the units: in this process's threads, or by any executor.
 
-1. An `Output` writes what a unit has made, durably, and reports what it wrote.
-2. `run_here` makes units in threads, within a budget of memory.
-3. `run_elsewhere` has an executor call `run_unit` for each unit. What goes along pickles; the
-   process that runs it opens the source once and keeps it for the next.
-4. Each unit's report goes to ``note`` when the unit is durable, so that it need not be done again.
+1. `share_units` gives each rank its units.
+2. `UnitShare.make` makes those that no earlier process has noted as written. An `Output` writes
+   what a unit has made, durably, and reports what it wrote; the report is noted, so that the unit
+   need not be made again.
+3. In this process units are made in threads, within a budget of memory. Otherwise an executor's
+   workers call `run_unit`. What goes along pickles; a worker opens the source once and keeps it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Conversion, Opened
+from xckpt.convert.journal import Journal, Start, noted_units
 from xckpt.convert.units.make import make
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
-from xckpt.storage.budget import Pool
+from xckpt.options import SaveOptions
+from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.commit.claims import journal_of
 
 Note = Callable[[WorkUnit, bytes], None]
 """Takes a unit that is durably written, and its report."""
@@ -39,68 +45,112 @@ class Output(Protocol):
         ...
 
 
-def run_here(
-    opened: Opened,
-    units: Sequence[WorkUnit],
-    output: Output,
-    note: Note,
-    *,
-    threads: int | None,
-    memory_bytes: int,
-) -> None:
-    """Make units in threads; at most ``memory_bytes`` of them at a time, a larger one alone.
+def share_units(units: Sequence[WorkUnit], rank: int, ranks: int) -> list[WorkUnit]:
+    """A rank's units: to the rank with the fewest bytes goes the next."""
+    loads = [0] * ranks
+    mine: list[WorkUnit] = []
+    for unit in units:
+        taker = loads.index(min(loads))
+        loads[taker] += unit.target_bytes
+        if taker == rank:
+            mine.append(unit)
+    return mine
 
-    Raises:
-        XckptError: the first failure; units that were finished before are noted.
-    """
 
-    def run(unit: WorkUnit) -> None:
+@dataclass(slots=True, eq=False)
+class UnitShare:
+    """A rank's units, and what makes them."""
+
+    units: Sequence[WorkUnit]
+    rank: int
+    conversion: Conversion
+    opened: Opened
+    """The conversion's source, open in this process."""
+    options: SaveOptions
+    executor: Executor | None
+    """None for this process's threads."""
+    bytes_before: int = 0
+    """Bytes of the units that an earlier process had written, once the others are made."""
+
+    def make(self, output: Output, start: Start, staged: Path | None) -> list[bytes]:
+        """Make and write the units, but for those that are written.
+
+        Args:
+            output: where they are written.
+            start: which conversion this is.
+            staged: the staging folder that has journals beside it, if there are any.
+
+        Returns:
+            The reports of all units.
+
+        Raises:
+            XckptError: the first failure; units that were finished before are noted.
+        """
+        journal: Journal | None = None
+        reports: dict[int, bytes] = {}
+        if staged is not None:
+            reports = noted_units(staged, start)
+            journal = Journal(journal_of(staged, self.rank), start)
+        missing = [unit for unit in self.units if unit.number not in reports]
+        total = sum(unit.target_bytes for unit in self.units)
+        self.bytes_before = total - sum(unit.target_bytes for unit in missing)
+        progress = ProgressCounter(total, self.options.progress)
+        if self.bytes_before:
+            progress.add(self.bytes_before)
+
+        def note(unit: WorkUnit, report: bytes) -> None:
+            if journal is not None:
+                journal.note(unit.number, report)
+            reports[unit.number] = report
+            progress.add(unit.target_bytes)
+
+        if self.executor is None:
+            self._run_here(missing, output, note)
+        else:
+            self._run_in(self.executor, missing, output, note)
+        return [reports[unit.number] for unit in self.units]
+
+    def _run_here(self, units: Sequence[WorkUnit], output: Output, note: Note) -> None:
+        """Make units in threads, within the budget; a unit above the budget alone."""
+        resolved, source = self.opened.resolved, self.opened.source
+
+        def run(unit: WorkUnit) -> None:
+            try:
+                report = output.write(unit, make(resolved, source, unit.parts))
+            finally:
+                pool.release(unit.nbytes)
+            note(unit, report)
+
+        threads = self.options.threads or source.threads
+        with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
+            for unit in units:
+                if pool.failed:
+                    break
+                pool.reserve(unit.nbytes)
+                pool.submit(functools.partial(run, unit))
+
+    def _run_in(
+        self, executor: Executor, units: Sequence[WorkUnit], output: Output, note: Note
+    ) -> None:
+        """Have an executor's workers make units."""
+        conversion, identity = self.conversion, self.opened.source.identity()
+        futures: dict[Future[bytes], WorkUnit] = {}
         try:
-            report = output.write(unit, make(opened.resolved, opened.source, unit.parts))
+            for unit in units:
+                future = executor.submit(run_unit, conversion, identity, unit, output.only(unit))
+                futures[future] = unit
+            for future in as_completed(futures):
+                note(futures[future], future.result())
+        except BrokenExecutor as error:
+            raise StorageError(
+                f"a worker of the executor ended abruptly: for want of memory, or because it was "
+                f"forked from a process that had read or written before (take a "
+                f"ProcessPoolExecutor with mp_context=multiprocessing.get_context('spawn')); "
+                f"convert again to go on ({error})"
+            ) from error
         finally:
-            pool.release(unit.nbytes)
-        note(unit, report)
-
-    with Pool(threads=threads, budget=memory_bytes) as pool:
-        for unit in units:
-            if pool.failed:
-                break
-            pool.reserve(unit.nbytes)
-            pool.submit(functools.partial(run, unit))
-
-
-def run_elsewhere(
-    executor: Executor,
-    opened: Opened,
-    conversion: Conversion,
-    units: Sequence[WorkUnit],
-    output: Output,
-    note: Note,
-) -> None:
-    """Have an executor's workers make units.
-
-    Raises:
-        XckptError: the first failure; units that were finished before are noted.
-        StorageError: a worker ended abruptly.
-    """
-    identity = opened.source.identity()
-    futures: dict[Future[bytes], WorkUnit] = {}
-    try:
-        for unit in units:
-            future = executor.submit(run_unit, conversion, identity, unit, output.only(unit))
-            futures[future] = unit
-        for future in as_completed(futures):
-            note(futures[future], future.result())
-    except BrokenExecutor as error:
-        raise StorageError(
-            f"a worker of the executor ended abruptly: for want of memory, or because it was "
-            f"forked from a process that had read or written before (take a ProcessPoolExecutor "
-            f"with mp_context=multiprocessing.get_context('spawn')); convert again to go on "
-            f"({error})"
-        ) from error
-    finally:
-        for future in futures:
-            future.cancel()
+            for future in futures:
+                future.cancel()
 
 
 def run_unit(conversion: Conversion, identity: bytes, unit: WorkUnit, output: Output) -> bytes:

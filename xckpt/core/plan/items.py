@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple, cast, overload
+from typing import cast, overload
 
 import msgspec
 import numpy as np
@@ -130,8 +130,13 @@ class LoadPlan:
     """Why this rank cannot do the load; the coordinator reports them."""
 
 
-class LeafRow(NamedTuple):
-    """What a leaf is."""
+class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a leaf is.
+
+    Example:
+        >>> LeafRow("w", dtype="int8", shape=(4,)).is_tensor, LeafRow("step", "int").is_tensor
+        (True, False)
+    """
 
     name: str
     kind: str = ""
@@ -145,46 +150,14 @@ class LeafRow(NamedTuple):
     content: bytes = b""
     """A digest of an unsharded leaf's content where replicas are compared; empty otherwise."""
 
+    @property
+    def is_tensor(self) -> bool:
+        """Whether the leaf is a tensor."""
+        return not self.kind
 
-class LeafTable(msgspec.Struct, frozen=True, array_like=True):
-    """What each leaf of a plan is: the columns of n `LeafRow`, each of length n."""
 
-    names: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    shapes: tuple[Shape, ...] = ()
-    sharded: tuple[bool, ...] = ()
-    shardings: tuple[Sharding | None, ...] = ()
-    annotations: tuple[str, ...] = ()
-    contents: tuple[bytes, ...] = ()
-
-    @classmethod
-    def of(cls, rows: Iterable[LeafRow]) -> LeafTable:
-        """The columns of rows.
-
-        Example:
-            >>> LeafTable.of([LeafRow("w", dtype="int8", shape=(4,)), LeafRow("step", "int")]).kinds
-            ('', 'int')
-        """
-        return cls(*zip(*rows, strict=True))
-
-    def rows(self) -> Iterator[LeafRow]:
-        """A row for each leaf; inverse of `of`."""
-        columns = (
-            self.names,
-            self.kinds,
-            self.dtypes,
-            self.shapes,
-            self.sharded,
-            self.shardings,
-            self.annotations,
-            self.contents,
-        )
-        return map(LeafRow._make, zip(*columns, strict=True))
-
-    def is_tensor(self, leaf: int) -> bool:
-        """Whether leaf number ``leaf`` is a tensor."""
-        return not self.kinds[leaf]
+LeafTable = tuple[LeafRow, ...]
+"""What each leaf of a plan is, by its number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -210,8 +183,8 @@ class WriteItems(Sequence[WriteItem]):
         >>> data = TensorWriteData(Box((0,), (2,)), TensorProperties("int8"), (4,))
         >>> item = WriteItem(MetadataIndex("w", (0,)), WriteItemType.SHARD, data)
         >>> columns = WriteItems.of([item])
-        >>> columns.table.names, list(columns) == [item]
-        (('w',), True)
+        >>> columns.table[0].name, list(columns) == [item]
+        ('w', True)
     """
 
     __slots__ = ("_order", "blocks", "table")
@@ -251,7 +224,7 @@ class WriteItems(Sequence[WriteItem]):
         blocks = [
             Block(np.array(leaf, np.int32), Boxes.of(pairs)) for leaf, pairs in columns.values()
         ]
-        return cls(LeafTable.of(map(_row, firsts)), blocks)
+        return cls(tuple(map(_row, firsts)), blocks)
 
     def __len__(self) -> int:
         return sum(len(block.boxes) for block in self.blocks)
@@ -298,19 +271,13 @@ class WriteItems(Sequence[WriteItem]):
         return list(self) == list(cast(Sequence[object], other))
 
     def _item(self, leaf: int, box: Box) -> WriteItem:
-        table = self.table
-        if not table.is_tensor(leaf):
-            index = MetadataIndex(table.names[leaf])
-            return WriteItem(index, WriteItemType.BYTE_IO, kind=table.kinds[leaf])
-        data = TensorWriteData(
-            box,
-            TensorProperties(table.dtypes[leaf]),
-            table.shapes[leaf],
-            table.shardings[leaf],
-            table.annotations[leaf],
-        )
-        kind = WriteItemType.SHARD if table.sharded[leaf] else WriteItemType.TENSOR
-        return WriteItem(MetadataIndex(table.names[leaf], box.offsets), kind, data)
+        row = self.table[leaf]
+        if not row.is_tensor:
+            return WriteItem(MetadataIndex(row.name), WriteItemType.BYTE_IO, kind=row.kind)
+        properties = TensorProperties(row.dtype)
+        data = TensorWriteData(box, properties, row.shape, row.sharding, row.annotation)
+        kind = WriteItemType.SHARD if row.sharded else WriteItemType.TENSOR
+        return WriteItem(MetadataIndex(row.name, box.offsets), kind, data)
 
 
 def _row(item: WriteItem) -> LeafRow:

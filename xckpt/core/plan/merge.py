@@ -54,8 +54,8 @@ def global_plan(
     layouts, problems = _lay_out_all(table, shards, options or GridOptions())
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
-    containers = merge_containers(plans, table.names)
-    blocks = _share_all(table, shards, layouts, len(plans))
+    containers = merge_containers(plans, [row.name for row in table])
+    blocks = _share_all(shards, layouts, len(plans))
     shares = [
         SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
         for rank, plan in enumerate(plans)
@@ -73,7 +73,7 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
             listed.
     """
     first = tables[0]
-    if all(table == first for table in tables):
+    if all(table is first or table == first for table in tables):
         _check_known(first)
         return first, [None] * len(tables)
     rows: dict[str, LeafRow] = {}
@@ -85,7 +85,7 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
     known: dict[int, NDArray[np.int32]] = {}
     for rank, table in enumerate(tables):
         if id(table) not in known:
-            for row in table.rows():
+            for row in table:
                 name = row.name
                 numbers.setdefault(name, len(numbers))
                 before = rows.setdefault(name, row)
@@ -94,11 +94,11 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
                     problems[name] = f"{name}: {difference}"
                 elif row.dtype and not before.dtype:
                     rows[name], ranks[name] = row, rank
-            known[id(table)] = np.array([numbers[name] for name in table.names], np.int32)
+            known[id(table)] = np.array([numbers[row.name] for row in table], np.int32)
         mapped.append(known[id(table)])
     if problems:
         raise PlanError.listing("ranks disagree on what a leaf is", problems.values())
-    merged = LeafTable.of(rows.values())
+    merged = tuple(rows.values())
     _check_known(merged)
     return merged, mapped
 
@@ -107,8 +107,8 @@ def _check_known(table: LeafTable) -> None:
     problems = [
         f"{row.name}: no rank has a part of this tensor of shape {row.shape}, so its dtype is "
         f"unknown"
-        for row in table.rows()
-        if not row.kind and not row.dtype
+        for row in table
+        if row.is_tensor and not row.dtype
     ]
     if problems:
         raise PlanError.listing("tensors of an unknown dtype", problems)
@@ -178,13 +178,13 @@ def _collect(
         ordered = Boxes.concatenated(boxes).take(order)
         rank = np.repeat(np.array(ranks, np.int64), list(map(len, leaves)))[order]
         for number, part in _runs(leaf[order]):
-            shape, item_bytes = table.shapes[number], _bytes_of(table, number)
-            shards[number] = LeafShards(shape, item_bytes, ordered[part], rank[part])
+            row = table[number]
+            shards[number] = LeafShards(row.shape, _item_bytes(row), ordered[part], rank[part])
     no_ranks = np.zeros(0, np.int64)
     return [
         shards.get(number)
-        or LeafShards(shape, _bytes_of(table, number), Boxes.of([], rank=len(shape)), no_ranks)
-        for number, shape in enumerate(table.shapes)
+        or LeafShards(row.shape, _item_bytes(row), Boxes.of([], rank=len(row.shape)), no_ranks)
+        for number, row in enumerate(table)
     ]
 
 
@@ -195,8 +195,8 @@ def _runs(ordered: NDArray[np.integer]) -> Iterator[tuple[int, slice]]:
         yield int(ordered[start]), slice(start, stop)
 
 
-def _bytes_of(table: LeafTable, number: int) -> int:
-    return item_size(table.dtypes[number]) if table.is_tensor(number) else 0
+def _item_bytes(row: LeafRow) -> int:
+    return item_size(row.dtype) if row.is_tensor else 0
 
 
 def _lay_out_all(
@@ -205,20 +205,20 @@ def _lay_out_all(
     known: dict[tuple[object, ...], Layout | str] = {}
     layouts: list[Layout] = []
     problems: list[str] = []
-    for name, leaf in zip(table.names, shards, strict=True):
+    for row, leaf in zip(table, shards, strict=True):
         key = leaf.key()
         if key not in known:
             known[key] = lay_out(leaf, options)
         layout = known[key]
         if isinstance(layout, str):
-            problems.append(f"{name}: {layout}")
+            problems.append(f"{row.name}: {layout}")
         else:
             layouts.append(layout)
     return layouts, problems
 
 
 def _share_all(
-    table: LeafTable, shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
+    shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
 ) -> list[list[Block]]:
     """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
     loads = np.zeros(size, np.int64)
@@ -262,16 +262,12 @@ def _metadata_of(
     table: LeafTable, layouts: Sequence[Layout]
 ) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for number, (name, layout) in enumerate(zip(table.names, layouts, strict=True)):
-        if not table.is_tensor(number):
-            described[name] = BytesStorageMetadata(table.kinds[number])
-            continue
-        described[name] = TensorStorageMetadata(
-            TensorProperties(table.dtypes[number]),
-            table.shapes[number],
-            layout.boxes,
-            layout.grid,
-            table.shardings[number],
-            table.annotations[number],
-        )
+    for row, layout in zip(table, layouts, strict=True):
+        if row.is_tensor:
+            properties, boxes = TensorProperties(row.dtype), layout.boxes
+            described[row.name] = TensorStorageMetadata(
+                properties, row.shape, boxes, layout.grid, row.sharding, row.annotation
+            )
+        else:
+            described[row.name] = BytesStorageMetadata(row.kind)
     return described

@@ -26,7 +26,7 @@ from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
@@ -272,4 +272,4 @@ def local_plan(
             rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
         by_rank.setdefault(boxes.rank, []).append((number, boxes))
     blocks = [Block.of(numbered) for _, numbered in sorted(by_rank.items())]
-    return SavePlan(WriteItems(LeafTable.of(rows), blocks), containers=containers)
+    return SavePlan(WriteItems(tuple(rows), blocks), containers=containers)

@@ -89,8 +89,7 @@ def _differences(
 
 
 def _leaves(table: LeafTable) -> Iterator[tuple[str, Leaf]]:
-    columns = zip(table.names, table.kinds, table.dtypes, table.shapes, strict=True)
-    return ((name, (kind, dtype, tuple(shape))) for name, kind, dtype, shape in columns)
+    return ((row.name, (row.kind, row.dtype, tuple(row.shape))) for row in table)
 
 
 def _described(leaf: TensorStorageMetadata | BytesStorageMetadata) -> Leaf:

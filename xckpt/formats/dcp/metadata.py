@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import PurePosixPath
-from typing import Final, TypeGuard
+from typing import Final
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.names import KeyPath
 from xckpt.errors import ManifestError, PlanError, UnsafePickleError, UnsupportedLeafError
+from xckpt.formats.dcp.keys import key_paths
 from xckpt.formats.torch_save.archive import Where
 from xckpt.formats.torch_save.pickle_machine import Maker, Record, Symbol, load
 from xckpt.formats.torch_save.values import BASIC_NAMES, MOST_DIMENSIONS, are_counts
+from xckpt.storage.foreign.paths import file_name_problem
 
 MAX_BYTES: Final = 1 << 30
 """Longest ``.metadata`` that is read: about 7 million chunks."""
@@ -137,7 +138,6 @@ class _Reader:
     """Holds the entries against the schema, and gathers what is wrong with them."""
 
     def __init__(self, storage_data: object, planner_data: object) -> None:
-        self.transformed: list[str] = []
         self.unsupported: list[str] = []
         self.uncovered: list[str] = []
         self.places = self._places(storage_data)
@@ -153,16 +153,15 @@ class _Reader:
             tensor = self._tensor(name, _fields(entry, "TensorStorageMetadata", name))
             if tensor is not None:
                 tensors[name] = tensor
-        self._report()
-        return DCPMetadata(tensors, objects, self._paths(described), tuple(described))
-
-    def _report(self) -> None:
         if self.unsupported:
             raise UnsupportedLeafError.listing(
                 f"{len(self.unsupported)} entries cannot be read", self.unsupported
             )
         if self.uncovered:
             raise PlanError.listing("the chunks do not make up whole tensors", self.uncovered)
+        given = key_paths(self.planner_data)
+        paths = {name: given.get(name, (name,)) for name in described}
+        return DCPMetadata(tensors, objects, paths, tuple(described))
 
     def _places(self, storage_data: object) -> dict[_KEY, Where]:
         if not isinstance(storage_data, dict):
@@ -185,7 +184,8 @@ class _Reader:
         extent = (offset, length)
         if not isinstance(file, str) or not are_counts(extent):
             raise ManifestError(f"{name}: where it is stored is not a file and a range")
-        _check_file(file, name)
+        if file_name_problem(file) or ":" in file:
+            raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")
         descriptors = info.get("transform_descriptors")
         if descriptors:
             listed = descriptors if isinstance(descriptors, list | tuple) else [descriptors]
@@ -214,7 +214,7 @@ class _Reader:
         for chunk in chunks:
             fields = _fields(chunk, "ChunkStorageMetadata", name)
             offsets, sizes = fields.get("offsets"), fields.get("sizes")
-            if not _is_shape(offsets, len(shape)) or not _is_shape(sizes, len(shape)):
+            if not are_counts(offsets, len(shape)) or not are_counts(sizes, len(shape)):
                 raise ManifestError(f"{name}: a chunk's offsets or sizes do not fit its shape")
             place = self._place(name, offsets)
             if 0 not in sizes:
@@ -254,17 +254,6 @@ class _Reader:
             return dtype
         return None
 
-    def _paths(self, described: Mapping[str, object]) -> dict[str, KeyPath]:
-        given = self.planner_data if isinstance(self.planner_data, dict) else {}
-        paths: dict[str, KeyPath] = {}
-        for name in described:
-            path = given.get(name)
-            whole = isinstance(path, tuple) and all(
-                isinstance(key, str) or are_counts((key,)) for key in path
-            )
-            paths[name] = path if whole and path else (name,)  # type: ignore[assignment]
-        return paths
-
 
 def _fields(value: object, kind: str, name: str = "") -> Mapping[str, object]:
     """The fields of a dataclass's record."""
@@ -280,21 +269,5 @@ def _kind(value: object) -> str:
     return value.name if isinstance(value, Record | Symbol) else type(value).__name__
 
 
-def _is_shape(value: object, rank: int) -> TypeGuard[Shape]:
-    return are_counts(value) and len(value) == rank
-
-
 def _shown(shape: Shape) -> str:
     return str(shape) if len(shape) <= 8 else f"of {len(shape)} dimensions"
-
-
-def _check_file(file: str, name: str) -> None:
-    """Refuse a file outside the folder.
-
-    Raises:
-        ManifestError: the path is absolute, climbs, or cannot be a path.
-    """
-    path = PurePosixPath(file)
-    plain = file and not path.is_absolute() and ".." not in path.parts
-    if not plain or "\\" in file or "\0" in file or ":" in file:
-        raise ManifestError(f"{name}: stored in {file[:80]!r}, which is no file of the folder")

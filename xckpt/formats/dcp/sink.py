@@ -5,8 +5,9 @@
    chunks.
 2. Each chunk becomes a file of its own, from any thread or process
    (`xckpt.formats.torch_save.write`). A tensor inside an object is one chunk, in a hidden file.
-3. At the end the values and objects are written, and ``.metadata``, which names every file
-   (`xckpt.formats.dcp.encode`).
+3. At the end the values and objects are written, and ``.metadata``, which names every file.
+   torch pickles its own dataclasses; `encode` describes the same objects, and the description
+   becomes a pickle, which `dcp.load` of torch 2.3 and newer reads.
 
 `dcp.load` finds an entry under its keys joined with dots. torch's own rules hold for the tree: int
 keys of dicts become strings, empty dicts vanish, and a namedtuple becomes a tuple.
@@ -30,19 +31,25 @@ from xckpt.errors import (
     TreeMismatchError,
     UnsupportedLeafError,
 )
-from xckpt.formats.dcp.encode import encode
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
-from xckpt.formats.dcp.metadata import DCPMetadata, StoredTensor
+from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
 from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
 from xckpt.formats.torch_save.archive import Archive, Where
+from xckpt.formats.torch_save.pickle_machine import Symbol
+from xckpt.formats.torch_save.pickle_writer import Built, call, dump, instance
 from xckpt.formats.torch_save.values import MappedTensor
 from xckpt.formats.torch_save.write import SAVED_DTYPES, write_saved
 from xckpt.storage.location import storage_errors
 
 CHUNK_BYTES: Final = 1 << 25
 """Target for a chunk, bytes: a file."""
-METADATA: Final = ".metadata"
+METADATA_FILE: Final = ".metadata"
+
+_VERSION: Final = "1.0.0"
+"""torch's own version of the schema."""
+_STRIDED: Final = call("torch.serialization._get_layout", ("torch.strided",))
+_CONTIGUOUS: Final = call(f"{METADATA}._MEM_FORMAT_ENCODING", (0,))
 
 
 class DCPSink(TensorSink):
@@ -131,7 +138,7 @@ class DCPSink(TensorSink):
         """
         with storage_errors(self.folder):
             described = self._described()
-            (self.folder / METADATA).write_bytes(encode(described))
+            (self.folder / METADATA_FILE).write_bytes(encode(described))
             for path in self.folder.glob(".__0_*"):
                 path.unlink()  # A part of an object, or what a write that was killed has left.
         super().commit()
@@ -207,9 +214,9 @@ class DCPSink(TensorSink):
 
     @staticmethod
     def _foreign(path: Path) -> str:
-        if not (path / METADATA).is_file():
-            return f"it is no DCP folder: there is no {METADATA} in it"
-        return other_files(path, lambda name: name == METADATA or name.endswith(".distcp"))
+        if not (path / METADATA_FILE).is_file():
+            return f"it is no DCP folder: there is no {METADATA_FILE} in it"
+        return other_files(path, lambda name: name == METADATA_FILE or name.endswith(".distcp"))
 
 
 def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredObject]:
@@ -249,3 +256,70 @@ def _entries(contents: Contents, names: Mapping[str, str]) -> dict[str, StoredOb
     if problems:
         raise UnsupportedLeafError.listing("DCP cannot carry this", problems)
     return entries
+
+
+def encode(metadata: DCPMetadata) -> bytes:
+    """The bytes of the ``.metadata`` that says all this.
+
+    Example:
+        >>> from xckpt.formats.dcp.metadata import parse
+        >>> step = DCPMetadata({}, {"step": Where("__0_0.distcp", 0, 9)}, {"step": ("step",)},
+        ...                    ("step",))
+        >>> parse(encode(step)) == step
+        True
+    """
+    described: dict[object, object] = {}
+    stored: dict[object, object] = {}
+    for name in metadata.order:
+        tensor = metadata.tensors.get(name)
+        if tensor is None:
+            described[name] = instance(f"{METADATA}.BytesStorageMetadata", {})
+            stored[_index(name)] = _stored_at(metadata.objects[name])
+            continue
+        described[name] = _tensor(tensor)
+        for number, (box, where) in enumerate(zip(tensor.boxes, tensor.places, strict=True)):
+            stored[_index(name, box.offsets, number)] = _stored_at(where)
+    state = {
+        "state_dict_metadata": described,
+        "planner_data": {name: tuple(metadata.paths[name]) for name in metadata.order},
+        "storage_data": stored,
+        "storage_meta": None,
+        "version": _VERSION,
+    }
+    return dump(instance(f"{METADATA}.Metadata", state))
+
+
+def _tensor(tensor: StoredTensor) -> Built:
+    dtype = Symbol(f"torch.{tensor.dtype}")
+    properties = (dtype, _STRIDED, False, _CONTIGUOUS, False)
+    chunks = [
+        instance(
+            f"{METADATA}.ChunkStorageMetadata",
+            {"offsets": _size(box.offsets), "sizes": _size(box.sizes)},
+        )
+        for box in tensor.boxes
+    ]
+    state = {
+        "properties": instance(f"{METADATA}.TensorProperties", properties),
+        "size": _size(tensor.shape),
+        "chunks": chunks,
+    }
+    return instance(f"{METADATA}.TensorStorageMetadata", state)
+
+
+def _size(sizes: tuple[int, ...]) -> Built:
+    return call("torch.Size", (sizes,))
+
+
+def _index(name: str, offset: tuple[int, ...] | None = None, number: int | None = None) -> Built:
+    state: dict[str, object] = {"fqn": name, "index": number}
+    if offset is not None:
+        state["offset"] = _size(offset)
+    return instance(f"{METADATA}.MetadataIndex", state)
+
+
+def _stored_at(where: Where) -> Built:
+    return instance(
+        f"{FILESYSTEM}._StorageInfo",
+        {"relative_path": where.file, "offset": where.offset, "length": where.length},
+    )

@@ -2,48 +2,44 @@
 
 Nothing is pickled, so nothing of torch is imported:
 
-1. Plain values (None, bool, int, float, complex, str, bytes, list, tuple, dict) are written as
-   Python's pickler writes them in protocol 2, which every version of torch loads.
-2. A `Symbol` is written as a name, a `Call` as a call of one, a `PickledObject` as an object of a
-   class with a state, and an `Outside` as a reference to something outside the pickle.
+1. Plain values (None, bool, int, float, complex, str, bytes, list, tuple, dict) are written in
+   opcodes of protocol 2, which every version of torch loads.
+2. A `Symbol` is written as a name. A `Built` is what an opcode makes of its parts: a call, an
+   object of a class with a state, or a reference to something outside the pickle.
 3. A name or string is spelled out once; after that the pickle refers to its memo.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 from xckpt.formats.torch_save.pickle_machine import Symbol
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a function or class."""
-
-    function: str
-    """Module and name, joined with a dot."""
-    arguments: tuple[object, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class PickledObject:
-    """An object that is made without a call of ``__init__``, and then given its state.
+class Built:
+    """What an opcode makes of parts; equal only to itself, so that it can be the key of a dict."""
 
-    Equal only to itself, so that it can be the key of a dict.
-    """
-
-    kind: str
-    """Module and name of its class, joined with a dot."""
-    state: object
+    parts: tuple[object, ...]
+    opcode: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
+def call(function: str, arguments: tuple[object, ...] = ()) -> Built:
+    """A call of a function or class, which is named by module and name, joined with a dot."""
+    return Built((Symbol(function), arguments), b"R")
+
+
+def instance(kind: str, state: object) -> Built:
+    """An object of a class that is made without a call of ``__init__`` and given its state."""
+    return Built((Built((Symbol(kind), ()), b"\x81"), state), b"b")
+
+
+def outside(identity: tuple[object, ...]) -> Built:
     """A reference to something outside the pickle, by its persistent id."""
-
-    identity: tuple[object, ...]
+    return Built((identity,), b"Q")
 
 
 def dump(value: object, describe: Callable[[object], object] | None = None) -> bytes:
@@ -58,7 +54,7 @@ def dump(value: object, describe: Callable[[object], object] | None = None) -> b
 
     Example:
         >>> import pickle
-        >>> pickle.loads(dump({"step": 7, "when": Call("datetime.date", (2024, 2, 29))}))
+        >>> pickle.loads(dump({"step": 7, "when": call("datetime.date", (2024, 2, 29))}))
         {'step': 7, 'when': datetime.date(2024, 2, 29)}
     """
     writer = _Writer(describe)
@@ -89,16 +85,21 @@ class _Writer:
         """Add opcodes as they are."""
         self.opcodes += opcodes
 
+    def around(self, begin: bytes, parts: Iterable[object], end: bytes) -> None:
+        """Add the parts, between opcodes."""
+        self.add(begin)
+        for part in parts:
+            self.write(part)
+        self.add(end)
+
     def once(self, key: object, opcodes: bytes) -> None:
         """Add opcodes, or, if they were added before, what gets their value from the memo."""
-        known = self._memo.get(key)
-        if known is not None:
-            self.add(known)
-            return
-        number = len(self._memo)
-        size = "<I" if number > 255 else "<B"
-        self._memo[key] = (b"h" if size == "<B" else b"j") + struct.pack(size, number)
-        self.add(opcodes, b"q" if size == "<B" else b"r", struct.pack(size, number))
+        if key in self._memo:
+            self.add(self._memo[key])
+        else:
+            number = struct.pack("<I", len(self._memo))
+            self._memo[key] = b"j" + number
+            self.add(opcodes, b"r", number)
 
 
 def _none(writer: _Writer, value: None) -> None:
@@ -110,15 +111,14 @@ def _bool(writer: _Writer, value: bool) -> None:
 
 
 def _int(writer: _Writer, value: int) -> None:
-    if 0 <= value < 1 << 8:
-        writer.add(b"K", struct.pack("<B", value))
-    elif -(1 << 31) <= value < 1 << 31:
+    if -(1 << 31) <= value < 1 << 31:
         writer.add(b"J", struct.pack("<i", value))
+        return
+    digits = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
+    if len(digits) < 1 << 8:
+        writer.add(b"\x8a", struct.pack("<B", len(digits)), digits)
     else:
-        size = value.bit_length() // 8 + 1
-        short = size < 1 << 8
-        writer.add(b"\x8a" if short else b"\x8b", struct.pack("<B" if short else "<i", size))
-        writer.add(value.to_bytes(size, "little", signed=True))
+        writer.add(b"\x8b", struct.pack("<i", len(digits)), digits)
 
 
 def _float(writer: _Writer, value: float) -> None:
@@ -126,7 +126,7 @@ def _float(writer: _Writer, value: float) -> None:
 
 
 def _complex(writer: _Writer, value: complex) -> None:
-    writer.write(Call("__builtin__.complex", (value.real, value.imag)))
+    writer.write(call("__builtin__.complex", (value.real, value.imag)))
 
 
 def _str(writer: _Writer, value: str) -> None:
@@ -135,29 +135,19 @@ def _str(writer: _Writer, value: str) -> None:
 
 
 def _bytes(writer: _Writer, value: bytes) -> None:
-    writer.write(Call("_codecs.encode", (value.decode("latin-1"), "latin1")))
+    writer.write(call("_codecs.encode", (value.decode("latin-1"), "latin1")))
 
 
 def _list(writer: _Writer, value: list[object]) -> None:
-    writer.add(b"](")
-    for part in value:
-        writer.write(part)
-    writer.add(b"e")
+    writer.around(b"](", value, b"e")
 
 
 def _tuple(writer: _Writer, value: tuple[object, ...]) -> None:
-    writer.add(b"(")
-    for part in value:
-        writer.write(part)
-    writer.add(b"t")
+    writer.around(b"(", value, b"t")
 
 
 def _dict(writer: _Writer, value: dict[object, object]) -> None:
-    writer.add(b"}(")
-    for key, part in value.items():
-        writer.write(key)
-        writer.write(part)
-    writer.add(b"u")
+    writer.around(b"}(", chain.from_iterable(value.items()), b"u")
 
 
 def _symbol(writer: _Writer, value: Symbol) -> None:
@@ -165,22 +155,8 @@ def _symbol(writer: _Writer, value: Symbol) -> None:
     writer.once(value, f"c{module}\n{name}\n".encode())
 
 
-def _call(writer: _Writer, value: Call) -> None:
-    writer.write(Symbol(value.function))
-    writer.write(value.arguments)
-    writer.add(b"R")
-
-
-def _instance(writer: _Writer, value: PickledObject) -> None:
-    writer.write(Symbol(value.kind))
-    writer.add(b")\x81")
-    writer.write(value.state)
-    writer.add(b"b")
-
-
-def _outside(writer: _Writer, value: Outside) -> None:
-    writer.write(value.identity)
-    writer.add(b"Q")
+def _built(writer: _Writer, value: Built) -> None:
+    writer.around(b"", value.parts, value.opcode)
 
 
 _STEPS: dict[type, Callable[..., None]] = {
@@ -195,7 +171,5 @@ _STEPS: dict[type, Callable[..., None]] = {
     tuple: _tuple,
     dict: _dict,
     Symbol: _symbol,
-    Call: _call,
-    PickledObject: _instance,
-    Outside: _outside,
+    Built: _built,
 }

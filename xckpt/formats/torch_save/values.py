@@ -229,9 +229,11 @@ def _extent(storage: Storage, dtype: str, offset: int, shape: Shape, strides: Sh
     return (last + 1) * item
 
 
-def are_counts(values: object) -> TypeGuard[Shape]:
-    """Whether a value is a tuple of ints from 0 on."""
-    return isinstance(values, tuple) and all(type(n) is int and 0 <= n < 1 << 62 for n in values)
+def are_counts(values: object, rank: int | None = None) -> TypeGuard[Shape]:
+    """Whether a value is a tuple of ints from 0 on, of ``rank`` of them if that is given."""
+    if not isinstance(values, tuple) or rank not in (None, len(values)):
+        return False
+    return all(type(n) is int and 0 <= n < 1 << 62 for n in values)
 
 
 def _parameter(data: object, requires_grad: object, hooks: object, state: object = None) -> object:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES
 from xckpt.formats.torch_save.pickle_machine import Symbol
-from xckpt.formats.torch_save.pickle_writer import Call, Outside, dump
+from xckpt.formats.torch_save.pickle_writer import Built, call, dump, outside
 
 SAVED_DTYPES: Final = frozenset(DTYPES) - {
     "float8_e3m4",
@@ -56,7 +56,7 @@ def write_saved(path: Path, value: object) -> None:
     """
     arrays: list[NDArray[np.generic]] = []
 
-    def describe(part: object) -> Call:
+    def describe(part: object) -> Built:
         if not isinstance(part, np.ndarray):
             raise TypeError(f"a {type(part).__qualname__} is no plain value and no array")
         arrays.append(np.asarray(part, order="C"))
@@ -78,14 +78,14 @@ def write_saved(path: Path, value: object) -> None:
         raise
 
 
-def _tensor(array: NDArray[np.generic], key: str) -> Call:
+def _tensor(array: NDArray[np.generic], key: str) -> Built:
     """A call of torch's function that makes a tensor of a storage."""
     kind = Symbol("torch.storage.UntypedStorage")
-    storage = Outside(("storage", kind, key, "cpu", array.nbytes))
+    storage = outside(("storage", kind, key, "cpu", array.nbytes))
     strides = tuple(step // array.itemsize for step in array.strides)
-    hooks = Call("collections.OrderedDict")
+    hooks = call("collections.OrderedDict")
     dtype = Symbol(f"torch.{array.dtype.name}")
-    return Call(
+    return call(
         "torch._utils._rebuild_tensor_v3", (storage, 0, array.shape, strides, False, hooks, dtype)
     )
 

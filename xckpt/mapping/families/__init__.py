@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
@@ -44,15 +44,15 @@ def family_mapping(name: str, config: Document, choices: Document) -> LeafMappin
     Raises:
         MappingError: there is no such family or choice, or the configuration lacks a key.
     """
-    found = _documents().get(name)
-    if found is None:
+    document = _documents().get(name)
+    if document is None:
         raise MappingError(
             f"no family is called {name!r}; there are {', '.join(families())}."
             " Write a mapping of your own, or have `xckpt map infer` propose one"
         )
-    chosen = _chosen(name, found.get("choices", {}), choices)
-    values = _parameters(name, found.get("parameters", {}), config, chosen) | chosen
-    rules = [rule for group in found["group"] for rule in _rules_of(group, values)]
+    chosen = _chosen(name, document.get("choices", {}), choices)
+    values = _parameters(name, document.get("parameters", {}), config, chosen) | chosen
+    rules = [rule for group in document["group"] for rule in _rules_of(group, values)]
     return LeafMapping.from_document({"rule": rules})
 
 
@@ -69,29 +69,23 @@ def families() -> tuple[str, ...]:
 @functools.cache
 def _documents() -> dict[str, Document]:
     """Name -> the file of the family, parsed."""
-    found: dict[str, Document] = {}
-    for path in files(__name__).iterdir():
-        if path.name.endswith(".toml"):
-            document = tomllib.loads(path.read_text(encoding="utf-8"))
-            found.update(dict.fromkeys(document["family"]["names"], document))
-    return found
+    paths = (path for path in files(__name__).iterdir() if path.name.endswith(".toml"))
+    documents = [tomllib.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return {name: document for document in documents for name in document["family"]["names"]}
 
 
-def _chosen(name: str, open_: Document, choices: Document) -> dict[str, Any]:
+def _chosen(name: str, allowed: Document, choices: Document) -> dict[str, Any]:
     """Every choice with its value."""
-    problems = [
-        f"{key} = {value!r}: {_allowed(open_[key]) if key in open_ else 'there is no such choice'}"
-        for key, value in choices.items()
-        if key not in open_ or not any(value is one or value == one for one in open_[key])
-    ]
+    problems: list[str] = []
+    for key, value in choices.items():
+        if key not in allowed:
+            problems.append(f"{key} = {value!r}: there is no such choice")
+        elif value not in allowed[key]:
+            problems.append(f"{key} = {value!r}: allowed are {', '.join(map(repr, allowed[key]))}")
     if problems:
-        known = ", ".join(open_) or "none"
+        known = ", ".join(allowed) or "none"
         raise MappingError.listing(f"family {name!r} has the choices {known}", problems)
-    return {key: choices.get(key, allowed[0]) for key, allowed in open_.items()}
-
-
-def _allowed(values: Sequence[Any]) -> str:
-    return f"allowed are {', '.join(repr(value) for value in values)}"
+    return {key: choices.get(key, values[0]) for key, values in allowed.items()}
 
 
 def _parameters(name: str, wanted: Document, config: Document, chosen: Document) -> dict[str, Any]:
@@ -100,30 +94,26 @@ def _parameters(name: str, wanted: Document, config: Document, chosen: Document)
     problems: list[str] = []
     for parameter, where in wanted.items():
         if "choice" in where:
-            values[parameter] = where["is"][_spelt(chosen[where["choice"]])]
+            # A key of TOML is a text: "true" stands for True.
+            values[parameter] = where["is"][str(chosen[where["choice"]]).lower()]
             continue
         keys = [where["config"]] if isinstance(where["config"], str) else where["config"]
-        held = [value for key in keys if (value := _held(config, key)) is not None]
-        if held or "default" in where:
-            values[parameter] = held[0] if held else where["default"]
-        else:
+        configured = (value for key in keys if (value := _configured(config, key)) is not None)
+        value = next(configured, where.get("default"))
+        if value is None:
             problems.append(f"{parameter}: the configuration has no {' and no '.join(keys)}")
+        values[parameter] = value
     if problems:
         raise MappingError.listing(f"family {name!r} cannot be made", problems)
     return values
 
 
-def _held(config: Document, key: str) -> object:
+def _configured(config: Document, key: str) -> object:
     """What a configuration holds at "a.b"; None for nothing."""
     value: object = config
     for part in key.split("."):
         value = value.get(part) if is_table(value) else None
     return value
-
-
-def _spelt(value: object) -> str:
-    """A value as a TOML key has it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _holds(when: Document, values: Document) -> bool:
@@ -181,15 +171,12 @@ def _filled(rule: Document, source: _Filling, target: _Filling) -> dict[str, Any
     filled: dict[str, Any] = {}
     for key, side in (("source", source), ("optional", source), ("target", target)):
         if key in rule:
-            held = rule[key]
-            filled[key] = side.text(held) if isinstance(held, str) else [*map(side.text, held)]
-    if "indices" in rule:
-        filled["indices"] = source.any(rule["indices"])
-    operations = [
+            names = rule[key]
+            filled[key] = side.text(names) if isinstance(names, str) else [*map(side.text, names)]
+    filled["indices"] = source.any(rule.get("indices", {}))
+    filled["operations"] = [
         source.any(operation)
         for operation in rule.get("operations", [])
         if _holds(operation.get("when", {}), source.values)
     ]
-    if operations:
-        filled["operations"] = operations
     return filled

@@ -5,6 +5,9 @@
 2. For each rule, and each slot that both optimizers have, there is one more rule: the parameters'
    names replaced by their moments', the operations the same. A moment is laid out as its parameter
    is, so an exact operation on the one is the operation on the other.
+   Where the optimizer's names hold the parameter's whole name, something stands before it and after
+   it: ``state/{name...}/exp_avg``. Where it numbers the parameters, the number is a sum of the
+   pattern's indices, if the layers are numbered alike: ``state/{4*layer+2}/exp_avg``.
 3. A lossy operation is refused: the gradient of ``scale * w`` is not scaled as ``w`` is, and a
    square of it is scaled otherwise again. A cast is left out: moments have dtypes of their own,
    which are cast into one another where they differ.
@@ -16,17 +19,20 @@ The hyperparameters (rates, decays) are no tensors of either state: they stay wi
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from xckpt.errors import MappingError
+from xckpt.mapping.infer.fold import range_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
-from xckpt.mapping.optimizer.moments import moment_pattern
 from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
-from xckpt.mapping.pattern import Pattern, literal, skeleton
+from xckpt.mapping.pattern import Affine, Pattern, literal, skeleton
 from xckpt.mapping.rule import Rule
+
+_Slot = Mapping[str, Mapping[str, MomentLeaf]]
+"""The moments of one slot: skeleton of a parameter's name -> the name -> where its moment is."""
 
 
 def with_optimizer(
@@ -82,40 +88,34 @@ def with_optimizer(
     if not slots:
         raise MappingError("the two states have no moments in common: no Adam, no momentum")
     model = _placed(mapping, here, there)
-    tables = [(_Table.of(here.slots[slot]), _Table.of(there.slots[slot])) for slot in slots]
-    moments = _moment_rules(model.rules, tables)
+    by_skeleton = [
+        (_by_skeleton(here.slots[slot]), _by_skeleton(there.slots[slot])) for slot in slots
+    ]
+    moments = _moment_rules(model.rules, by_skeleton)
     return LeafMapping([*model.rules, *moments, *_step_rules(here, there)])
 
 
 def _placed(mapping: LeafMapping, source: Moments, target: Moments) -> LeafMapping:
     """The mapping under the names that the model's leaves have in the states."""
-    model = {name: spec for name, spec in source.specs.items() if name not in source.leaves}
-    before = _source_container(mapping, model, source)
-    inside = {
-        name.removeprefix(before): spec for name, spec in model.items() if name.startswith(before)
+    containers = _containers(source)
+    taken = {
+        prefix: len(names) - len(match_rules(mapping.rules, names).unused)
+        for prefix, names in containers.items()
     }
-    after = _target_container(mapping.resolve(inside).targets, target)
+    before = _most(taken, "source")
+    model = {name: source.specs[f"{before}{name}"] for name in containers[before]}
+    given = mapping.resolve(model).targets.keys()
+    after = _most(
+        {prefix: len(given & set(names)) for prefix, names in _containers(target).items()},
+        "target",
+    )
     return LeafMapping(_under(rule, literal(before), literal(after)) for rule in mapping.rules)
 
 
-def _source_container(mapping: LeafMapping, model: Collection[str], state: Moments) -> str:
-    """What stands before the names that the mapping's rules take."""
-    matched = {
-        prefix: len(inside) - len(match_rules(mapping.rules, inside).unused)
-        for prefix, inside in _containers(model, state).items()
-    }
-    return _most(matched, "source")
-
-
-def _target_container(made: Collection[str], state: Moments) -> str:
-    """What stands before the names that the mapping's rules give."""
-    containers = _containers(set(state.specs) - state.leaves, state)
-    found = {prefix: len(set(made) & set(inside)) for prefix, inside in containers.items()}
-    return _most(found, "target")
-
-
-def _containers(names: Collection[str], state: Moments) -> dict[str, list[str]]:
+def _containers(state: Moments) -> dict[str, list[str]]:
     """What may stand before the names of a model's leaves -> the names without it."""
+    optimizer = state.leaves
+    names = [name for name in state.specs if name not in optimizer]
     prefixes = {""}
     for slot in state.slots.values():
         for owner in slot:
@@ -130,11 +130,11 @@ def _containers(names: Collection[str], state: Moments) -> dict[str, list[str]]:
 def _most(matched: Mapping[str, int], side: str) -> str:
     """The container in which most names are the mapping's."""
     most = max(matched.values())
-    found = sorted(prefix for prefix, count in matched.items() if count == most)
-    if not most or len(found) > 1:
-        where = f"{' and '.join(map(repr, found))} alike" if most else "no part"
+    prefixes = sorted(prefix for prefix, count in matched.items() if count == most)
+    if not most or len(prefixes) > 1:
+        where = f"{' and '.join(map(repr, prefixes))} alike" if most else "no part"
         raise MappingError(f"the mapping's {side} names fit {where} of the {side} state")
-    return found[0]
+    return prefixes[0]
 
 
 def _under(rule: Rule, before: str, after: str) -> Rule:
@@ -148,60 +148,43 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """The moments of one slot, by the skeletons of their parameters' names."""
-
-    places: Mapping[str, MomentLeaf]
-    by_skeleton: Mapping[str, list[str]]
-
-    @classmethod
-    def of(cls, places: Mapping[str, MomentLeaf]) -> _Table:
-        by_skeleton: dict[str, list[str]] = {}
-        for owner in places:
-            by_skeleton.setdefault(skeleton(owner)[0], []).append(owner)
-        return cls(places, by_skeleton)
-
-    def of_pattern(self, pattern: Pattern, ranges: Mapping[str, range]) -> dict[str, MomentLeaf]:
-        """The moments of the parameters that a pattern matches."""
-        alike = pattern.skeleton
-        owners = self.places if alike is None else self.by_skeleton.get(alike[0], ())
-        return {
-            owner: self.places[owner]
-            for owner in owners
-            if pattern.match(owner, ranges) is not None
-        }
+def _by_skeleton(places: Mapping[str, MomentLeaf]) -> _Slot:
+    by_skeleton: dict[str, dict[str, MomentLeaf]] = {}
+    for owner, place in places.items():
+        by_skeleton.setdefault(skeleton(owner)[0], {})[owner] = place
+    return by_skeleton
 
 
-def _moment_rules(rules: Iterable[Rule], slots: Sequence[tuple[_Table, _Table]]) -> list[Rule]:
+def _moment_rules(rules: Iterable[Rule], slots: Sequence[tuple[_Slot, _Slot]]) -> list[Rule]:
     """The rules of the moments of all slots; all problems are listed in one error."""
-    made: list[Rule] = []
+    moments: list[Rule] = []
     problems: list[str] = []
     for rule in rules:
         try:
             for before, after in slots:
-                made += _moment_rule(rule, before, after)
+                moments += _moment_rule(rule, before, after)
         except MappingError as error:
             problems.append(f"rule {rule}: {error}")
     if problems:
         raise MappingError.listing("the optimizer's state cannot follow the parameters", problems)
-    return made
+    return moments
 
 
-def _moment_rule(rule: Rule, before: _Table, after: _Table) -> list[Rule]:
+def _moment_rule(rule: Rule, before: _Slot, after: _Slot) -> list[Rule]:
     """The rule of one slot's moments; none where the rule's leaves have no moments."""
-    one = _Side.of(rule.source_patterns, rule.indices, before)
-    other = _Side.of(rule.target_patterns, rule.indices, after)
+    one = _side(rule.source_patterns, rule.indices, before)
+    other = _side(rule.target_patterns, rule.indices, after)
     if not one.names or not other.names:
         return []
-    steps = [each for each in _flattened(rule.operations) if not isinstance(each, Cast)]
-    lossy = [str(each) for each in steps if each.exactness == "lossy"]
+    parameter_steps = [each for each in rule.operations if not isinstance(each, Cast)]
+    lossy = [str(each) for each in parameter_steps if each.exactness == "lossy"]
     if lossy:
         raise MappingError(
             f"{', '.join(lossy)} is lossy on a parameter; its effect on a moment is "
             "not known: give the moments rules of their own"
         )
-    operations = _without_absent(rule.operations, one, other)
+    operations = _without_absent(_on_moments(rule.operations), one, Untie)
+    operations = _without_absent(operations, other, Tie)
     if one.dtype != other.dtype:
         operations.append(Cast((one.dtype, other.dtype)))
     return [
@@ -209,79 +192,123 @@ def _moment_rule(rule: Rule, before: _Table, after: _Table) -> list[Rule]:
     ]
 
 
-def _flattened(operations: Sequence[Operation]) -> list[Operation]:
-    found: list[Operation] = []
-    for each in operations:
-        found.append(each)
-        if isinstance(each, Each):
-            found += [inner for branch in each.branches for inner in _flattened(branch)]
-    return found
+def _on_moments(operations: Iterable[Operation]) -> list[Operation]:
+    """The operations on moments: a pad is zeros, and their dtypes are their own."""
+    changed: list[Operation] = []
+    for operation in operations:
+        if isinstance(operation, Each):
+            branches = tuple(tuple(_on_moments(branch)) for branch in operation.branches)
+            changed.append(Each(branches))
+        elif isinstance(operation, Pad | Strip):
+            changed.append(type(operation)(operation.size, operation.axis))
+        elif not isinstance(operation, Cast):
+            changed.append(operation)
+    return changed
 
 
-def _without_absent(
-    operations: Sequence[Operation], source: _Side, target: _Side
-) -> list[Operation]:
-    """The operations without the names that a tied tensor has no moments for."""
-    found = [_on_moments(each) for each in operations if not isinstance(each, Cast)]
-    missing = source.absent, target.absent
-    if missing[0]:
-        untie = found[0] if found else None
-        if not isinstance(untie, Untie):
-            raise MappingError(f"there are no moments of {', '.join(missing[0])}")
-        found[:1] = [Untie(len(source.names))] if len(source.names) > 1 else []
-    if missing[1]:
-        tie = found[-1] if found else None
-        if not isinstance(tie, Tie):
-            raise MappingError(f"there are no moments of {', '.join(missing[1])}")
-        found[-1:] = [Tie(len(target.names))] if len(target.names) > 1 else []
-    return found
-
-
-def _on_moments(operation: Operation) -> Operation:
-    """The operation on moments: a pad is zeros, and their dtypes are their own."""
-    if isinstance(operation, Each):
-        inner = (
-            tuple(_on_moments(each) for each in branch if not isinstance(each, Cast))
-            for branch in operation.branches
-        )
-        return Each(tuple(inner))
-    if isinstance(operation, Pad):
-        return Pad(operation.size, operation.axis)
-    if isinstance(operation, Strip):
-        return Strip(operation.size, operation.axis)
-    return operation
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Side:
     """One side of a rule, in terms of one slot's moments."""
 
-    absent: tuple[str, ...]
+    absent: list[str] = field(default_factory=list[str])
     """The patterns whose leaves have no moments."""
-    names: tuple[str, ...]
+    names: list[str] = field(default_factory=list[str])
     """The patterns of the moments of the others."""
-    indices: dict[str, range]
+    indices: dict[str, range] = field(default_factory=dict[str, range])
     """Ranges that the new patterns need."""
-    dtype: str
+    dtype: str = ""
     """The moments' element type."""
 
-    @classmethod
-    def of(cls, patterns: Sequence[Pattern], ranges: Mapping[str, range], table: _Table) -> _Side:
-        """The side of a rule that has these patterns."""
-        absent: list[str] = []
-        names: list[str] = []
-        indices: dict[str, range] = {}
-        dtype = ""
-        for pattern in patterns:
-            places = table.of_pattern(pattern, ranges)
-            if not places:
-                absent.append(pattern.text)
-                continue
-            dtype = dtype or next(iter(places.values())).spec.dtype
-            name, needed = moment_pattern(pattern, ranges, places)
-            names.append(name)
-            indices |= needed
-        return cls(tuple(absent), tuple(names), indices, dtype)
+
+def _side(patterns: Sequence[Pattern], ranges: Mapping[str, range], slot: _Slot) -> _Side:
+    """The side of a rule that has these patterns."""
+    side = _Side()
+    for pattern in patterns:
+        places = _matched(pattern, ranges, slot)
+        if not places:
+            side.absent.append(pattern.text)
+            continue
+        name, needed = _moment_pattern(pattern, ranges, places)
+        side.names.append(name)
+        side.indices |= needed
+        side.dtype = side.dtype or next(iter(places.values())).spec.dtype
+    return side
+
+
+def _without_absent(
+    operations: list[Operation], side: _Side, kind: type[Tie | Untie]
+) -> list[Operation]:
+    """The operations without the names that a tied tensor has no moments for."""
+    if not side.absent:
+        return operations
+    end = slice(0, 1) if kind is Untie else slice(-1, None)
+    if not any(isinstance(each, kind) for each in operations[end]):
+        raise MappingError(f"there are no moments of {', '.join(side.absent)}")
+    left = len(side.names)
+    kept = list(operations)
+    kept[end] = [kind(left)] if left > 1 else []
+    return kept
+
+
+def _matched(pattern: Pattern, ranges: Mapping[str, range], slot: _Slot) -> dict[str, MomentLeaf]:
+    """The moments of the parameters that a pattern matches."""
+    alike = pattern.skeleton
+    candidates = slot.values() if alike is None else [slot.get(alike[0], {})]
+    return {
+        owner: place
+        for places in candidates
+        for owner, place in places.items()
+        if pattern.match(owner, ranges) is not None
+    }
+
+
+def _moment_pattern(
+    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]
+) -> tuple[str, dict[str, range]]:
+    """The pattern of the moments of a pattern's leaves, and the ranges that it needs.
+
+    Args:
+        pattern: of parameters' names.
+        ranges: the stated values of its indices.
+        places: name of each parameter that the pattern matches -> where its moment is.
+
+    Raises:
+        MappingError: the moments' names follow no pattern.
+    """
+    texts = {(literal(place.before), literal(place.after)) for place in places.values()}
+    cuts = {
+        None if place.is_number else literal(owner.removesuffix(place.key))
+        for owner, place in places.items()
+    }
+    if len(texts) == len(cuts) == 1:
+        [(before, after)], [cut] = texts, cuts
+        if cut is not None and pattern.text.startswith(cut):
+            return f"{before}{pattern.text.removeprefix(cut)}{after}", {}
+        if cut is None and (numbers := _numbers(pattern, ranges, places)):
+            number, needed = numbers
+            return f"{before}{number}{after}", needed
+    raise MappingError(
+        f"the moments of {pattern.text} lie under no common name, nor under numbers that follow "
+        "from the indices; get_optimizer_state_dict names torch's moments"
+    )
+
+
+def _numbers(
+    pattern: Pattern, ranges: Mapping[str, range], places: Mapping[str, MomentLeaf]
+) -> tuple[str, dict[str, range]] | None:
+    """The moments' number as a sum of the indices, and their ranges; None if it is none."""
+    if pattern.texts:
+        return None
+    points: dict[tuple[int, ...], int] = {}
+    for owner, place in places.items():
+        values = pattern.match(owner, ranges) or {}
+        points[tuple(int(values[name]) for name in pattern.indices)] = int(place.key)
+    line = Affine.through(pattern.indices, points)
+    if line is None:
+        return None
+    columns = dict(zip(pattern.indices, zip(*points, strict=True), strict=True))
+    needed = {name: values for name, column in columns.items() if (values := range_of(column))}
+    return (f"{{{line}}}" if columns else str(line.constant)), needed
 
 
 def _step_rules(source: Moments, target: Moments) -> list[Rule]:

@@ -15,15 +15,14 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeGuard
 
 from xckpt.core.names import split_name
 from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
-from xckpt.mapping.names import keys_of, mapping_name, specs_of
+from xckpt.mapping.names import mapping_name, specs_of
 from xckpt.mapping.operations import is_table
 from xckpt.mapping.spec import TensorSpec
 
@@ -110,27 +109,33 @@ def find_moments(state: object, parameters: Sequence[str] | None = None) -> Mome
     Example:
         >>> import numpy as np
         >>> moment = {"exp_avg": np.zeros(2), "exp_avg_sq": np.zeros(2), "step": np.zeros(())}
-        >>> found = find_moments({"model": {"w": np.zeros(2)}, "optim": {"state": {"w": moment}}})
-        >>> {owner: place.leaf for owner, place in found.slots["first moment"].items()}
+        >>> moments = find_moments({"model": {"w": np.zeros(2)}, "optim": {"state": {"w": moment}}})
+        >>> {owner: place.leaf for owner, place in moments.slots["first moment"].items()}
         {'model/w': 'optim/state/w/exp_avg'}
-        >>> found.steps
+        >>> moments.steps
         ['optim/state/w/step']
     """
     specs, values = _contents(state)
     numbers = _numbers(values, parameters)
     places = [place for name in specs if (place := _place(name, specs))]
-    found = Moments(specs, steps=[place.leaf for place in places if place.slot == "step"])
-    owners = _Owners(set(specs) - {place.leaf for place in places})
+    moments = Moments(specs)
+    by_ending = _by_ending(specs.keys() - {place.leaf for place in places})
     problems: list[str] = []
     for place in places:
-        if place.slot != "step":
-            key = numbers.get(place.key, "") if place.is_number else place.key
-            owner = owners.of(key, place, problems)
-            found.slots.setdefault(SLOTS[place.slot], {})[owner] = place
-    found.steps.extend(_counts(specs, places))
+        if place.slot == "step":
+            moments.steps.append(place.leaf)
+            continue
+        key = numbers.get(place.key, "") if place.is_number else place.key
+        owners = by_ending.get(key, [])
+        candidates = [key] if key in owners else owners
+        if len(candidates) == 1:
+            moments.slots.setdefault(SLOTS[place.slot], {})[candidates[0]] = place
+        else:
+            problems.append(_unknown(key, place, owners))
+    moments.steps.extend(_counts(specs, places))
     if problems:
         raise MappingError.listing("the parameters of some moments are unknown", problems)
-    return found
+    return moments
 
 
 def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
@@ -151,7 +156,7 @@ def _place(name: str, specs: Mapping[str, TensorSpec]) -> MomentLeaf | None:
 
 def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     """Tensors and Python values by mapping name."""
-    if _has_specs(state):
+    if is_table(state) and any(isinstance(value, TensorSpec) for value in state.values()):
         specs = {name: each for name, each in state.items() if isinstance(each, TensorSpec)}
         return specs, {name: each for name, each in state.items() if name not in specs}
     leaves = flatten(state, loaded_adapters()).leaves
@@ -161,11 +166,6 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
         if isinstance(leaf, bool | int | float | str)
     }
     return specs_of(state), values
-
-
-def _has_specs(state: object) -> TypeGuard[Mapping[str, object]]:
-    """Whether a state is a dict of specs and Python values by mapping name."""
-    return is_table(state) and any(isinstance(value, TensorSpec) for value in state.values())
 
 
 def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> dict[str, str]:
@@ -184,33 +184,26 @@ def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> 
     }
 
 
-class _Owners:
-    """The parameters of a state by the ends of their names."""
+def _by_ending(names: Iterable[str]) -> dict[str, list[str]]:
+    """The end of a name, from some key on -> the names that have it."""
+    by_ending: dict[str, list[str]] = defaultdict(list)
+    for name in sorted(names):
+        keys = name.split("/")
+        for start in range(len(keys)):
+            by_ending["/".join(keys[start:])].append(name)
+    return by_ending
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(names):
-            keys = keys_of(name)
-            for start in range(len(keys)):
-                self._names[mapping_name(keys[start:])].append(name)
 
-    def of(self, key: str, place: MomentLeaf, problems: list[str]) -> str:
-        """The parameter of this name; a problem if there is none, or several."""
-        found = self._names.get(key, [])
-        if key in found:
-            return key
-        if len(found) == 1:
-            return found[0]
-        if place.is_number and not key:
-            problems.append(
-                f"{place.leaf}: nothing says which parameter number {place.key} is; pass "
-                "parameters= (names in the order of model.named_parameters()), or save what "
-                "get_optimizer_state_dict gives"
-            )
-        else:
-            which = f"are {' and '.join(found)}" if found else "is no parameter"
-            problems.append(f"{place.leaf}: of the name {key!r} there {which}")
-        return ""
+def _unknown(key: str, place: MomentLeaf, owners: Sequence[str]) -> str:
+    """Why the parameter of a moment is not known."""
+    if place.is_number and not key:
+        return (
+            f"{place.leaf}: nothing says which parameter number {place.key} is; pass "
+            "parameters= (names in the order of model.named_parameters()), or save what "
+            "get_optimizer_state_dict gives"
+        )
+    which = f"are {' and '.join(owners)}" if owners else "is no parameter"
+    return f"{place.leaf}: of the name {key!r} there {which}"
 
 
 def _counts(specs: Mapping[str, TensorSpec], places: Sequence[MomentLeaf]) -> list[str]:

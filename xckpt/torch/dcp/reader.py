@@ -291,7 +291,7 @@ class XckptStorageReader(dcp.StorageReader):
                 bridge.begin()
                 load.reader.read_data(LoadPlan(items, storage_data=sharing), bridge)
         finally:
-            self.bytes_read = load.reader.source.bytes_read if load.reader.source else 0
+            self.bytes_read = load.reader.source.bytes_read
             self._end()
         done: Future[None] = Future()
         done.set_result(None)
