@@ -16,7 +16,7 @@ import click
 
 from xckpt.cli.convert import convert_command
 from xckpt.cli.map import map_commands
-from xckpt.cli.output import Failure, Fault, print_json, progress_bar
+from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ class Commands(click.Group):
             ctx.exit(INTERRUPTED)
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 path_argument = click.argument("path")
 
 
@@ -96,7 +95,8 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
         raise Failure(_no_such_leaf(whole, str(leaf)))
-    one = _with_value(checkpoint, report.leaves[0]) if _is_leaf(report, leaf) else None
+    is_leaf = [each.name for each in report.leaves] == [leaf]
+    one = _with_value(checkpoint, report.leaves[0]) if is_leaf else None
     box = None
     if slice_ is not None:
         one, box = _with_reading(one, slice_)
@@ -110,10 +110,6 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     if one and one.kind == "tensor" and not screen.options.ascii_only:
         screen.print()
         screen.print(leaf_drawing(one, box, screen.width))
-
-
-def _is_leaf(report: CheckpointReport, name: str | None) -> bool:
-    return [leaf.name for leaf in report.leaves] == [name]
 
 
 def _no_such_leaf(report: CheckpointReport, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
-from xckpt.cli.output import Fault, print_json
+from xckpt.cli.output import Fault, as_json, print_json
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -129,7 +129,7 @@ def map_commands() -> None:
 @click.argument("source")
 @click.argument("target")
 @click.option("--output", "-o", metavar="FILE", help="Write the rules that are certain, as TOML.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@as_json
 def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     """Propose the mapping from the leaves of SOURCE to those of TARGET.
 
@@ -163,7 +163,7 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
 @click.argument("source")
 @click.argument("target", required=False)
 @family_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@as_json
 def check(
     mapping: str,
     source: str,
@@ -224,7 +224,7 @@ def _times(count: int) -> str:
 @click.argument("source", required=False)
 @family_options
 @click.option("--output", "-o", metavar="FILE", help="Write the mapping, as TOML.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@as_json
 def show(
     mapping: str,
     source: str | None,

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from xckpt.options import Progress
 
 
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
 class Failure(click.ClickException):
     """The question could not be answered: a message on stderr, exit code 2."""
 

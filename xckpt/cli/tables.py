@@ -58,13 +58,10 @@ def checkpoint_table(report: CheckpointReport) -> RenderableType:
     table = empty_table(*columns, right=("size", "chunks"))
     for row in tree_rows(report.leaves, report.containers):
         table.add_row(*_tree_cells(row))
-    parts: list[RenderableType] = [_facts(_summary(report)), Text(), table]
-    return Group(*parts)
-
-
-def _summary(report: CheckpointReport) -> list[tuple[str, str]]:
     facts = [("checkpoint", report.path), ("holds", holdings(report))]
-    return facts if report.user is None else [*facts, ("metadata", repr(report.user))]
+    if report.user is not None:
+        facts.append(("metadata", repr(report.user)))
+    return Group(_facts(facts), Text(), table)
 
 
 def _tree_cells(row: TreeRow) -> list[Text | str]:
@@ -77,7 +74,7 @@ def _tree_cells(row: TreeRow) -> list[Text | str]:
     leaf = row.leaf
     shape = escaped(_shortened(leaf.value)) if leaf.value else _shape(leaf.shape)
     chunks = str(leaf.chunks) if leaf.arrays else ""
-    saved = escaped(_sharding(leaf))
+    saved = escaped(str(leaf.sharding or ""))
     return [label, leaf.dtype, shape, _size(leaf), _chunk(leaf), chunks, saved]
 
 
@@ -92,7 +89,7 @@ def leaf_table(leaf: LeafReport) -> RenderableType:
         facts.append(("size", f"{readable_bytes(leaf.bytes)} in {counted(leaf.chunks, 'chunk')}"))
         facts.append(("layout", _layout(leaf)))
     if leaf.kind == "tensor":
-        facts.append(("saved as", _sharding(leaf) or "one whole"))
+        facts.append(("saved as", str(leaf.sharding or "one whole")))
     if leaf.annotation:
         facts.append(("is a", leaf.annotation))
     if leaf.reading is not None:
@@ -177,7 +174,3 @@ def _chunk(leaf: LeafReport) -> str:
     if leaf.layout == "pieces":
         return counted(len(leaf.arrays), "piece")
     return _shape(leaf.arrays[0].chunk) if leaf.arrays else ""
-
-
-def _sharding(leaf: LeafReport) -> str:
-    return "" if leaf.sharding is None else str(leaf.sharding)

@@ -13,14 +13,12 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
-from xckpt.storage.commit.claims import journals
+from xckpt.storage.commit.folder import journals
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
@@ -31,18 +29,9 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
 
     conversion: bytes
     """A digest of source, mapping and options."""
-    token: str = ""
-    """What a sink needs to go on; see `xckpt.formats.sink`."""
 
 
-class _Done(msgspec.Struct, array_like=True, frozen=True):
-    """A unit that is written."""
-
-    unit: int
-    report: bytes
-
-
-prepare_structs(Start, _Done)
+prepare_structs(Start)
 
 
 def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
@@ -55,30 +44,21 @@ def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
     start: Start | None = None
     done: dict[int, bytes] = {}
     sound = 0
-    with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "rb") as file:
-        for content, end in _records(file):
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        data = path.read_bytes()
+        while len(data) - sound >= _HEAD.size:
+            length, digest = _HEAD.unpack_from(data, sound)
+            end = sound + _HEAD.size + length
+            content = data[sound + _HEAD.size : end]
+            if digest_bytes(content) != digest:
+                break
             if start is None:
                 start = msgspec.msgpack.decode(content, type=Start)
             else:
-                record = msgspec.msgpack.decode(content, type=_Done)
-                done[record.unit] = record.report
+                unit, report = msgspec.msgpack.decode(content, type=tuple[int, bytes])
+                done[unit] = report
             sound = end
     return start, done, sound
-
-
-def _records(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """(content, offset of its end) of each whole record."""
-    size = os.fstat(file.fileno()).st_size
-    end = 0
-    while len(head := file.read(_HEAD.size)) == _HEAD.size:
-        length, digest = _HEAD.unpack(head)
-        end += _HEAD.size + length
-        if end > size:
-            return
-        content = file.read(length)
-        if digest_bytes(content) != digest:
-            return
-        yield content, end
 
 
 def noted_units(staged: Path, start: Start) -> dict[int, bytes]:
@@ -120,7 +100,7 @@ class Journal:
 
     def note(self, unit: int, report: bytes) -> None:
         """Note that a unit is durably written."""
-        self._append(msgspec.msgpack.encode(_Done(unit, report)))
+        self._append(msgspec.msgpack.encode((unit, report)))
 
     def _append(self, content: bytes) -> None:
         # One write, so that a kill leaves at most one broken record, the last.

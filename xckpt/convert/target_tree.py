@@ -69,7 +69,7 @@ def find_places(opened: Opened, like: object) -> Places:
 def target_tree(
     opened: Opened, units: Iterable[WorkUnit], like: object
 ) -> tuple[Mapping[str, str], Mapping[str, object]]:
-    """Target tensor -> leaf name, and the tree to save: a `LazySource` for each tensor.
+    """Mapping name -> leaf name, and the tree to save: a `LazySource` for each tensor.
 
     Args:
         opened: see `find_places`.
@@ -89,8 +89,7 @@ def target_tree(
         tree = unflatten(by_leaf_name, places.containers)
     else:
         tree = tree_of(leaves)
-    names = {name: places.leaf_names[name] for name in opened.resolved.targets}
-    return names, tree  # type: ignore[return-value]  # our planners take any tree
+    return places.leaf_names, tree  # type: ignore[return-value]  # our planners take any tree
 
 
 def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
