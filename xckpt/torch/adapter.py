@@ -111,16 +111,12 @@ class TorchAdapter(Adapter[torch.Tensor]):
         Raises:
             UnsupportedLeafError: as for `describe`.
         """
-        specialist = _specialist(leaf)
-        if specialist is None and type(leaf) in _PLAIN:
-            local = plain(leaf, name)
-            check_readable(local, name)
-            return to_copyable(plain_recipe(leaf, local), known_dtype(local.dtype, name))
-        source = self.describe(leaf, name)
-        recipe = None if specialist is None else specialist.rebuild_recipe(leaf)
-        if recipe is None:
-            return self.copyable_source(source)
-        return to_copyable(recipe, source.dtype)
+        source, specialist, recipe = self.describe(leaf, name), _specialist(leaf), None
+        if specialist is not None:
+            recipe = specialist.rebuild_recipe(leaf)
+        elif type(leaf) in _PLAIN:
+            recipe = plain_recipe(leaf, source.parts[0])
+        return self.copyable_source(source) if recipe is None else to_copyable(recipe, source.dtype)
 
     def target_for(self, like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
         """A target like a tensor or sharded tensor.

@@ -23,10 +23,11 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType as TorchItemType
 from torch.futures import Future
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.wanted import local_reads
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
@@ -66,7 +67,7 @@ class _OpenLoad:
             lambda name: isinstance(stored[name], TensorStorageMetadata),
             odd,
         )
-        implied = {fqn: found.path for fqn, found in self.objects.items()}
+        implied = {fqn: stored_object.path for fqn, stored_object in self.objects.items()}
         self.planner_data = restore(data, implied)
         self.items: list[ReadItem] = []
         """What was announced to the other ranks."""
@@ -146,18 +147,8 @@ class _OpenLoad:
         target = MetadataIndex(name, None, number)
         if not isinstance(leaf, TensorStorageMetadata):
             return [ReadItem(LoadItemType.BYTE_IO, target, (), MetadataIndex(name), (), ())]
-        return [
-            ReadItem(
-                LoadItemType.TENSOR,
-                target,
-                box.offsets,
-                MetadataIndex(name, box.offsets, index),
-                (0,) * len(box.sizes),
-                box.sizes,
-            )
-            for index, box in enumerate(leaf.chunks)
-            if prod(box.sizes)
-        ]
+        reads = local_reads(name, Boxes.whole(leaf.size), leaf)
+        return [replace(item, dest_index=target) for item in reads]
 
 
 class XckptStorageReader(dcp.StorageReader):
