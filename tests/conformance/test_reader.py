@@ -27,7 +27,7 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.core.manifest.codec import parse
 from xckpt.core.tree import flatten
 from xckpt.errors import ManifestError
-from xckpt.storage.commit import folder as staged_folder
+from xckpt.storage.commit import staging
 from xckpt.storage.integrity import digest_bytes
 
 ROOT = Path(__file__).parent.parent.parent
@@ -110,7 +110,7 @@ def test_an_overwritten_checkpoint_is_read_where_its_root_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(staged_folder, "can_exchange", lambda folder: False)
+        monkeypatch.setattr(staging, "can_exchange", lambda folder: False)
     xckpt.save(tmp_path / "ckpt", {"w": np.arange(5), "old": np.arange(3)})
     xckpt.save(tmp_path / "ckpt", {"w": np.arange(9)}, overwrite=True)
     checkpoint = Checkpoint(tmp_path / "ckpt")

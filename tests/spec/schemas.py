@@ -9,7 +9,7 @@ import msgspec
 from xckpt.core.dtypes import DTYPES
 from xckpt.core.manifest.codec import FORMAT, VERSION
 from xckpt.core.manifest.entries import LITTLE_ENDIAN, Manifest
-from xckpt.storage.commit.claims import ClaimText
+from xckpt.storage.commit.folder import ClaimText
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -29,7 +29,7 @@ from xckpt.core.manifest.entries import Manifest, array_metadata, documents
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.values import decode_value
 from xckpt.errors import ManifestError
-from xckpt.storage.commit.claims import ClaimText
+from xckpt.storage.commit.folder import ClaimText
 
 FORMAT = (SPEC / "format-1.md").read_text()
 

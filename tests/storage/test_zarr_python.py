@@ -14,7 +14,7 @@ import xckpt.zarr_dtypes  # registers bfloat16 and the other types that NumPy do
 from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, arrays, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.storage.commit import folder as staged_folder
+from xckpt.storage.commit import staging
 
 
 def read(node: object) -> np.ndarray:
@@ -95,7 +95,7 @@ def test_after_an_overwrite(
 ) -> None:
     """In place on local disks; in a generation's folder where folders cannot be exchanged."""
     if not exchanges:
-        monkeypatch.setattr(staged_folder, "can_exchange", lambda folder: False)
+        monkeypatch.setattr(staging, "can_exchange", lambda folder: False)
     path = tmp_path / "ckpt"
     xckpt.save(path, {"w": np.arange(5), "old": np.arange(3)})
     xckpt.save(path, {"w": np.arange(9)}, overwrite=True)

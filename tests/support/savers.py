@@ -21,7 +21,7 @@ import numpy as np
 import xckpt
 import xckpt.engine.save  # what a save imports is to be there before the operations are counted
 import xckpt.numpy
-from xckpt.storage.commit import folder, staging
+from xckpt.storage.commit import staging
 
 ROOT = Path(__file__).parents[2]
 
@@ -137,7 +137,7 @@ def _supervise(command: Command) -> int:
 def _save(command: Command, saver: int, writing: int) -> None:
     """Save state after state, and report each; never returns."""
     if command.place == "generation":
-        folder.can_exchange = lambda folder: False
+        staging.can_exchange = lambda folder: False
     if command.place == "in place":
         staging.can_rename = lambda folder: False
     if command.operation:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
-from xckpt.storage.commit.claims import journals
+from xckpt.storage.commit.folder import journals
 from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
@@ -29,8 +29,6 @@ class Start(msgspec.Struct, array_like=True, frozen=True):
 
     conversion: bytes
     """A digest of source, mapping and options."""
-    token: str = ""
-    """What a sink needs to go on; see `xckpt.formats.sink`."""
 
 
 prepare_structs(Start)

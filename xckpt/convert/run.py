@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from xckpt.convert.conversion import Conversion, Opened
@@ -38,9 +38,8 @@ from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
-from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents
-from xckpt.formats.source import metadata_texts
+from xckpt.formats.source import Opaque, metadata_texts
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
@@ -221,8 +220,9 @@ class _Work:
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
-        target = SinkTarget(self.destination, format, self.overwrite, self._contents())
         identity = self.opened.identity(format, self.options.memory_bytes)
+        contents = replace(self._contents(), origin=identity)
+        target = SinkTarget(self.destination, format, self.overwrite, contents)
         writer = SinkWriter(target, identity)
         self.stack.callback(writer.close)
         try:

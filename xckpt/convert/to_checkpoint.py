@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -26,13 +27,10 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.commit.claims import remove_journals
-from xckpt.storage.commit.folder import StagedCheckpoint
-from xckpt.storage.commit.staging import Staging, begin
+from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
-from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import ChunkWrites
+from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written
 
 IDENTITY = "conversion"
 """What the staging folder of every conversion is called, so that the next one finds it."""
@@ -77,15 +75,11 @@ class CheckpointOutput:
             (item.index.fqn, part.box.offsets): array
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
-        writes = ChunkWrites(self.orders, _Made(arrays), ProgressCounter(0, None), self.where)
-        try:
+        progress = ProgressCounter(0, None)
+        with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.start_tensors(items, pool)
-                writes.write_tensors(pool)
+                writes.write_tensors(items, pool)
             return _encode(writes.finish())
-        except BaseException:
-            writes.drain()
-            raise
 
 
 class ConvertingWriter(ZarrStorageWriter):
@@ -108,12 +102,18 @@ class ConvertingWriter(ZarrStorageWriter):
         *,
         overwrite: bool,
     ) -> None:
-        super().__init__(path, overwrite=overwrite, options=share.options)
+        # Units report their progress themselves.
+        options = replace(share.options, progress=None)
+        super().__init__(path, overwrite=overwrite, options=options)
         self._start = start
         self._leaf_names = leaf_names
         self._share = share
+        self._staged: StagedCheckpoint | None = None
+        """The staging folder that this process has claimed."""
 
-    def _begin(self) -> Staging:
+    def prepare_global_plan(
+        self, plans: list[SavePlan], metadata: Metadata
+    ) -> tuple[list[SavePlan], Metadata]:
         """Reserve a place to write to: where an earlier process wrote, if one did.
 
         Raises:
@@ -121,13 +121,14 @@ class ConvertingWriter(ZarrStorageWriter):
             StorageError: the storage refused.
         """
         staging = begin(self.target, overwrite=self.overwrite, identity=IDENTITY)
+        self.stage(staging)
         if isinstance(staging, StagedCheckpoint):
+            self._staged = staging
             if staging.resumed and noted_units(staging.staging, self._start):
                 staging.tidy()
-            else:
-                remove_journals(staging.staging)
+            elif staging.resumed:
                 staging.clear()
-        return staging
+        return super().prepare_global_plan(plans, metadata)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """Make and write this rank's units, but for those that are written already.
@@ -135,49 +136,28 @@ class ConvertingWriter(ZarrStorageWriter):
         Raises:
             XckptError: the first failure; the same conversion resumes from what was written.
         """
+        items = list(plan.items)
+        values = replace(plan, items=[item for item in items if item.tensor_data is None])
+        written = super().write_data(values, planner)
         orders = msgspec.convert(plan.storage_data, WriteOrders)
-        values = self._write_values(orders, plan, planner)
-        self._write_documents()
-        items = self._items(plan)
-        output = CheckpointOutput(orders, self.target, items)
+        output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
         reports = self._share.make(output, self._start, folder if resumable else None)
         arrays = [array for report in reports for array in _decode(report).arrays]
-        return Written([*values.arrays, *arrays], values.values)
+        return Written([*written.arrays, *arrays], written.values)
 
-    def _write_values(self, orders: WriteOrders, plan: SavePlan, planner: SavePlanner) -> Written:
-        writes = ChunkWrites(orders, planner, ProgressCounter(0, None), self.target)
-        for item in plan.items:
-            if item.tensor_data is None:
-                writes.write_value(*self._value(item, planner))
-        return writes.finish()
-
-    def _items(self, plan: SavePlan) -> dict[TargetPart, WriteItem]:
-        """The plan's tensor items by the parts that they are of."""
+    def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:
+        """The tensor items by the parts that they are of."""
         names = {leaf: name for name, leaf in self._leaf_names.items()}
         return {
             TargetPart(names[item.index.fqn], item.tensor_data.chunk): item
-            for item in plan.items
+            for item in items
             if item.tensor_data is not None
         }
 
-    def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
-        """Commit, and remove the journals; see `ZarrStorageWriter.finish`."""
-        staging = self._staging
-        data = super().finish(metadata, results)
-        if isinstance(staging, StagedCheckpoint):
-            remove_journals(staging.staging)
-        return data
-
     def abort(self) -> None:
         """Stop; units that are durable stay for a process that resumes the conversion."""
-        staging = self._staging
-        if isinstance(staging, StagedCheckpoint):
-            if noted_units(staging.staging, self._start):
-                self._drain()
-                staging.release()
-                self._staging = None
-            else:
-                remove_journals(staging.staging)
+        if self._staged is not None:
+            self._staged.keep = bool(noted_units(self._staged.staging, self._start))
         super().abort()

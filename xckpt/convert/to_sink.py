@@ -1,42 +1,32 @@
 """Writing a conversion in another library's format, through its sink.
 
-1. The coordinator claims the path (`xckpt.storage.commit.claims`), so that no two processes convert
-   to it, and prepares the output, or resumes what an earlier process has left: the token of
-   that output is in its journal.
-2. The other ranks, and the workers of an executor, attach to it by the token.
+1. The coordinator prepares the output under an identity that all conversions share
+   (`TensorSink.prepare`): so no two processes convert to one path, and what a killed process has
+   left of the same conversion is resumed.
+2. The other ranks, and the workers of an executor, attach to it.
 3. Each unit is written as soon as it is made, and noted in a journal.
-4. The coordinator commits, and removes journals and claim.
+4. The coordinator commits; staging, journals and claim go together.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import Start, noted_units, read_journal
+from xckpt.convert.journal import Start, noted_units
 from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import WorkUnit
-from xckpt.errors import NotACheckpointError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
-from xckpt.storage.commit.claims import (
-    Claim,
-    claim,
-    journals,
-    reclaim,
-    remove_journals,
-    staging_folder,
-)
-from xckpt.storage.commit.folder import make_folder
-from xckpt.storage.location import Location, storage_errors
+from xckpt.storage.commit.folder import new_identity, staging_folder
+from xckpt.storage.location import Location
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,8 +38,8 @@ class SinkTarget:
     overwrite: bool
     contents: Contents
 
-    def open(self, attach: str = "") -> tuple[TensorSink, str]:
-        """A sink that is ready for boxes, and its token.
+    def open(self, *, attach: str = "", identity: str = "") -> TensorSink:
+        """A sink that is ready for boxes.
 
         Raises:
             XckptError: see `TensorSink.prepare`.
@@ -57,21 +47,22 @@ class SinkTarget:
         sink = open_sink(self.path, self.format, overwrite=self.overwrite)
         assert sink is not None
         try:
-            token = sink.prepare(self.contents, attach=attach)
+            sink.prepare(self.contents, attach=attach, identity=identity)
         except BaseException:
             sink.close()
             raise
-        return sink, token
+        return sink
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOutput:
-    """Writes units to a sink, in any process; an `Output`. Two with one token are one."""
+    """Writes units to a sink, in any process; an `Output`."""
 
     token: str
+    """Unique to the conversion: two with one token are one, so that a worker opens it once."""
     target: SinkTarget = field(compare=False)
     sink: TensorSink | None = field(default=None, compare=False)
-    """The sink, where it is open in this process; other processes attach to it by the token."""
+    """The sink, where it is open in this process; other processes attach to its output."""
 
     def only(self, unit: WorkUnit) -> SinkOutput:
         """All of it: the places of all tensors make up the layout."""
@@ -88,7 +79,7 @@ class SinkOutput:
 @functools.lru_cache(maxsize=1)
 def _attached(output: SinkOutput) -> TensorSink:
     """The sink of an output that another process has laid out."""
-    return output.target.open(output.token)[0]
+    return output.target.open(attach=IDENTITY)
 
 
 class SinkWriter:
@@ -105,83 +96,48 @@ class SinkWriter:
         self.bytes_before = 0
         """Bytes of this rank's share that an earlier process had written, once it is written."""
         self._start = Start(conversion)
-        self._claim: Claim | None = None
+        self._token = ""
+        self._coordinates = False
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
-        self._folder = folder
+        self._staged = staging_folder(Path(os.path.realpath(folder)), IDENTITY)
 
     def begin(self) -> bytes:
         """Prepare the output, or resume an earlier one; on the coordinator.
 
         Returns:
-            The token for the others.
+            A token for the others.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
             XckptError: see `TensorSink.prepare`.
         """
-        with storage_errors(self._folder):
-            make_folder(self._folder.parent)
-            # The remains of dead saves are removed later: one may be what this one resumes.
-            self._claim = reclaim(self._folder, IDENTITY) or claim(self._folder, IDENTITY)
-            self._claim.folder.mkdir(exist_ok=True)
-            if not self._resume(self._claim.folder):
-                remove_journals(self._claim.folder)
-                self._open("")
-        return self._start.token.encode()
-
-    def _resume(self, staged: Path) -> bool:
-        """Attach to what an earlier process has left for the same conversion, if there is any."""
-        for path in journals(staged):
-            start, done, _ = read_journal(path)
-            if start and start.conversion == self._start.conversion and start.token and done:
-                with contextlib.suppress(NotACheckpointError):
-                    self._open(start.token)
-                    return True
-        return False
-
-    def _open(self, token: str) -> None:
-        self.sink, token = self.target.open(token)
-        self._start = msgspec.structs.replace(self._start, token=token)
+        self.sink = self.target.open(identity=IDENTITY)
+        self._coordinates, self._token = True, new_identity()
+        return self._token.encode()
 
     def attach(self, token: bytes) -> TensorSink:
         """The sink; on other ranks than the coordinator, one that takes part in what that began."""
         if self.sink is None:
-            self._open(token.decode())
-        assert self.sink is not None
+            self._token = token.decode()
+            self.sink = self.target.open(attach=IDENTITY)
         return self.sink
 
     def write(self, share: UnitShare) -> None:
         """Make and write this rank's units, but for those that are written already."""
-        output = SinkOutput(self._start.token, self.target, self.sink)
-        share.make(output, self._start, staging_folder(self._folder, IDENTITY))
+        output = SinkOutput(self._token, self.target, self.sink)
+        share.make(output, self._start, self._staged)
         self.bytes_before = share.bytes_before
 
     def commit(self) -> None:
         """Give the output its name; on the coordinator."""
         assert self.sink is not None
         self.sink.commit()
-        self._forget()
 
     def abort(self) -> None:
         """Stop; units that are durable stay for a process that resumes the conversion."""
-        if self._claim is None:
-            return
-        if noted_units(self._claim.folder, self._start):
-            self._claim.release()
-            return
-        if self.sink is not None:
+        if self._coordinates and self.sink and not noted_units(self._staged, self._start):
             self.sink.abort()
-        self._forget()
-
-    def _forget(self) -> None:
-        """Remove what a later process would resume from."""
-        if self._claim is not None:
-            remove_journals(self._claim.folder)
-            with storage_errors(self._claim.folder):
-                self._claim.folder.rmdir()
-            self._claim.release()
-            self._claim = None
 
     def close(self) -> None:
         """Let go of files."""

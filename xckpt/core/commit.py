@@ -71,28 +71,23 @@ class Step(Enum):
     """Write beside the old data; replace the manifest if it is still the one that was seen."""
 
 
-_STEPS: Final[Mapping[Place, Mapping[Found, Step]]] = MappingProxyType(
+_STEPS: Final[Mapping[Found, Mapping[Place, Step]]] = MappingProxyType(
     {
-        Place.KEYS: {
-            Found.NOTHING: Step.IN_PLACE,
-            Found.CHECKPOINT: Step.GENERATION,
-            Found.UNFINISHED: Step.GENERATION,
+        Found.NOTHING: {**dict.fromkeys(Place, Step.RENAME), Place.KEYS: Step.IN_PLACE},
+        Found.CHECKPOINT: {
+            Place.KEYS: Step.GENERATION,
+            Place.FOLDER: Step.EXCHANGE,
+            Place.PLAIN_FOLDER: Step.GENERATION,
+            Place.OUTPUT: Step.EXCHANGE,
+            Place.FILE: Step.REPLACE,
         },
-        Place.FOLDER: {
-            Found.NOTHING: Step.RENAME,
-            Found.CHECKPOINT: Step.EXCHANGE,
-            Found.UNFINISHED: Step.GENERATION,
-        },
-        Place.PLAIN_FOLDER: {
-            Found.NOTHING: Step.RENAME,
-            Found.CHECKPOINT: Step.GENERATION,
-            Found.UNFINISHED: Step.GENERATION,
-        },
-        Place.OUTPUT: {Found.NOTHING: Step.RENAME, Found.CHECKPOINT: Step.EXCHANGE},
-        Place.PLAIN_OUTPUT: {Found.NOTHING: Step.RENAME},
-        Place.FILE: {Found.NOTHING: Step.RENAME, Found.CHECKPOINT: Step.REPLACE},
+        Found.UNFINISHED: dict.fromkeys(
+            (Place.KEYS, Place.FOLDER, Place.PLAIN_FOLDER), Step.GENERATION
+        ),
+        Found.FOREIGN: {},
     }
 )
+"""The rows of the table above; what is not here is refused."""
 
 
 def decide(where: object, found: Found, place: Place, *, overwrite: bool, reason: str = "") -> Step:
@@ -114,7 +109,7 @@ def decide(where: object, found: Found, place: Place, *, overwrite: bool, reason
         >>> decide("s3://b/c", Found.CHECKPOINT, Place.KEYS, overwrite=True)
         <Step.GENERATION: 'generation'>
     """
-    step = _STEPS[place].get(found)
+    step = _STEPS[found].get(place)
     if step is not None and (overwrite or found is Found.NOTHING):
         return step
     raise CheckpointExistsError(f"{where} {_refusal(found, overwrite=overwrite, reason=reason)}")

@@ -2,7 +2,7 @@
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
-   or it attaches to one that another process has begun for the very same output.
+   or it goes on with, or takes part in, what another process has begun for the very same output.
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `TensorSink.commit` syncs and renames.
 
@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -28,9 +29,11 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.names import join_keys
 from xckpt.core.values import encode_value, value_kind
-from xckpt.formats.opaque import Opaque
+from xckpt.errors import UnsupportedLeafError
+from xckpt.formats.source import Opaque
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
+from xckpt.storage.array import plain_bools
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 from xckpt.storage.foreign.paths import local_path
 
@@ -56,6 +59,8 @@ class Contents:
     chunk_bytes: int = MOST_CHUNK_BYTES
     """Bytes that a chunk may have, where the format is free to choose; its own target may be less.
     """
+    origin: bytes = b""
+    """A digest of what the tensors' elements are made from."""
 
     def leaf_name(self, name: str) -> str:
         """The name of a leaf in the tree.
@@ -109,6 +114,10 @@ class TensorSink(ABC):
         self.overwrite = overwrite
         self._staging: StagedOutput | None = None
         self._contents = Contents({})
+        self._opened = ExitStack()
+        """Closes what the format holds open."""
+        self._chunks: Mapping[str, Shape] = {}
+        """What `chunks` returns; the plan decides on it."""
 
     @property
     def folder(self) -> Path:
@@ -116,20 +125,23 @@ class TensorSink(ABC):
         assert self._staging is not None
         return self._staging.folder
 
-    def prepare(self, contents: Contents, *, attach: str = "") -> str:
+    def prepare(self, contents: Contents, *, attach: str = "", identity: str = "") -> str:
         """Check that the format can carry all this, then lay it out under a temporary name.
 
         Args:
             contents: what the output is to carry.
             attach: what `prepare` returned elsewhere for the same contents: take part in that
                 output, or go on with it, instead of laying out another.
+            identity: name of a resumable output: if a process that was killed has left one of this
+                name and of the same contents, go on with it.
 
         Returns:
             A token for others to attach with.
 
         Raises:
             UnsupportedLeafError: leaves that the format lacks; all are listed.
-            CheckpointExistsError: something is at the path that may not be replaced.
+            CheckpointExistsError: something is at the path that may not be replaced, or another
+                process writes the output of this identity.
             NotACheckpointError: what ``attach`` stands for is gone, or is another output.
             StorageError: the storage refused.
         """
@@ -141,10 +153,11 @@ class TensorSink(ABC):
             self._staging = output.attach(attach, layout)
             self._open()
             return attach
-        self._staging = output.begin()
+        self._staging = output.begin(layout, identity)
         try:
-            self._lay_out()
-            self._staging.note(layout)
+            if self._staging.noted() is None:
+                self._lay_out()
+                self._staging.note(layout)
             self._open()
         except BaseException:
             self.abort()
@@ -167,7 +180,8 @@ class TensorSink(ABC):
         contents = self._contents
         specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
         values = [[name, *_text(value)] for name, value in contents.values.items()]
-        parts = [type(self).__name__, specs, values, dict(contents.metadata), decided]
+        origin = contents.origin.hex()
+        parts = [type(self).__name__, specs, values, dict(contents.metadata), origin, decided]
         return blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
     @abstractmethod
@@ -178,13 +192,13 @@ class TensorSink(ABC):
     def _open(self) -> None:
         """Get ready to write boxes into what is laid out, by this process or by another."""
 
-    @abstractmethod
     def chunks(self, name: str) -> Shape:
         """Elements of each dimension that must be written together.
 
         Each box given to `write` begins at multiples of these, and ends there or with the tensor.
         1 in each dimension where any box can be written.
         """
+        return self._chunks[name]
 
     def write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         """Write a box; from several threads and processes, in any order, again with the same data.
@@ -192,9 +206,7 @@ class TensorSink(ABC):
         Raises:
             StorageError: the storage refused.
         """
-        if data.dtype == np.bool_:
-            data = np.asarray(data.view(np.uint8) != 0)  # Memory may hold other bytes than 0 and 1.
-        self._write(name, box, data)
+        self._write(name, box, plain_bools(data))
 
     @abstractmethod
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
@@ -208,24 +220,20 @@ class TensorSink(ABC):
             StorageError: the storage refused.
         """
         assert self._staging is not None
-        self._close()
+        self._opened.close()
         self._staging.publish()
 
     def abort(self) -> None:
         """Remove what was written; called in one process."""
-        self._close()
+        self._opened.close()
         if self._staging is not None:
             self._staging.abort()
 
     def close(self) -> None:
         """Release files, memory and the claim to the path; what was written stays."""
-        self._close()
+        self._opened.close()
         if self._staging is not None:
             self._staging.release()
-
-    @abstractmethod
-    def _close(self) -> None:
-        """Release files and memory."""
 
     @staticmethod
     @abstractmethod
@@ -257,3 +265,29 @@ def value_problems(values: Mapping[str, object]) -> list[str]:
         for name, value in values.items()
         if value_kind(value) is None
     ]
+
+
+def flat_names(names: Iterable[str]) -> dict[str, str]:
+    """Mapping name -> its keys joined with dots, for a format that has no nesting.
+
+    The other way needs no function: a flat name, dots and all, is one key of a tree.
+
+    Raises:
+        UnsupportedLeafError: two names become one; all such are listed.
+
+    Example:
+        >>> flat_names(["params/dense/kernel", "model.layers.0.weight"])
+        {'params/dense/kernel': 'params.dense.kernel',
+         'model.layers.0.weight': 'model.layers.0.weight'}
+    """
+    joined: dict[str, str] = {}
+    owners: dict[str, str] = {}
+    problems: list[str] = []
+    for name in names:
+        joined[name] = ".".join(keys_of(name))
+        owner = owners.setdefault(joined[name], name)
+        if owner != name:
+            problems.append(f"{name}: joined with dots, its name is that of {owner}")
+    if problems:
+        raise UnsupportedLeafError.listing("the format has flat names, and some collide", problems)
+    return joined

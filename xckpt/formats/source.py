@@ -1,9 +1,12 @@
-"""The source of a conversion or a load: named tensors, read by the box, wherever they are."""
+"""The source of a conversion or a load: named tensors, read by the box, and values.
+
+An `Opaque` value is passed on as the bytes that hold it.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -87,3 +90,36 @@ def metadata_texts(user: object) -> dict[str, str]:
     if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
         return cast(dict[str, str], user)
     return {USER: msgspec.json.encode(user).decode()}
+
+
+class Opaque:
+    """The bytes of an object that its writer serialised; nothing here unpickles them.
+
+    They are read when they are asked for. A copy that is sent to another process has them with it.
+
+    Args:
+        read: gives the bytes.
+
+    Example:
+        >>> Opaque(lambda: b"pickled").content()
+        b'pickled'
+    """
+
+    def __init__(self, read: Callable[[], bytes]) -> None:
+        self._read = read
+
+    def content(self) -> bytes:
+        """The bytes.
+
+        Raises:
+            CorruptCheckpointError: they are not what was saved.
+            StorageError: they cannot be read.
+        """
+        return self._read()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _kept, (self.content(),)
+
+
+def _kept(content: bytes) -> Opaque:
+    return Opaque(lambda: content)

@@ -13,7 +13,7 @@ little of them is wanted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Final
@@ -113,8 +113,11 @@ class FileTensor:
             self.file.read_into(position, scratch)
             into[...] = np.ndarray(into.shape, self.dtype, scratch, 0, strides)
             return
-        for start, part in _halves(into):
-            self._read(position + start * strides[_long(into)], strides, part)
+        # Each half along the outermost dimension that can be cut.
+        d = next(d for d, size in enumerate(into.shape) if size > 1)
+        middle, before = into.shape[d] // 2, (slice(None),) * d
+        self._read(position, strides, into[(*before, slice(0, middle))])
+        self._read(position + middle * strides[d], strides, into[(*before, slice(middle, None))])
 
 
 def _span(shape: Shape, strides: Shape) -> int:
@@ -126,20 +129,6 @@ def _dense(array: NDArray[np.generic], strides: Shape) -> bool:
     """Whether elements follow each other in the file as they do in a C-contiguous array."""
     sides = zip(array.shape, array.strides, strides, strict=True)
     return all(size == 1 or here == there for size, here, there in sides)
-
-
-def _long(array: NDArray[np.generic]) -> int:
-    """The outermost dimension that can be cut."""
-    return next(d for d, size in enumerate(array.shape) if size > 1)
-
-
-def _halves(array: NDArray[np.generic]) -> Iterator[tuple[int, NDArray[np.generic]]]:
-    """The halves of an array along its outermost dimension, and where each begins."""
-    d = _long(array)
-    middle = array.shape[d] // 2
-    before = (slice(None),) * d
-    yield 0, array[(*before, slice(0, middle))]
-    yield middle, array[(*before, slice(middle, None))]
 
 
 def write_box(

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.entries import BytesEntry
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.formats.opaque import Opaque
-from xckpt.formats.source import TensorSource, metadata_texts
+from xckpt.formats.source import Opaque, TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions

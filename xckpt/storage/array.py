@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import functools
 from math import prod
+from typing import Final
 
+import numpy as np
 import tensorstore as ts
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import ZarrArray, array_metadata
+
+SMALL_BYTES: Final = 1 << 18
+"""Objects up to this size (bytes) are read and written as values: opening an array would cost
+more, and a thread of their own too."""
 
 
 def open_array(root: ts.KvStore, array: ZarrArray, codecs: tuple[str, ...]) -> ts.TensorStore:
@@ -64,3 +71,16 @@ def _spec(
             "store_data_equal_to_fill_value": True,
         }
     )
+
+
+def plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The same data, where bools have the bytes 0 and 1: a stored array has no others.
+
+    Example:
+        >>> plain_bools(np.array([0, 7], np.uint8).view(np.bool_)).view(np.uint8)
+        array([0, 1], dtype=uint8)
+    """
+    if data.dtype != np.bool_ or not data.size:
+        return data
+    raw = data.view(np.uint8)
+    return np.asarray(raw != 0) if raw.max() > 1 else data

@@ -192,5 +192,5 @@ class ZarrStorageReader:
             LeafTooLargeError: there is no memory for it.
         """
         data = allocate((entry.size,), np.dtype(np.uint8), entry.name)
-        read_box(self.source, [self.source.array(entry.name)], Box.whole(data.shape), data)
+        read_box(self.source, self.source.arrays[entry.name], Box.whole(data.shape), data)
         return data.tobytes()

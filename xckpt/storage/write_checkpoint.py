@@ -17,16 +17,17 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import tensorstore as ts
+from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes, intersect
-from xckpt.core.geometry.grid import GridOptions, choose_grid
+from xckpt.core.geometry.grid import GridOptions, cells, choose_grid
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import (
     BytesEntry,
@@ -37,7 +38,7 @@ from xckpt.core.manifest.entries import (
     arrays,
     leaf_arrays,
 )
-from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
@@ -45,13 +46,14 @@ from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
-from xckpt.storage.orders import WriteOrders, Written, merge_digests, merge_values
-from xckpt.storage.write_chunks import ChunkWrites
+from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
+SHOWN = 3
+"""Most chunks of an array that an error names."""
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -77,9 +79,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
-        """The manifest of the save under way, without the values."""
+        """The manifest of the save under way, without the values; `_arrays` are its."""
         self._arrays: tuple[ZarrArray, ...] = ()
-        """The draft's."""
         self._documents = DocumentTree(())
         self._written: list[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = []
         """Writes of documents and of the digest file."""
@@ -89,20 +90,19 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Names of the codecs behind ``bytes``."""
         return ("crc32c",) if self.options.crc32c else ()
 
-    def stage(self) -> Location:
+    def stage(self, staging: Staging | None = None) -> Location:
         """Reserve a place to write to, on the coordinator; where that is.
+
+        Args:
+            staging: one that was begun already.
 
         Raises:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
-        self._draft, self._arrays = None, ()
         self._documents, self._written = DocumentTree(self.codecs), []
-        self._staging = self._begin()
+        self._staging = staging or begin(self.target, overwrite=self.overwrite)
         return self._staging.location
-
-    def _begin(self) -> Staging:
-        return begin(self.target, overwrite=self.overwrite)
 
     def prepare_global_plan(
         self, plans: list[SavePlan], metadata: Metadata
@@ -116,42 +116,39 @@ class ZarrStorageWriter(PlainStorageWriter):
         planned = draft(metadata, codecs=self.codecs)
         check(planned)
         where = self.stage() if self._staging is None else self._staging.location
-        self._draft = planned
-        self._arrays = tuple(arrays(planned))
+        self._draft, self._arrays = planned, tuple(arrays(planned))
         regular = tuple(array for array in self._arrays if array.piece_of is None)
-        if len(regular) == len(self._arrays):
-            orders = WriteOrders(where, self.codecs, regular)
-            return [replace(plan, storage_data=orders) for plan in plans], metadata
-        pieces = _Pieces(metadata, self._arrays)
-        return [
-            replace(plan, storage_data=WriteOrders(where, self.codecs, regular + pieces.of(plan)))
-            for plan in plans
-        ], metadata
+        pieces = by_leaf(array for array in self._arrays if array.piece_of is not None)
+        boxes = {
+            leaf: Boxes.of([(piece.offset, piece.shape) for piece in arrays])
+            for leaf, arrays in pieces.items()
+        }
+        orders = WriteOrders(where, self.codecs, regular)
 
-    def _write_documents(self) -> None:
-        """Start writing the zarr.json files of tensors, on the coordinator."""
+        def orders_of(plan: SavePlan) -> WriteOrders:
+            if not pieces:
+                return orders
+            needed = regular + _pieces_of(plan, pieces, boxes)
+            return msgspec.structs.replace(orders, arrays=needed)
+
+        return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
+
+    def _write_documents(self, contents: Iterable[tuple[str, bytes]]) -> None:
+        """Start writing documents, if this is the coordinator."""
         if self._staging is not None:
-            self._write_all(self._documents.add(self._arrays))
-
-    def _write_all(self, contents: Iterable[tuple[str, bytes]]) -> None:
-        assert self._staging is not None
-        store = open_store(self._staging.location)
-        with storage_errors(self.target):
-            self._written += [store.write(key, content) for key, content in contents]
+            store = open_store(self._staging.location)
+            with storage_errors(self.target):
+                self._written += [store.write(key, content) for key, content in contents]
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = self.storage_meta()
         described = dict(metadata.state_dict_metadata)
         for name, tensor in described.items():
             if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:
-                boxes = tensor.chunks
-                if not isinstance(boxes, Boxes):
-                    pairs = [(box.offsets, box.sizes) for box in boxes]
-                    boxes = Boxes.of(pairs, rank=len(tensor.size))
-                item = item_size(tensor.properties.dtype)
-                described[name] = replace(
-                    tensor, grid=choose_grid(tensor.size, item, boxes, options)
-                )
+                pairs = ((box.offsets, box.sizes) for box in tensor.chunks)
+                boxes = Boxes.of(pairs, rank=len(tensor.size))
+                grid = choose_grid(tensor.size, item_size(tensor.properties.dtype), boxes, options)
+                described[name] = replace(tensor, grid=grid)
         return replace(metadata, state_dict_metadata=described)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
@@ -162,25 +159,17 @@ class ZarrStorageWriter(PlainStorageWriter):
             StorageError: the storage refused.
         """
         items = list(plan.items)
+        orders = msgspec.convert(plan.storage_data, WriteOrders)
         total = sum(item.tensor_storage_size() or 0 for item in items)
-        writes = ChunkWrites(
-            msgspec.convert(plan.storage_data, WriteOrders),
-            planner,
-            ProgressCounter(total, self.options.progress),
-            self.target,
-        )
-        try:
+        progress = ProgressCounter(total, self.options.progress)
+        with contextlib.closing(ChunkWrites(orders, planner, progress, self.target)) as writes:
             with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
-                writes.start_tensors([i for i in items if i.tensor_data is not None], pool)
-                self._write_documents()
-                writes.write_tensors(pool)
+                pool.submit(lambda: self._write_documents(self._documents.add(self._arrays)))
+                writes.write_tensors([i for i in items if i.tensor_data is not None], pool)
             return writes.finish()
-        except BaseException:
-            writes.drain()
-            raise
 
     def _value(
         self, item: WriteItem, planner: SavePlanner
@@ -210,14 +199,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         """
         assert self._staging is not None and self._draft is not None
         written = [msgspec.convert(result, Written) for result in results]
-        values = merge_values(metadata, written)
+        values = _merge_values(metadata, written)
         manifest = complete(self._draft, metadata, values, root=self._staging.root)
-        digests = merge_digests(manifest, written)
+        digests = _merge_digests(manifest, written)
         manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
         data = encode(manifest, digest_bytes)
         long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
-        self._write_all(self._documents.add(long_values))
-        self._write_all([("zarr.json", self._documents.root()), (DIGESTS, digests)])
+        self._write_documents(self._documents.add(long_values))
+        self._write_documents([("zarr.json", self._documents.root()), (DIGESTS, digests)])
         with storage_errors(self.target):
             for write in self._written:
                 write.result()
@@ -235,40 +224,127 @@ class ZarrStorageWriter(PlainStorageWriter):
     def abort(self) -> None:
         """Remove what was staged; what is committed stays as it is."""
         if self._staging is not None:
-            self._drain()
+            for write in self._written:
+                with contextlib.suppress(ValueError):
+                    write.result()
             self._staging.abort()
             self._staging = None
 
-    def _drain(self) -> None:
-        """After a failure: wait for the writes under way; their folder will be removed."""
-        for write in self._written:
-            with contextlib.suppress(ValueError):
-                write.result()
+
+def _pieces_of(
+    plan: SavePlan, pieces: Mapping[str, Sequence[ZarrArray]], boxes: Mapping[str, Boxes]
+) -> tuple[ZarrArray, ...]:
+    """The pieces of leaves that a plan's items lie in; a rank need not know the others.
+
+    ``pieces`` are those of each leaf, ``boxes`` are theirs in the same order.
+    """
+    items = WriteItems.of(plan.items)
+    needed: list[ZarrArray] = []
+    for block in items.blocks:
+        for leaf in np.unique(block.leaf).tolist():
+            name = items.table[leaf].name
+            if name in pieces:
+                _, numbers, _ = intersect(block.boxes.take(block.leaf == leaf), boxes[name])
+                needed += [pieces[name][n] for n in np.unique(numbers).tolist()]
+    return tuple(needed)
 
 
-class _Pieces:
-    """Which pieces of leaves a rank writes parts of; it need not know the others."""
+def _merge_values(
+    metadata: Metadata, written: Sequence[Written]
+) -> dict[str, ValueEntry | BytesEntry]:
+    """The entries of all values, from the ranks' reports in rank order.
 
-    def __init__(self, metadata: Metadata, everything: Iterable[ZarrArray]) -> None:
-        self._by_leaf: dict[str, list[ZarrArray]] = {}
-        for array in everything:
-            if array.piece_of is not None:
-                self._by_leaf.setdefault(array.leaf, []).append(array)
-        self._boxes = {
-            name: tensor.grid.arrays
-            for name, tensor in metadata.state_dict_metadata.items()
-            if name in self._by_leaf and isinstance(tensor, TensorStorageMetadata) and tensor.grid
-        }
+    Raises:
+        PlanError: a value was written by no rank or by several, or is not in the metadata.
+    """
+    writers: dict[str, list[int]] = {
+        name: []
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, BytesStorageMetadata)
+    }
+    problems: list[str] = []
+    for rank, report in enumerate(written):
+        for name in report.values:
+            if name in writers:
+                writers[name].append(rank)
+            else:
+                problems.append(f"{name}: rank {rank} wrote it, but the plan has no such value")
+    problems += [
+        f"{name}: the value was written by {_ranks(ranks)}"
+        for name, ranks in writers.items()
+        if len(ranks) != 1
+    ]
+    if problems:
+        raise PlanError.listing("the planner's items do not write every value once", problems)
+    return {name: written[rank].values[name] for name, [rank] in writers.items()}
 
-    def of(self, plan: SavePlan) -> tuple[ZarrArray, ...]:
-        """The pieces that the plan's items lie in."""
-        items = WriteItems.of(plan.items)
-        pieces: list[ZarrArray] = []
-        for block in items.blocks:
-            for leaf in np.unique(block.leaf).tolist():
-                name = items.table[leaf].name
-                if name in self._boxes:
-                    boxes = block.boxes.take(block.leaf == leaf)
-                    _, numbers, _ = intersect(boxes, self._boxes[name])
-                    pieces += [self._by_leaf[name][n] for n in np.unique(numbers).tolist()]
-        return tuple(pieces)
+
+def _merge_digests(manifest: Manifest, written: Sequence[Written]) -> bytes:
+    """All digests in the manifest's order.
+
+    Raises:
+        PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
+    """
+    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
+    count = sum(array.count for array in placed.values())
+    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
+    written_by: list[NDArray[np.int64]] = []
+    for report in written:
+        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
+        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
+        within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
+        numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
+        taken = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
+        digests[numbers] = taken.reshape(-1, DIGEST_BYTES)
+        written_by.append(numbers)
+    times = np.bincount(np.concatenate([*written_by, np.zeros(0, np.int64)]), minlength=count)
+    if not (times == 1).all():
+        raise PlanError.listing(
+            "the planner's items do not write every chunk exactly once",
+            _miswritten(placed.values(), times, written_by),
+        )
+    return digests.tobytes()
+
+
+def _miswritten(
+    arrays: Iterable[ZarrArray],
+    times: NDArray[np.int64],
+    written_by: Sequence[NDArray[np.int64]],
+) -> Iterator[str]:
+    """A line for each chunk that was not written exactly once; few lines an array.
+
+    Args:
+        arrays: all of the checkpoint.
+        times: how often each chunk was written, (chunks of all arrays,).
+        written_by: the numbers of the chunks that each rank wrote, (chunks of the rank,).
+    """
+    for array in arrays:
+        own = times[array.first : array.first + array.count]
+        wrong = np.flatnonzero(own != 1)
+        if len(wrong) == 0:
+            continue
+        if not own.any():
+            yield f"{array.leaf}: {array.box} was written by no rank"
+            continue
+        _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
+        for number in wrong[:SHOWN].tolist():
+            counts = [np.count_nonzero(numbers == array.first + number) for numbers in written_by]
+            ranks = np.repeat(np.arange(len(counts)), counts).tolist()
+            where = boxes[number].shifted(array.offset)
+            yield f"{array.leaf}: {where} was written by {_ranks(ranks)}"
+        if len(wrong) > SHOWN:
+            yield f"{array.leaf}: and {len(wrong) - SHOWN} more of its chunks"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """The writers of a chunk or a value, in words.
+
+    Example:
+        >>> _ranks([]), _ranks([2, 2]), _ranks([0, 1, 3])
+        ('no rank', 'rank 2 twice', 'ranks 0, 1 and 3')
+    """
+    if not ranks:
+        return "no rank"
+    if len(set(ranks)) == 1:
+        return f"rank {ranks[0]} {'twice' if len(ranks) == 2 else f'{len(ranks)} times'}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

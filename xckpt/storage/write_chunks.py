@@ -1,5 +1,7 @@
 """Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
 
+`WriteOrders` come with the rank's plan; `Written` is its report.
+
 1. An item is resolved to a NumPy view, within the memory budget.
 2. Its zarr chunks (or zarr shards: what needs a single writer) are its units. A unit's view
    goes to TensorStore, uncopied if it is in C order, and while TensorStore writes it the digest of
@@ -8,7 +10,7 @@
    many of them, and opening an array for each would cost more than the rest.
 4. The thread that begins a unit waits, later, until it is durable: the caller's or, where there
    are processors for it, another (`Pool.alone`).
-5. The digests are the rank's report (`Written`).
+5. The digests are reported.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
@@ -31,20 +35,46 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, leaf_arrays
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
-from xckpt.storage.array import open_array, open_chunk
+from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store, storage_errors
-from xckpt.storage.orders import WriteOrders, Written, WrittenArray
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
-SMALL_BYTES = 1 << 18
-"""Items up to this size (bytes) are written without a thread of their own."""
 
-MOST_STARTED = 256
-"""Small writes in flight at a time."""
+class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
+    """What the coordinator sends to a rank: where to write, and the arrays of its leaves."""
+
+    location: Location
+    """Where the root group is staged."""
+    codecs: tuple[str, ...]
+    """Those behind ``bytes``; the coordinator's for all ranks."""
+    arrays: tuple[ZarrArray, ...]
+    """Every array that the rank writes parts of, leaf by leaf."""
+
+
+class WrittenArray(msgspec.Struct, array_like=True, gc=False):
+    """The chunks of one array that a rank has written."""
+
+    leaf: str
+    number: int
+    cells: bytes
+    """Numbers of the chunks, int64."""
+    digests: bytes
+    """A digest for each, in the same order."""
+
+
+class Written(msgspec.Struct, array_like=True):
+    """What a rank reports."""
+
+    arrays: list[WrittenArray]
+    values: dict[str, ValueEntry | BytesEntry]
+
+
+prepare_structs(WriteOrders, Written)
 
 
 @dataclass(slots=True)
@@ -92,7 +122,6 @@ class ChunkWrites:
     def __init__(
         self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
     ) -> None:
-        self.orders = orders
         self.codecs = orders.codecs
         self.planner = planner
         self.progress = progress
@@ -100,45 +129,38 @@ class ChunkWrites:
         # The memory driver keeps what is written without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
         self._root = open_store(orders.location)
-        self._arrays = _by_leaf(orders.arrays)
+        self._arrays = by_leaf(orders.arrays)
         self._lookups: dict[str, BoxLookup] = {}
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
-        self._small: list[WriteItem] = []
-        self._large: deque[tuple[int, WriteItem]] = deque()
-        """(bytes, item), the largest first."""
         self._begun: deque[_UnderWay] = deque()
-        self._under_way: dict[int, _UnderWay] = {}
+        """Those that the caller waits for."""
+        self._under_way: set[_UnderWay] = set()
+        """All of them."""
         self._lock = threading.Lock()
 
-    def start_tensors(self, items: Sequence[WriteItem], pool: Pool) -> None:
-        """Take the tensor items to write, and begin the largest, as far as the budget goes.
+    def write_tensors(self, items: Iterable[WriteItem], pool: Pool) -> None:
+        """Begin to write tensor items: the largest first, as far as the budget goes.
 
-        TensorStore has work with these while the caller and the small ones need this thread.
+        TensorStore has work with these while the small ones, which come next, need this thread.
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
         sized = [(item.tensor_storage_size() or 0, item) for item in items]
-        self._small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
+        small = [(size, item) for size, item in sized if 0 < size <= SMALL_BYTES]
         large = [(size, item) for size, item in sized if size > SMALL_BYTES]
-        self._large = deque(sorted(large, key=lambda sized: sized[0], reverse=True))
-        while self._large and pool.has_room(self._large[0][0]) and not pool.failed:
-            self._submit(self._large.popleft()[1], pool)
-
-    def write_tensors(self, pool: Pool) -> None:
-        """Write the other tensor items, the small ones first; raises as `start_tensors`."""
-        for item in self._small:
+        waiting = deque(sorted(large, key=itemgetter(0), reverse=True))
+        while waiting and pool.has_room(waiting[0][0]) and not pool.failed:
+            self._submit(*waiting.popleft(), pool)
+        for size, item in (*small, *waiting):
             if not pool.failed:
-                self._submit(item, pool)
-        while self._large and not pool.failed:
-            self._submit(self._large.popleft()[1], pool)
+                self._submit(size, item, pool)
 
-    def _submit(self, item: WriteItem, pool: Pool) -> None:
+    def _submit(self, size: int, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
-        size = item.tensor_storage_size() or 0
         while self._begun and not pool.has_room(size):
             self._wait(self._begun.popleft())
         pool.reserve(size)
@@ -155,13 +177,9 @@ class ChunkWrites:
         array = self._array_of(item)
         assert item.tensor_data is not None
         place = item.tensor_data.chunk.relative_to(array.offset)
-        numbered = _unit_boxes(item, array, place)
+        boxes = _unit_boxes(item, array, place)
         data = self._resolve(item)
-        if len(numbered) == 1:
-            return [_Unit(array, number, box, data) for number, box in numbered]
-        return [
-            _Unit(array, number, box, data[box.slices(place.offsets)]) for number, box in numbered
-        ]
+        return [_Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
 
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
@@ -198,11 +216,9 @@ class ChunkWrites:
             self._values,
         )
 
-    def drain(self) -> None:
+    def close(self) -> None:
         """After a failure: wait for the writes under way; their folder will be removed."""
-        with self._lock:
-            under_way = list(self._under_way.values())
-        for write in under_way:
+        for write in self._under_way:
             with contextlib.suppress(ValueError):
                 write.written.result()
 
@@ -213,14 +229,11 @@ class ChunkWrites:
 
     def _begin(self, unit: _Unit, reservation: _Reservation | None) -> _UnderWay:
         """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
-        data = np.asarray(unit.data, order="C")
-        if data.dtype == np.bool_:
-            data = _plain_bools(data)
+        data = plain_bools(np.asarray(unit.data, order="C"))
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             written = self._write(unit, data)
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
-        with self._lock:
-            self._under_way[id(under_way)] = under_way
+        self._under_way.add(under_way)
         digests = _digests(unit, data)
         with self._lock:
             self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(digests)
@@ -247,8 +260,7 @@ class ChunkWrites:
         finally:
             if under_way.reservation is not None:
                 under_way.reservation.unit_done()
-        with self._lock:
-            del self._under_way[id(under_way)]
+        self._under_way.remove(under_way)
         self.progress.add(under_way.nbytes)
 
     def _begin_and_wait(self, unit: _Unit, reservation: _Reservation) -> None:
@@ -259,12 +271,12 @@ class ChunkWrites:
         assert item.tensor_data is not None
         name, box = item.index.fqn, item.tensor_data.chunk
         arrays = self._arrays.get(name, [])
-        if len(arrays) > 1 and name not in self._lookups:
-            boxes = [(array.offset, array.shape) for array in arrays]
-            self._lookups[name] = BoxLookup(Boxes.of(boxes))
         if len(arrays) == 1 and arrays[0].box.holds(box):
             return arrays[0]
-        number = self._lookups[name].holder(box) if len(arrays) > 1 else None
+        if name not in self._lookups:
+            boxes = [(array.offset, array.shape) for array in arrays]
+            self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))
+        number = self._lookups[name].holder(box)
         if number is None:
             raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
         return arrays[number]
@@ -288,11 +300,12 @@ class ChunkWrites:
         return self._opened[key]
 
 
-def _by_leaf(arrays: Iterable[ZarrArray]) -> dict[str, list[ZarrArray]]:
-    by_leaf: dict[str, list[ZarrArray]] = {}
+def by_leaf(arrays: Iterable[ZarrArray]) -> dict[str, list[ZarrArray]]:
+    """Leaf name -> its arrays."""
+    leaves: dict[str, list[ZarrArray]] = {}
     for array in arrays:
-        by_leaf.setdefault(array.leaf, []).append(array)
-    return by_leaf
+        leaves.setdefault(array.leaf, []).append(array)
+    return leaves
 
 
 def _unit_boxes(item: WriteItem, array: ZarrArray, place: Box) -> list[tuple[int, Box]]:
@@ -325,9 +338,3 @@ def _digests(unit: _Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
         (number, digest_array(np.asarray(data[chunk.slices(box.offsets)], order="C")))
         for number, chunk in zip(numbers.tolist(), chunks, strict=True)
     ]
-
-
-def _plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
-    """Bools whose bytes are 0 and 1: others can stand in memory, but not in a zarr array."""
-    raw = data.view(np.uint8)
-    return raw != 0 if raw.size and raw.max() > 1 else data

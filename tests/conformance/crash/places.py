@@ -6,25 +6,23 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from unittest import mock
 
 from conformance.implementation import Held
 from conformance.implementations.xckpt import Xckpt
-from xckpt.storage.commit import folder, staging
+from xckpt.storage.commit import staging
 
 
 class Patched(Xckpt):
     """xckpt with one function of its commit replaced while it saves."""
 
-    module: ModuleType = folder
     function = ""
     replacement: Callable[..., object]
 
     def save(
         self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
     ) -> None:
-        with mock.patch.object(self.module, self.function, type(self).replacement):
+        with mock.patch.object(staging, self.function, type(self).replacement):
             super().save(path, ranks, overwrite=overwrite)
 
 
@@ -44,7 +42,6 @@ class InPlace(Patched):
     """At a mount point, which cannot be renamed."""
 
     name = "xckpt, in place"
-    module = staging
     function = "can_rename"
     replacement = staticmethod(_no)
 

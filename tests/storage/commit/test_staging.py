@@ -17,11 +17,9 @@ import tensorstore as ts
 import xckpt
 from xckpt.core.commit import Found, Step
 from xckpt.storage import ZarrStorageWriter
-from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import keys as keys_module
 from xckpt.storage.commit import staging as staging_module
-from xckpt.storage.commit.folder import StagedCheckpoint
-from xckpt.storage.commit.staging import begin
+from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location, open_store
 
 OLD = {"w": np.arange(10), "b": np.ones(3), "step": 1}
@@ -48,7 +46,7 @@ def path(
 ) -> Iterator[str]:
     """A path in each kind of place; ``generation`` is a file system that exchanges no folders."""
     if request.param == "generation":
-        monkeypatch.setattr(folder_module, "can_exchange", lambda folder: False)
+        monkeypatch.setattr(staging_module, "can_exchange", lambda folder: False)
     if request.param != "memory":
         yield str(tmp_path / "ckpt")
         assert [name for name in names(tmp_path) if name != "ckpt"] == []
@@ -290,7 +288,7 @@ def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
 ) -> None:
     """TensorStore writes over such a file, and leaves what is longer."""
     monkeypatch.setattr(staging_module, "can_rename", lambda folder: place == "generation")
-    monkeypatch.setattr(folder_module, "can_exchange", lambda folder: False)
+    monkeypatch.setattr(staging_module, "can_exchange", lambda folder: False)
     path = tmp_path / "ckpt"
     xckpt.save(path, OLD)
     (path / "xckpt.json.__lock").write_bytes(b"{" * 10_000)
@@ -333,7 +331,7 @@ def test_what_a_release_of_tensorstore_calls_absent(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A save once wrote no manifest, said nothing of it, and took the old checkpoint away."""
-    for module in (folder_module, keys_module):
+    for module in (staging_module, keys_module):
         monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     xckpt.save(path, OLD)
     assert step_at(path) == 1
@@ -347,7 +345,7 @@ def test_storage_without_generations_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(AnotherRelease, "OTHER", b"")
-    for module in (folder_module, keys_module):
+    for module in (staging_module, keys_module):
         monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     url = f"memory://{tmp_path.name}"
     with pytest.raises(xckpt.StorageError, match="two saves at once could not be told apart"):
@@ -409,4 +407,4 @@ def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.Monke
     if thread.ident is not None:
         thread.join()
     assert step_at(path) == (3 if outcome == ["committed"] else 2)
-    assert (outcome == []) is (path[0] == "/" and folder_module.can_exchange(Path(path).parent))
+    assert (outcome == []) is (path[0] == "/" and staging_module.can_exchange(Path(path).parent))

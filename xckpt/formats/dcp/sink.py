@@ -33,8 +33,8 @@ from xckpt.errors import (
 )
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.formats.dcp.metadata import FILESYSTEM, METADATA, DCPMetadata, StoredTensor
-from xckpt.formats.opaque import Opaque
 from xckpt.formats.sink import Contents, TensorSink, other_files, value_problems
+from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.pickle_machine import Symbol
 from xckpt.formats.torch_save.pickle_writer import Built, call, dump, instance
@@ -78,7 +78,6 @@ class DCPSink(TensorSink):
     """Leaf name -> mapping name."""
     _files: Mapping[str, str]
     """Mapping name of a tensor -> what its files' names begin with."""
-    _chunks: Mapping[str, Shape]
 
     def _plan(self) -> object:
         """Find and number the entries, and cut the tensors; DCP has no place for texts."""
@@ -106,10 +105,6 @@ class DCPSink(TensorSink):
 
     def _open(self) -> None:
         """Nothing is held open: each chunk is a file."""
-
-    def chunks(self, name: str) -> Shape:
-        """The shape of a chunk: a file."""
-        return self._chunks[name]
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         for chunk in self._cells(name, box):
@@ -208,9 +203,6 @@ class DCPSink(TensorSink):
         part = Archive.open(self.folder, places[name][0]).value()
         assert isinstance(part, MappedTensor)
         return part.array()
-
-    def _close(self) -> None:
-        """Nothing is held open."""
 
     @staticmethod
     def _foreign(path: Path) -> str:

@@ -30,7 +30,7 @@ from xckpt.errors import (
 )
 from xckpt.formats.dcp.keys import keys_below
 from xckpt.formats.dcp.metadata import MAX_BYTES, DCPMetadata, parse
-from xckpt.formats.opaque import Opaque
+from xckpt.formats.source import Opaque
 from xckpt.formats.torch_save.archive import Archive, Where
 from xckpt.formats.torch_save.source import MappedParts, MappedSource
 from xckpt.formats.torch_save.values import MappedTensor

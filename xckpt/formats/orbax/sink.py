@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
-from xckpt.formats.flat_names import flat_names
 from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
-from xckpt.formats.sink import TensorSink
+from xckpt.formats.sink import TensorSink, flat_names
 from xckpt.mapping.names import keys_of
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.foreign.paths import file_name_problem
@@ -60,7 +59,6 @@ class OrbaxSink(TensorSink):
 
     _names: Mapping[str, str]
     _tree: bytes
-    _chunks: Mapping[str, tuple[int, ...]]
     _arrays: Mapping[str, StoredZarr]
 
     def _plan(self) -> object:
@@ -99,16 +97,8 @@ class OrbaxSink(TensorSink):
             for name, spec in self._contents.specs.items()
         }
 
-    def chunks(self, name: str) -> tuple[int, ...]:
-        """The shape of a chunk."""
-        return self._chunks[name]
-
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         self._arrays[name].write(box.offsets, data)
-
-    def _close(self) -> None:
-        """Close the arrays."""
-        self._arrays = {}
 
     @staticmethod
     def _foreign(path: Path) -> str:

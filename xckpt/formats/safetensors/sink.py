@@ -29,10 +29,9 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
-from xckpt.formats.flat_names import flat_names
-from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
+from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
-from xckpt.formats.sink import TensorSink, other_files, value_problems
+from xckpt.formats.sink import TensorSink, flat_names, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
 from xckpt.storage.foreign.files import OpenFile
 from xckpt.storage.location import storage_errors
@@ -98,8 +97,10 @@ class SafetensorsSink(TensorSink):
         names = flat_names(specs)
         texts = {**FORMAT, **self._contents.metadata, **_value_text(self._contents.values)}
         tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in specs.items()}
-        _check_dtypes(tensors, texts)
+        check_tensors(tensors)
         groups = [list(tensors)] if self.single else _split(tensors, self.max_shard_bytes)
+        # Any box can be written.
+        self._chunks = {name: (1,) * len(spec.shape) for name, spec in specs.items()}
         self._planned = []
         for number, group in enumerate(groups, 1):
             series = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
@@ -126,22 +127,13 @@ class SafetensorsSink(TensorSink):
             path = self.folder / file.name
             with storage_errors(path):
                 self._files[file.name] = OpenFile(path, write=True)
-
-    def chunks(self, name: str) -> tuple[int, ...]:
-        """1 in each dimension: any box can be written."""
-        return (1,) * len(self._contents.specs[name].shape)
+            self._opened.callback(self._files[file.name].close)
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         holder, place = self._places[name]
         file = self._files[holder]
         with storage_errors(f"{file.path}: {name}"):
             write_box(file, place.start, place.shape, box.offsets, data)
-
-    def _close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-        self._files = {}
 
     @staticmethod
     def _foreign(path: Path) -> str:
@@ -163,13 +155,6 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
         return {}
     texts = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
     return {VALUES: json.dumps(texts, separators=(",", ":"))}
-
-
-def _check_dtypes(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> None:
-    """Have every problem of every tensor found before they are split into files."""
-    lay_out({name: (dtype, (0,)) for name, (dtype, _) in tensors.items()}, metadata)
 
 
 def _split(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> list[list[str]]:

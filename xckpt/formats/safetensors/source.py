@@ -51,7 +51,7 @@ VALUES: Final = "xckpt.values"
 class SafetensorsSource(TensorSource):
     """A checkpoint in safetensors files, as a source of tensors.
 
-    A tensor's name is one key; see `xckpt.formats.flat_names`.
+    A tensor's name is one key; see `xckpt.formats.sink.flat_names`.
 
     Args:
         path: a file, a folder, or an index.

@@ -1,159 +1,216 @@
-"""A save that is staged in a folder beside a local path, and committed by giving it the name.
+"""Folders beside a local path, where a save is staged: claimed, synced, exchanged, removed.
 
-1. `stage_folder` claims ``.NAME.saving-ID`` (`xckpt.storage.commit.claims`) and makes it. Where the
-   step is an exchange, it finds out first whether the file system can exchange two folders.
-2. `StagedFolder.take_name` renames the staged folder to the path, or exchanges the two, syncs the
-   parent, and removes what is left.
-3. `StagedCheckpoint` is a checkpoint of our own: the manifest goes in last, and then every folder
-   is synced upward, for TensorStore has synced only the files and the folders they are in.
+A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a file beside it,
+``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. That tells dead
+saves from living ones.
+
+1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
+   living save is never seen unlocked. The staging folder is made after it and removed before it.
+2. `remove_dead` removes each staging folder whose claim is of this host and no longer locked.
+   The kernel drops the lock with the process, so neither a reused process number nor another
+   container hides a death.
+3. A save of many hours is resumable: its ID is fixed, so `reclaim` takes over what a killed one
+   left. Its journals, ``.NAME.saving-ID.journal-RANK``, are removed with the rest.
+4. A ``.new`` file that can be locked is removed too. If it belongs to a living save that has not
+   locked it yet, that save makes another.
+5. `claim_folder` does all of this for a save that begins.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import glob
 import os
 import shutil
+import socket
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from xckpt.core.commit import Step
+import msgspec
+
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
-from xckpt.storage.commit.claims import (
-    Claim,
-    claim,
-    new_identity,
-    reclaim,
-    remove_dead,
-)
-from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
 
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
 
+_ATTEMPTS = 5
+
+_LONGEST_NAME = 200
+"""Bytes of the checkpoint's name that are kept; file systems take 255 for all of it."""
+
+_descriptors: set[int] = set()
+"""Descriptors of this process's claims."""
+
+
+def _close_claims() -> None:
+    """Run in a forked process, which may outlive its parent and must not keep its claims alive."""
+    for descriptor in _descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _descriptors.clear()
+
+
+os.register_at_fork(after_in_child=_close_claims)
+
+
+class ClaimText(msgspec.Struct):
+    """Owner of a save in progress, read when cleaning up after a crash."""
+
+    host: str
+    process: int
+    save: str = ""
+    """Unique to the save: in containers, host and process of two savers may be the same."""
+
+    @classmethod
+    def own(cls, save: str) -> ClaimText:
+        """The owner that this process is."""
+        return cls(socket.gethostname(), os.getpid(), save)
+
+
+prepare_structs(ClaimText)
+
 
 @dataclass(slots=True)
-class StagedFolder:
-    """What is to get a path's name, in a claimed folder beside it."""
+class Claim:
+    """The claim of a living save to a staging folder."""
 
-    target: Path
-    """The path, symbolic links followed."""
-    staging: Path
-    """The staging folder."""
-    claim: Claim | None
-    """None in a process that takes part in what another has claimed."""
+    path: Path
+    folder: Path
+    """The staging folder, which the save makes and fills."""
+    descriptor: int
 
-    @property
-    def named(self) -> Path:
-        """The folder or file that gets the name."""
-        return self.staging
-
-    def take_name(self, step: Step) -> None:
-        """Give what is staged the path's name, and make that durable.
-
-        Raises:
-            CheckpointExistsError: something else has got the name meanwhile.
-            OSError: the system refused.
-        """
-        if step is Step.EXCHANGE:
-            exchange(self.named, self.target)
-        else:
-            try:
-                os.rename(self.named, self.target)
-            except OSError as error:
-                if self.target.exists():
-                    raise taken_meanwhile(self.target) from error
-                raise
-        sync_folder(self.target.parent)
-        # After an exchange the old folder is there.
-        shutil.rmtree(self.staging, ignore_errors=True)
-        self.release()
+    def __post_init__(self) -> None:
+        _descriptors.add(self.descriptor)
 
     def release(self) -> None:
-        """Give up the claim, and keep what is written for a process that resumes it."""
-        if self.claim is not None:
-            self.claim.release()
-
-    def abort(self) -> None:
-        """Remove what was written, as far as possible; what is readable stays as it is."""
-        _remove_tree(self.staging)
-        self.release()
-
-
-def taken_meanwhile(target: Path) -> CheckpointExistsError:
-    """The error for a name that another writer has taken."""
-    return CheckpointExistsError(
-        f"{target} was taken by another writer meanwhile; this save is not committed"
-    )
+        """Unlock the claim; remove it and the journals unless the staging folder is still there."""
+        if self.descriptor >= 0:
+            if not self.folder.exists():
+                with contextlib.suppress(OSError):
+                    remove_journals(self.folder)
+                    self.path.unlink()
+            _descriptors.discard(self.descriptor)
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
-@dataclass(slots=True)
-class StagedCheckpoint(StagedFolder):
-    """A checkpoint of our own."""
-
-    step: Step
-    resumed: bool
-    """Whether an earlier process has written some of it."""
-
-    @property
-    def location(self) -> Location:
-        """Where data is written: the root group goes here."""
-        return Location("file", str(self.staging))
-
-    @property
-    def root(self) -> str:
-        """`location` relative to the manifest."""
-        return ""
-
-    def publish(self, manifest: bytes) -> None:
-        """Make the checkpoint visible; afterwards it is committed.
-
-        Raises:
-            CheckpointExistsError: another save committed to the path meanwhile.
-            StorageError: the storage refused.
-        """
-        with storage_errors(self.target):
-            open_store(self.location).write(MANIFEST, manifest).result()
-            sync_tree(self.staging)
-            self.take_name(self.step)
-
-    def clear(self) -> None:
-        """Remove what an earlier process has written."""
-        _remove_tree(self.staging)
-        self.staging.mkdir(exist_ok=True)
-        self.resumed = False
-
-    def tidy(self) -> None:
-        """Remove what an earlier process was writing when it was killed, and its manifest."""
-        for lock in self.staging.rglob("*.__lock"):
-            lock.unlink()
-        (self.staging / MANIFEST).unlink(missing_ok=True)
+def new_identity() -> str:
+    """A name for a save that no other save has."""
+    return uuid.uuid4().hex[:12]
 
 
-def stage_folder(target: Path, step: Step, identity: str = "") -> StagedCheckpoint | None:
-    """Claim and make a staging folder for a checkpoint; None if the file system exchanges none.
+def staging_folder(folder: Path, identity: str) -> Path:
+    """Where a save to ``folder`` is staged.
 
-    Args:
-        target: the checkpoint's path, symbolic links followed.
-        step: RENAME or EXCHANGE.
-        identity: name of a resumable save; staging left under it is reused.
+    Example:
+        >>> staging_folder(Path("/data/model"), "conversion")
+        PosixPath('/data/.model.saving-conversion')
+    """
+    return folder.parent / f"{_prefix(folder)}{identity}"
+
+
+def claim(folder: Path, identity: str) -> Claim:
+    """Claim a staging folder for a save to ``folder``.
 
     Raises:
-        CheckpointExistsError: another process uses the staging of this identity.
         OSError: the parent folder cannot be written.
     """
-    claimed, resumed = claim_folder(target, identity)
-    staged = StagedCheckpoint(target, claimed.folder, claimed, step, resumed)
-    if not resumed and step is Step.EXCHANGE:
+    staged = staging_folder(folder, identity)
+    path = staged.with_name(f"{staged.name}.claim")
+    unlocked = staged.with_name(f"{staged.name}.new")
+    for attempt in range(_ATTEMPTS):
+        descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            exchanges = can_exchange(staged.staging)
-        except BaseException:
-            staged.abort()
+            os.write(descriptor, msgspec.json.encode(ClaimText.own(identity)))
+            _lock(descriptor)
+            os.rename(unlocked, path)
+        except BaseException as error:
+            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                unlocked.unlink()
+            if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
+                continue
             raise
-        if not exchanges:
-            staged.abort()
-            return None
-    return staged
+        return Claim(path, staged, descriptor)
+    raise AssertionError("unreachable")
+
+
+def reclaim(folder: Path, identity: str) -> Claim | None:
+    """Take over what a killed save of this identity left; None if there is nothing.
+
+    Raises:
+        CheckpointExistsError: that save is alive.
+        OSError: its claim cannot be opened.
+    """
+    staged = staging_folder(folder, identity)
+    path = staged.with_name(f"{staged.name}.claim")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    if not _lock(descriptor):
+        os.close(descriptor)
+        raise CheckpointExistsError(
+            f"{folder}: another process is writing here; wait for it, or choose another path"
+        )
+    taken = Claim(path, staged, descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():
+            return taken
+    taken.release()
+    return None
+
+
+def journal_of(staged: Path, rank: int) -> Path:
+    """Path of a rank's journal of a resumable save."""
+    return staged.with_name(f"{staged.name}.journal-{rank}")
+
+
+def journals(staged: Path) -> list[Path]:
+    """The journals of a resumable save."""
+    return sorted(staged.parent.glob(f"{glob.escape(staged.name)}.journal-*"))
+
+
+def remove_journals(staged: Path) -> None:
+    """Remove the journals of a save that has ended or cannot be resumed."""
+    for path in journals(staged):
+        path.unlink(missing_ok=True)
+
+
+def remove_dead(folder: Path, *, but: str = "") -> None:
+    """Remove what killed saves of this host left beside ``folder``, except those of ``but``."""
+    for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.claim"):
+        if but and path.with_suffix("") == staging_folder(folder, but):
+            continue
+        with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "r+b") as file:
+            text = msgspec.json.decode(file.read(), type=ClaimText)
+            if text.host == socket.gethostname() and _lock(file.fileno()):
+                staged = path.with_suffix("")
+                shutil.rmtree(staged, ignore_errors=True)
+                remove_journals(staged)
+                path.unlink()
+    for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.new"):
+        with contextlib.suppress(OSError), open(path, "r+b") as file:
+            if _lock(file.fileno()):
+                path.unlink()
+
+
+def _prefix(folder: Path) -> str:
+    kept = folder.name.encode("utf-8", "ignore")[:_LONGEST_NAME].decode("utf-8", "ignore")
+    return f".{kept}.saving-"
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock an open file; False if a living process holds the lock, or the file system has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
@@ -177,6 +234,8 @@ def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
         return claimed, True
     claimed = claim(target, identity or new_identity())
     try:
+        if identity:
+            remove_journals(claimed.folder)
         claimed.folder.mkdir()
     except BaseException:
         claimed.release()
@@ -250,7 +309,7 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
             sync_folder(each)
 
 
-def _remove_tree(folder: Path) -> None:
+def remove_tree(folder: Path) -> None:
     """Remove a folder as far as possible, with one descriptor at a time.
 
     A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes

@@ -32,8 +32,7 @@ import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
-from xckpt.storage.commit.claims import ClaimText, new_identity
-from xckpt.storage.commit.folder import sync_folder, sync_tree
+from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
 from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
 
 CLAIM: Final = "xckpt.saving"

@@ -1,9 +1,10 @@
 """An output in another library's format, which gets its name only when it is whole.
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
-   (`xckpt.storage.commit.claims`), and makes a folder for the output in it.
-2. `StagedOutput.note` keeps a digest of the output's layout there. Another process, or a resumed
-   conversion, that knows the token and means the same layout joins with `OutputPath.attach`.
+   (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
+2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` goes on with
+   an output of the same identity and layout; another process that knows the token and means the
+   same layout takes part with `OutputPath.attach`.
 3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
    that the rules of `xckpt.core.commit` say.
 
@@ -13,20 +14,21 @@ refused, and so is a file of another name.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
-from xckpt.storage.commit.claims import reclaim, staging_folder
 from xckpt.storage.commit.folder import (
-    StagedFolder,
     can_exchange,
     claim_folder,
+    reclaim,
+    staging_folder,
     sync_tree,
-    taken_meanwhile,
 )
+from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile
 from xckpt.storage.location import storage_errors
 
 _LAYOUT = "layout"
@@ -46,24 +48,31 @@ class OutputPath:
     single: bool = False
     """Whether the output is one file and no folder."""
 
-    def begin(self) -> StagedOutput:
-        """Make a staging folder for an output.
+    def begin(self, layout: bytes = b"", identity: str = "") -> StagedOutput:
+        """Make a staging folder for an output, or take over what a killed process has left.
+
+        Args:
+            layout: a digest of the output's layout.
+            identity: name of a resumable output; staging of the same layout left under it is
+                reused.
 
         Raises:
-            CheckpointExistsError: something is there that may not be replaced.
+            CheckpointExistsError: something is there that may not be replaced, or another process
+                uses the staging of this identity.
             StorageError: the folder cannot be made.
         """
-        with storage_errors(self.path):
+        with storage_errors(self.path), contextlib.ExitStack() as undo:
             step = self.step()
-            claim, _ = claim_folder(self.path)
+            claim, resumed = claim_folder(self.path, identity)
             staged = StagedOutput(self.path, claim.folder, claim, self)
-            try:
+            undo.callback(staged.abort)
+            if not (resumed and staged.noted() == layout):
+                if resumed:
+                    staged.clear()
                 if step is Step.EXCHANGE and not can_exchange(staged.staging):
                     self.step(Place.PLAIN_OUTPUT)
                 staged.folder.mkdir()
-            except BaseException:
-                staged.abort()
-                raise
+            undo.pop_all()
             return staged
 
     def attach(self, token: str, layout: bytes) -> StagedOutput:
@@ -72,20 +81,18 @@ class OutputPath:
         Raises:
             NotACheckpointError: it is not there, or was begun for another layout.
         """
-        staging = staging_folder(self.path, token)
-        note = staging / _LAYOUT
-        with storage_errors(note):
-            if not token.isalnum() or not note.is_file():
+        staged = StagedOutput(self.path, staging_folder(self.path, token), None, self)
+        with storage_errors(staged.staging):
+            noted = staged.noted() if token.isalnum() else None
+            if noted is None:
                 raise NotACheckpointError(
-                    f"{staging}: what was written of {self.path} is gone; start again"
+                    f"{staged.staging}: what was written of {self.path} is gone; start again"
                 )
-            if note.read_bytes() != layout:
-                raise NotACheckpointError(f"{staging} was begun for other tensors")
-            try:
-                claim = reclaim(self.path, token)
-            except CheckpointExistsError:  # the process that began it is alive
-                claim = None
-        return StagedOutput(self.path, staging, claim, self)
+            if noted != layout:
+                raise NotACheckpointError(f"{staged.staging} was begun for other tensors")
+            with contextlib.suppress(CheckpointExistsError):  # the process that began it is alive
+                staged.claim = reclaim(self.path, token)
+        return staged
 
     def step(self, place: Place | None = None) -> Step:
         """The step that gives an output this path as it is now.
@@ -135,9 +142,13 @@ class StagedOutput(StagedFolder):
 
     def note(self, layout: bytes) -> None:
         """Let other processes attach, if they mean the same layout."""
+        with storage_errors(self.staging):
+            (self.staging / _LAYOUT).write_bytes(layout)
+
+    def noted(self) -> bytes | None:
+        """The layout that was noted; None if none was."""
         note = self.staging / _LAYOUT
-        with storage_errors(note):
-            note.write_bytes(layout)
+        return note.read_bytes() if note.is_file() else None
 
     def publish(self) -> None:
         """Make everything durable, and give the output its name.

@@ -1,24 +1,139 @@
-"""Beginning a save: where it is staged, and by which step it will become visible.
+"""Beginning a save: where it is staged, and by which step it becomes visible.
 
 `begin` looks at the path and opens a `Staging` by the rules of `xckpt.core.commit`. Ranks write
 below `Staging.location`; `Staging.publish` takes the atomic step with the manifest, `Staging.abort`
 removes what was written. Only the coordinator does any of this.
 
-1. A local folder that can be renamed: staged in a folder beside it (`xckpt.storage.commit.folder`).
-2. Elsewhere: staged among the path's own keys (`xckpt.storage.commit.keys`).
+1. A local folder that can be renamed is staged in a claimed folder beside it
+   (`xckpt.storage.commit.folder`). `StagedFolder.take_name` renames that to the path, or exchanges
+   the two, syncs the parent, and removes what is left.
+2. `StagedCheckpoint` is a checkpoint of our own: the manifest goes in last, and then every folder
+   is synced upward, for TensorStore has synced only the files and the folders they are in.
+3. Elsewhere a save is staged among the path's own keys (`xckpt.storage.commit.keys`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from xckpt.core.commit import Found, Place, Step, decide
-from xckpt.storage.commit.folder import StagedCheckpoint, stage_folder
+from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.folder import (
+    Claim,
+    can_exchange,
+    claim_folder,
+    exchange,
+    remove_journals,
+    remove_tree,
+    sync_folder,
+    sync_tree,
+)
 from xckpt.storage.commit.keys import CLAIM, GENERATIONS, KeyStaging, begin_keys, stage_beside
-from xckpt.storage.location import MANIFEST, Location, storage_errors
+from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
+
+
+@dataclass(slots=True)
+class StagedFolder:
+    """What is to get a path's name, in a claimed folder beside it."""
+
+    target: Path
+    """The path, symbolic links followed."""
+    staging: Path
+    """The staging folder."""
+    claim: Claim | None
+    """None in a process that takes part in what another has claimed."""
+    keep: bool = field(default=False, init=False)
+    """Whether `abort` leaves what is written to a process that resumes the save."""
+
+    @property
+    def named(self) -> Path:
+        """The folder or file that gets the name."""
+        return self.staging
+
+    def take_name(self, step: Step) -> None:
+        """Give what is staged the path's name, and make that durable.
+
+        Raises:
+            CheckpointExistsError: something else has got the name meanwhile.
+            OSError: the system refused.
+        """
+        if step is Step.EXCHANGE:
+            exchange(self.named, self.target)
+        else:
+            try:
+                os.rename(self.named, self.target)
+            except OSError as error:
+                if self.target.exists():
+                    raise taken_meanwhile(self.target) from error
+                raise
+        sync_folder(self.target.parent)
+        # After an exchange the old folder is there.
+        shutil.rmtree(self.staging, ignore_errors=True)
+        self.release()
+
+    def release(self) -> None:
+        """Give up the claim, and keep what is written for a process that resumes it."""
+        if self.claim is not None:
+            self.claim.release()
+
+    def abort(self) -> None:
+        """Remove what was written, as far as possible, unless it is to be kept."""
+        if not self.keep:
+            remove_tree(self.staging)
+        self.release()
+
+    def clear(self) -> None:
+        """Remove what an earlier process has written, and its journals."""
+        remove_journals(self.staging)
+        remove_tree(self.staging)
+        self.staging.mkdir(exist_ok=True)
+
+
+def taken_meanwhile(target: Path) -> CheckpointExistsError:
+    """The error for a name that another writer has taken."""
+    return CheckpointExistsError(
+        f"{target} was taken by another writer meanwhile; this save is not committed"
+    )
+
+
+@dataclass(slots=True)
+class StagedCheckpoint(StagedFolder):
+    """A checkpoint of our own."""
+
+    step: Step
+    resumed: bool
+    """Whether an earlier process has written some of it."""
+    root: ClassVar[str] = ""
+    """`location` relative to the manifest."""
+
+    @property
+    def location(self) -> Location:
+        """Where data is written: the root group goes here."""
+        return Location("file", str(self.staging))
+
+    def publish(self, manifest: bytes) -> None:
+        """Make the checkpoint visible; afterwards it is committed.
+
+        Raises:
+            CheckpointExistsError: another save committed to the path meanwhile.
+            StorageError: the storage refused.
+        """
+        with storage_errors(self.target):
+            open_store(self.location).write(MANIFEST, manifest).result()
+            sync_tree(self.staging)
+            self.take_name(self.step)
+
+    def tidy(self) -> None:
+        """Remove what an earlier process was writing when it was killed, and its manifest."""
+        for lock in self.staging.rglob("*.__lock"):
+            lock.unlink()
+        (self.staging / MANIFEST).unlink(missing_ok=True)
+
 
 Staging: TypeAlias = StagedCheckpoint | KeyStaging
 """A save in progress."""
@@ -50,9 +165,13 @@ def _begin_folder(target: Location, folder: Path, *, overwrite: bool, identity: 
     found = _find_folder(folder)
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
     if step is not Step.GENERATION:
-        staged = stage_folder(folder, step, identity)
-        if staged is not None:
-            return staged
+        claim, resumed = claim_folder(folder, identity)
+        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed)
+        with contextlib.ExitStack() as undo:
+            undo.callback(staged.abort)
+            if resumed or step is not Step.EXCHANGE or can_exchange(staged.staging):
+                undo.pop_all()
+                return staged
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     return stage_beside(target)

@@ -34,21 +34,28 @@ class _Keys:
     def below(self, path: StoredPath) -> list[str]:
         """The keys below a folder, in order."""
         start = f"{path.key}/" if path.key else ""
-        for listed, keys in list(self._below.items()):
-            if start.startswith(listed):
-                first = bisect.bisect_left(keys, start)
-                return keys[first : bisect.bisect_left(keys, _after(start), first)]
-        between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
-        with storage_errors(path):
-            listed_keys = self.store.list(between).result()
-        keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed_keys)
-        return keys
+        keys = self._listing_of(start)
+        if keys is None:
+            between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
+            with storage_errors(path):
+                listed = self.store.list(between).result()
+            keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed)
+        first = bisect.bisect_left(keys, start)
+        return keys[first : bisect.bisect_left(keys, _after(start), first)]
+
+    def _listing_of(self, key: str) -> list[str] | None:
+        """The keys of a listing that would have this one; None if nothing was listed there."""
+        below = list(self._below.items())
+        return next((keys for start, keys in below if key.startswith(start)), None)
 
     def generation(self, path: StoredPath) -> bytes:
         """The generation of an object, which changes with each write; empty without an object."""
         known = self._generations.get(path.key)
-        if known is not None or not path.key or self._absent(path.key):
-            return known or b""
+        if known is not None:
+            return known
+        keys = self._listing_of(path.key)
+        if not path.key or (keys is not None and not _holds(keys, path.key)):
+            return b""
         with storage_errors(path):
             # An empty range requests no content.
             answer = self.store.read(path.key, byte_range=slice(0, 0)).result()
@@ -56,18 +63,15 @@ class _Keys:
         self._generations[path.key] = generation
         return generation
 
-    def _absent(self, key: str) -> bool:
-        """Whether a listing that would have the key lacks it."""
-        listings = (k for start, k in list(self._below.items()) if key.startswith(start))
-        keys = next(listings, None)
-        if keys is None:
-            return False
-        at = bisect.bisect_left(keys, key)
-        return at == len(keys) or keys[at] != key
-
     def __contains__(self, path: StoredPath) -> bool:
-        listed = any(path.key.startswith(start) for start in list(self._below))
-        return not self._absent(path.key) if listed else bool(self.generation(path))
+        keys = self._listing_of(path.key)
+        return bool(self.generation(path)) if keys is None else _holds(keys, path.key)
+
+
+def _holds(keys: list[str], key: str) -> bool:
+    """Whether a key is among sorted ones."""
+    at = bisect.bisect_left(keys, key)
+    return keys[at : at + 1] == [key]
 
 
 def _after(start: str) -> str:

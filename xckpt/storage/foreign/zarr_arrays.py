@@ -27,8 +27,8 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
-from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import Location, context, file_problem, open_store, storage_errors
+from xckpt.storage.foreign.paths import FilePath
+from xckpt.storage.location import Location, context, open_store, storage_errors
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
@@ -157,26 +157,18 @@ class ZarrFolder:
             return StoredZarr(where, tuple(store.shape), dtype, chunk, store)
 
     def _document(self, name: str, file: str) -> dict[str, object]:
-        key = f"{name}/{file}"
-        if not self.ocdbt and (problem := file_problem(self.location, key, MAX_DOCUMENT_BYTES)):
-            raise CorruptCheckpointError(f"{self.location.child(key)}: {problem}")
-        if not self.ocdbt and isinstance(self.folder, StoredPath):
-            content = self._bounded(self.folder / key)
-        else:
-            answer = self._root.read(key, staleness_bound=self._opened).result()
+        path = self.folder / name / file
+        content: bytes | None = None
+        if self.ocdbt:
+            answer = self._root.read(f"{name}/{file}", staleness_bound=self._opened).result()
             content = answer.value if answer.state == "value" else None
+        elif path.is_file():
+            content = open_file(path).whole(MAX_DOCUMENT_BYTES)
+            if content is None:
+                raise CorruptCheckpointError(f"{path}: over {MAX_DOCUMENT_BYTES:,} bytes long")
         if content is None:
             raise CorruptCheckpointError(f"{self.location.child(name)}: there is no {file}")
         return msgspec.json.decode(content, type=dict[str, object])
-
-    def _bounded(self, path: StoredPath) -> bytes | None:
-        """The content of an object; None if there is none."""
-        if not path.is_file():
-            return None
-        content = open_file(path).whole(MAX_DOCUMENT_BYTES)
-        if content is None:
-            raise CorruptCheckpointError(f"{path}: over {MAX_DOCUMENT_BYTES:,} bytes long")
-        return content
 
     def create(self, name: str, dtype: str, shape: Shape, chunk: Shape) -> StoredZarr:
         """Make a zarr v3 array, or open an identical one that is there.

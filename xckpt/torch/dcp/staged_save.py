@@ -41,8 +41,8 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.location import Location
-from xckpt.storage.orders import WriteOrders
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.storage.write_chunks import WriteOrders
 
 SESSION: Final = uuid.uuid4().hex
 """This process, as a coordinator of saves."""

@@ -38,8 +38,8 @@ from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
-from xckpt.storage.orders import WriteOrders, Written
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.storage.write_chunks import WriteOrders, Written
 from xckpt.torch.dcp.bridge import SaveBridge
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import (
