@@ -50,7 +50,7 @@ def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
             length, digest = _HEAD.unpack_from(data, sound)
             end = sound + _HEAD.size + length
             content = data[sound + _HEAD.size : end]
-            if digest_bytes(content) != digest:
+            if end > len(data) or digest_bytes(content) != digest:
                 break
             if start is None:
                 start = msgspec.msgpack.decode(content, type=Start)
