@@ -167,8 +167,9 @@ class ZarrStorageWriter(PlainStorageWriter):
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
-                pool.submit(lambda: self._write_documents(self._documents.add(self._arrays)))
-                writes.write_tensors([i for i in items if i.tensor_data is not None], pool)
+                others = writes.begin_largest(items, pool)
+                self._write_documents(self._documents.add(self._arrays))
+                writes.write_tensors(others, pool)
             return writes.finish()
 
     def _value(
