@@ -13,7 +13,8 @@ from click import Group
 from tests.mapping.test_operations import ONE_OF_EACH
 from xckpt.cli.commands import commands
 from xckpt.convert import Mapping
-from xckpt.mapping.operations import Operation, operation_from_document
+from xckpt.mapping.operations import Operation
+from xckpt.mapping.operations.base import operation_from_document
 
 PAGE = (Path(__file__).parents[2] / "docs" / "mappings.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.core.metadata import ChunkStorageMetadata
-from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.copy_elements import copy_elements, view
-from xckpt.mapping.strided_copy import StridedCopy, restrict
+from xckpt.mapping.strided_copy import Arithmetic, StridedCopy, restrict
 
 
 @st.composite

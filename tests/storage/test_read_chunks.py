@@ -18,11 +18,11 @@ from xckpt.storage.chunks.chunk import ChunkSource, PendingRead
 class Slow:
     """A wait for a chunk that records when it has ended."""
 
-    def __init__(self, wait: Callable[[], str]) -> None:
+    def __init__(self, wait: Callable[[], object]) -> None:
         self.wait = wait
         self.ended = False
 
-    def __call__(self) -> str:
+    def __call__(self) -> object:
         time.sleep(0.05)
         try:
             return self.wait()

@@ -17,12 +17,11 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.errors import MappingError
 from xckpt.formats.detect import open_source
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.arithmetic import Arithmetic
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.strided_copy import StridedCopy
+from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
 
 

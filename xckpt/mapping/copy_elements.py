@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.transpose import copy_bits
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.transpose import bits_of, copy_bits
 from xckpt.mapping.strided_copy import Ints, StridedCopy, bounds
 
 PIECE = 1 << 18
 """Elements that arithmetic takes at a time."""
-
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}
 
 
 def view(
@@ -39,17 +38,16 @@ def view(
                [2, 5]])
     """
     touched = bounds(sizes, offsets, strides)
-    for low, size, length in zip(touched.offsets, touched.sizes, array.shape, strict=True):
-        if low < 0 or low + size > length:
-            raise IndexError(f"a copy touches {touched} of an array of shape {list(array.shape)}")
+    if not Box.whole(array.shape).holds(touched):
+        raise IndexError(f"a copy touches {touched} of an array of shape {list(array.shape)}")
     steps = [
         sum(step * width for step, width in zip(row, array.strides, strict=True)) for row in strides
     ]
     # With an ellipsis even an array without dimensions gives a view, not a scalar.
     start = array[(*(slice(offset, None) for offset in offsets), ...)]
     # NumPy does not stride over all types of ml_dtypes; it does over their bits.
-    bits = start.view(_BITS[array.dtype.itemsize])
-    return np.lib.stride_tricks.as_strided(bits, shape=sizes, strides=steps).view(array.dtype)
+    view = np.lib.stride_tricks.as_strided(bits_of(start), shape=sizes, strides=steps)
+    return view.view(array.dtype)
 
 
 def copy_elements(
@@ -109,14 +107,10 @@ def _constants(copy: StridedCopy, dtype: np.dtype[Any]) -> NDArray[Any]:
     """The values that a copy from "" writes."""
     if copy.arithmetic:
         dtype = numpy_dtype(copy.arithmetic[0].source)
+    value = np.asarray(copy.value if dtype.kind == "c" else copy.value.real)
     if not copy.source_offsets:
-        value = (
-            copy.value.real if dtype.kind != "c" and isinstance(copy.value, complex) else copy.value
-        )
-        return np.broadcast_to(np.asarray(value).astype(dtype), copy.sizes)
-    index = np.full((), copy.source_offsets[0], np.int64)
-    for axis, ((step,), size) in enumerate(zip(copy.source_strides, copy.sizes, strict=True)):
-        shape = [1] * len(copy.sizes)
-        shape[axis] = size
-        index = index + (step * np.arange(size)).reshape(shape)
-    return (np.asarray(copy.value) + index).real.astype(dtype)
+        return np.broadcast_to(value.astype(dtype), copy.sizes)
+    index = np.array(copy.source_offsets[0])
+    for (step,), size in zip(copy.source_strides, copy.sizes, strict=True):
+        index = np.add.outer(index, step * np.arange(size))
+    return (value + index).astype(dtype)

@@ -20,9 +20,9 @@ import tomli_w
 
 from xckpt.errors import MappingError
 from xckpt.mapping.names import specs_of
-from xckpt.mapping.operations import is_list, is_table
+from xckpt.mapping.operations.base import is_list, is_table
 from xckpt.mapping.prove import problems_with
-from xckpt.mapping.resolve import Resolution, ResolvedMapping, resolve_rules
+from xckpt.mapping.resolve import Resolution, ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import leaf
@@ -122,16 +122,12 @@ class LeafMapping:
     ) -> Resolution:
         if "" in source:
             raise MappingError("a mapping takes leaves by name: the source is one leaf without one")
-        leaves = {name: leaf(name, spec) for name, spec in source.items()}
-        if self.following is None:
-            return resolve_rules(self.rules, source, leaves, wanted)
-        step = resolve_rules(self.rules, source, leaves, None)
-        following: LeafMapping | None = self.following
-        while following is not None:
-            last = following.following is None
-            step = step.followed_by(following.rules, wanted if last else None)
-            following = following.following
-        return step
+        resolution = Resolution(source, {name: leaf(name, spec) for name, spec in source.items()})
+        step: LeafMapping | None = self
+        while step is not None:
+            resolution.take(step.rules, wanted if step.following is None else None)
+            step = step.following
+        return resolution
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> LeafMapping:

@@ -21,7 +21,7 @@ from xckpt.core.names import join_keys, split_name
 from xckpt.core.tree import flatten, unflatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import ManifestError, MappingError
-from xckpt.mapping.operations import is_table
+from xckpt.mapping.operations.base import is_table
 from xckpt.mapping.spec import TensorSpec
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from xckpt.core.geometry.box import Box
 from xckpt.errors import SHOWN_PROBLEMS
+from xckpt.mapping.pattern import Pattern
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
@@ -67,14 +68,11 @@ def _misfits(
 def _unmade(
     resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
 ) -> Iterator[str]:
-    missing = [
-        name
-        for name in target
-        if name not in resolved.targets and not any(_could_make(rule, name) for rule in failed)
-    ]
+    blamed = [pattern for rule in failed for pattern in rule.target_patterns]
+    missing = [n for n in target if n not in resolved.targets and not _matches(blamed, n)]
     for number, name in enumerate(missing):
         idle = resolved.idle if number < SHOWN_PROBLEMS else ()
-        would = next((rule for rule in idle if _could_make(rule, name)), None)
+        would = next((rule for rule in idle if _matches(rule.target_patterns, name)), None)
         why = "no rule makes it" if would is None else f"rule {would} would, but takes no leaf"
         yield f"target {name!r} has a gap: {_whole(target[name])}; {why}"
 
@@ -98,15 +96,14 @@ def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
     """Source leaf -> what uses it, each element once where all is well."""
     uses: dict[str, list[Use]] = defaultdict(list)
     aliases: dict[str, list[Use]] = defaultdict(list)
-    for name, copies in resolved.copies.items():
+    users = [
+        *((f"target {name!r}", copies) for name, copies in resolved.copies.items()),
+        *((each.reason, each.tensor.copies) for each in resolved.assertions),
+        *(("a drop", tensor.copies) for tensor in resolved.dropped),
+    ]
+    for user, copies in users:
         for copy in copies:
-            (aliases if copy.alias else uses)[copy.source].append((copy, f"target {name!r}"))
-    for assertion in resolved.assertions:
-        for copy in assertion.tensor.copies:
-            (aliases if copy.alias else uses)[copy.source].append((copy, assertion.reason))
-    for tensor in resolved.dropped:
-        for copy in tensor.copies:
-            (aliases if copy.alias else uses)[copy.source].append((copy, "a drop"))
+            (aliases if copy.alias else uses)[copy.source].append((copy, user))
     for name, others in aliases.items():
         # The first of tied names may be one that is not wanted: then the next one counts.
         if name not in uses:
@@ -122,7 +119,7 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
             continue
         users = uses.get(name, [])
         fault = copies_fault(spec.shape, [copy.turned() for copy, _ in users])
-        if fault is None or any(_could_take(rule, name) for rule in failed):
+        if fault is None or any(_matches(rule.source_patterns, name) for rule in failed):
             continue
         if fault.kind == "gap":
             yield f"source {name!r}: nothing uses {fault.box}"
@@ -132,9 +129,6 @@ def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterato
             yield f"source {name!r}: {fault.box} {words}, by {both}"
 
 
-def _could_make(rule: Rule, name: str) -> bool:
-    return any(pattern.expression.fullmatch(name) for pattern in rule.target_patterns)
-
-
-def _could_take(rule: Rule, name: str) -> bool:
-    return any(pattern.expression.fullmatch(name) for pattern in rule.source_patterns)
+def _matches(patterns: Sequence[Pattern], name: str) -> bool:
+    """Whether a name fits one of some patterns, whatever the ranges of their indices."""
+    return any(pattern.expression.fullmatch(name) for pattern in patterns)

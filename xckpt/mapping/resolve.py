@@ -12,20 +12,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.errors import MappingError
-from xckpt.mapping.bundle import Assertion, Bundle, Lossy, Slot, Trace
 from xckpt.mapping.match import RuleInstance, match_rules
-from xckpt.mapping.operations import Constant, run
+from xckpt.mapping.operations import Constant
+from xckpt.mapping.operations.base import run
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
-from xckpt.mapping.traced import Traced
+from xckpt.mapping.traced import Assertion, Bundle, Lossy, Slot, Trace, Traced
 
 SHOWN_LEAVES = 4
 """Leaves of one instance that a message names."""
+
+MANY_COPIES = 8
+"""From this many copies on, their boxes are compared at once, as columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,59 +59,39 @@ class ResolvedMapping:
     def copies_into(self, name: str, box: Box) -> tuple[StridedCopy, ...]:
         """The copies of just the elements of a box of a target leaf.
 
-        Offsets stay relative to the whole leaf.
+        Offsets stay relative to the whole leaf. Only copies whose bounding box meets the box are
+        restricted.
 
         Raises:
             KeyError: the mapping makes no such leaf.
         """
-        return copies_into(self.copies[name], box, self._boxes, name)
-
-
-MANY_COPIES = 8
-"""From this many copies on, their boxes are compared at once, as columns."""
-
-
-def copies_into(
-    copies: tuple[StridedCopy, ...],
-    box: Box,
-    known: dict[str, Boxes] | None = None,
-    name: str = "",
-) -> tuple[StridedCopy, ...]:
-    """`restrict`, applied only to the copies whose bounding box meets ``box``.
-
-    Args:
-        copies: those of a whole leaf.
-        box: which elements of the leaf.
-        known: columns of the copies' boxes by leaf name, filled as they are needed.
-        name: the leaf's key in ``known``.
-    """
-    if 0 in box.sizes:
-        return ()
-    if len(copies) < MANY_COPIES:
-        return restrict(copies, box)
-    boxes = known.get(name) if known is not None else None
-    if boxes is None:
-        pairs = [(copy.target_box.offsets, copy.target_box.sizes) for copy in copies]
-        boxes = Boxes.of(pairs, rank=len(box.sizes))
-        if known is not None:
-            known[name] = boxes
-    low, size = np.array(box.offsets, np.int64), np.array(box.sizes, np.int64)
-    meets = ((boxes.offsets < low + size) & (boxes.ends > low)).all(axis=1)
-    return restrict([copies[i] for i in np.flatnonzero(meets)], box)
+        copies = self.copies[name]
+        if 0 in box.sizes:
+            return ()
+        if len(copies) < MANY_COPIES:
+            return restrict(copies, box)
+        if name not in self._boxes:
+            pairs = [(copy.target_box.offsets, copy.target_box.sizes) for copy in copies]
+            self._boxes[name] = Boxes.of(pairs)
+        meeting, _, _ = intersect(self._boxes[name], Boxes.of([(box.offsets, box.sizes)]))
+        return restrict([copies[i] for i in map(int, meeting)], box)
 
 
 @dataclass(slots=True)
 class Resolution:
-    """The target leaves that rules made, and the problems that kept them from making more."""
+    """The leaves that rules made, step by step, and what kept them from making more."""
 
     source: Mapping[str, TensorSpec]
-    made: dict[str, Traced] = field(default_factory=dict[str, Traced])
-    """Target leaf -> what it is made of."""
+    """Every leaf of the source."""
+    made: dict[str, Traced]
+    """Leaf of the last step -> what it is made of; before the first step, the source's leaves."""
     makers: dict[str, Rule] = field(default_factory=dict[str, Rule])
-    """Target leaf -> the rule that makes it."""
+    """Leaf of the last step -> the rule that makes it."""
     trace: Trace = field(default_factory=Trace)
     unused: list[str] = field(default_factory=list[str])
     """Source leaves that no rule takes."""
+    steps: int = 0
+    """How many steps the rules have taken."""
     idle: list[Rule] = field(default_factory=list[Rule])
     """Rules that take no leaf."""
     problems: list[str] = field(default_factory=list[str])
@@ -123,7 +104,10 @@ class Resolution:
         return ResolvedMapping(
             sources=dict(self.source),
             targets={name: tensor.spec for name, tensor in self.made.items()},
-            copies={name: _named(name, tensor) for name, tensor in self.made.items()},
+            copies={
+                name: tuple(replace(copy, target=name).simplified() for copy in tensor.copies)
+                for name, tensor in self.made.items()
+            },
             assertions=tuple(self.trace.assertions),
             dropped=tuple(self.trace.dropped),
             lossy=tuple(self.trace.lossy),
@@ -132,63 +116,43 @@ class Resolution:
             makers=self.makers,
         )
 
-    def followed_by(
-        self, rules: Sequence[Rule], wanted: Mapping[str, TensorSpec] | None
-    ) -> Resolution:
-        """The resolution of further rules on the leaves that these made."""
-        step = resolve_rules(rules, self.source, self.made, wanted)
-        step.problems += [f"step between: {name!r} is used by no rule" for name in step.unused]
-        step.unused = self.unused
-        step.idle = [*self.idle, *step.idle]
-        step.problems = [*self.problems, *step.problems]
-        step.failed = [*self.failed, *step.failed]
-        step.trace.assertions = [*self.trace.assertions, *step.trace.assertions]
-        step.trace.dropped = [*self.trace.dropped, *step.trace.dropped]
-        step.trace.lossy = {**self.trace.lossy, **step.trace.lossy}
-        return step
+    def take(self, rules: Sequence[Rule], wanted: Mapping[str, TensorSpec] | None) -> None:
+        """Run the rules of one step on the leaves of the step before.
 
+        Args:
+            rules: in any order.
+            wanted: the target's leaves, if they are known and this is the last step.
+        """
+        leaves, self.made, self.makers = self.made, {}, {}
+        matches = match_rules(rules, leaves)
+        self.idle += matches.idle
+        self.problems += matches.problems
+        self.failed += matches.failed
+        for instance in matches.instances:
+            try:
+                made = _targets(instance, leaves, self.trace, wanted)
+            except MappingError as error:
+                where = f"{_at(instance)}{_of(instance, leaves)}"
+                self.problems.append(f"rule {instance.rule}{where}: {error}")
+                self.failed.append(instance.rule)
+                continue
+            for name, tensor in made:
+                self._add(name, tensor, instance.rule)
+        if self.steps == 0:
+            self.unused = matches.unused
+        else:
+            self.problems += [f"step between: {n!r} is used by no rule" for n in matches.unused]
+        self.steps += 1
 
-def resolve_rules(
-    rules: Sequence[Rule],
-    source: Mapping[str, TensorSpec],
-    leaves: Mapping[str, Traced],
-    wanted: Mapping[str, TensorSpec] | None,
-) -> Resolution:
-    """Run the rules on leaves that are made of ``source``.
-
-    Args:
-        rules: in any order.
-        source: every leaf of the source.
-        leaves: what the rules take, by name; the source's own leaves in a first step.
-        wanted: the target's leaves, if they are known.
-    """
-    matches = match_rules(rules, leaves)
-    resolution = Resolution(source, unused=matches.unused, idle=matches.idle)
-    resolution.problems += matches.problems
-    resolution.failed += matches.failed
-    for instance in matches.instances:
-        try:
-            made = _targets(instance, leaves, resolution.trace, wanted)
-        except MappingError as error:
-            where = f"{_at(instance)}{_of(instance, leaves)}"
-            resolution.problems.append(f"rule {instance.rule}{where}: {error}")
-            resolution.failed.append(instance.rule)
-            continue
-        for name, tensor in made:
-            _add(resolution, name, tensor, instance.rule)
-    return resolution
-
-
-def _add(resolution: Resolution, name: str, tensor: Traced, rule: Rule) -> None:
-    """Add a target leaf; if another rule has made it already, both rules are at fault."""
-    if name in resolution.made:
-        whole = Box.whole(tensor.shape)
-        both = f"rule {resolution.makers[name]} and rule {rule}"
-        if rule == resolution.makers[name]:
-            both = f"rule {rule} twice"
-        resolution.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
-        resolution.failed += [rule, resolution.makers[name]]
-    resolution.made[name], resolution.makers[name] = tensor, rule
+    def _add(self, name: str, tensor: Traced, rule: Rule) -> None:
+        """Add a leaf; if another rule has made it already, both rules are at fault."""
+        if name in self.made:
+            other = self.makers[name]
+            both = f"rule {rule} twice" if rule == other else f"rule {other} and rule {rule}"
+            whole = Box.whole(tensor.shape)
+            self.problems.append(f"target {name!r} overlaps: {whole} is made by {both}")
+            self.failed += [rule, other]
+        self.made[name], self.makers[name] = tensor, rule
 
 
 def _at(instance: RuleInstance) -> str:
@@ -260,8 +224,3 @@ def _is_made(rule: Rule, name: str, wanted: Mapping[str, TensorSpec] | None) -> 
     first = rule.operations[0]
     unknown = isinstance(first, Constant) and first.value == "unchecked"
     return not unknown and not rule.optional
-
-
-def _named(name: str, tensor: Traced) -> tuple[StridedCopy, ...]:
-    """A leaf's copies, with its name."""
-    return tuple(replace(copy, target=name).simplified() for copy in tensor.copies)

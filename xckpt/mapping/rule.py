@@ -11,19 +11,16 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from xckpt.errors import MappingError
-from xckpt.mapping.operations import (
-    Each,
-    Exactness,
-    Operation,
-    Stack,
-    Unstack,
+from xckpt.mapping.operations import Each, Exactness, Operation, Stack, Unstack
+from xckpt.mapping.operations.base import (
+    arity_of,
     is_list,
     is_table,
+    least_exact,
     operation_from_document,
 )
 from xckpt.mapping.pattern import Pattern
 
-_DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
 SHOWN_NAMES = 6
 """Names of one side that a rule spells out where it is shown."""
 
@@ -99,8 +96,7 @@ class Rule:
     @property
     def exactness(self) -> Exactness:
         """The type of the least exact of its operations; a rename is a bijection."""
-        types: list[Exactness] = ["bijection", *(each.exactness for each in self.operations)]
-        return max(types, key=_DEGREES.index)
+        return least_exact(self.operations)
 
     def inverse(self) -> Rule:
         """The rule back, derived: sides exchanged, each operation inverted, the last one first."""
@@ -121,40 +117,35 @@ class Rule:
             problems.append(f"it has no {' or '.join(sorted(strange))} that could be optional")
         if self.source and self.target:
             problems += self._unstacked_problems(before, after)
-        problems += self._arity_problems()
+        try:
+            _, given = arity_of(self.operations, len(self.source))
+            if given != len(self.target):
+                problems.append(
+                    f"its operations give {given} tensors for {len(self.target)} targets"
+                )
+        except ValueError as error:
+            problems.append(str(error))
         if problems:
             raise MappingError.listing(f"rule {self} cannot be", problems)
 
     def _unstacked_problems(self, before: set[str], after: set[str]) -> list[str]:
-        problems: list[str] = []
         stacked = _indices_of(self.operations, Stack)
         unstacked = _indices_of(self.operations, Unstack)
-        patterns = (*self.source_patterns, *self.target_patterns)
-        texts = {name for pattern in patterns for name in pattern.texts}
+        texts = {n for p in (*self.source_patterns, *self.target_patterns) for n in p.texts}
         if odd := sorted(texts & (before ^ after)):
             return [f"text {name!r} stands on one side only" for name in odd]
-        for name in sorted(before - after):
-            if stacked.count(name) != 1:
-                problems.append(f"index {name!r} is not in the target: stack it once")
-        for name in sorted(after - before):
-            if unstacked.count(name) != 1:
-                problems.append(f"index {name!r} is not in the source: unstack it once")
-        for name in sorted((set(stacked) - (before - after)) | (set(unstacked) - (after - before))):
-            problems.append(f"index {name!r} is stacked or unstacked, but is not on just one side")
-        return problems
-
-    def _arity_problems(self) -> list[str]:
-        count = len(self.source)
-        for operation in self.operations:
-            arity = operation.arity()
-            if arity is None:
-                continue
-            if arity[0] != count:
-                return [f"{operation} takes {arity[0]} tensors, but has {count}"]
-            count = arity[1]
-        if count != len(self.target):
-            return [f"its operations give {count} tensors for {len(self.target)} targets"]
-        return []
+        to_stack, to_unstack = before - after, after - before
+        strays = (set(stacked) - to_stack) | (set(unstacked) - to_unstack)
+        stack = sorted(name for name in to_stack if stacked.count(name) != 1)
+        unstack = sorted(name for name in to_unstack if unstacked.count(name) != 1)
+        return [
+            *(f"index {name!r} is not in the target: stack it once" for name in stack),
+            *(f"index {name!r} is not in the source: unstack it once" for name in unstack),
+            *(
+                f"index {name!r} is stacked or unstacked, but is not on just one side"
+                for name in sorted(strays)
+            ),
+        ]
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Rule:

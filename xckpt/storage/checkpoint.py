@@ -154,7 +154,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             entry.name,
             entry.shape,
             entry.dtype,
-            self.chunk_source.arrays_of(name),
+            self.chunk_source.arrays.get(name, ()),
             entry.sharding,
             entry.annotation,
             self.chunk_source,

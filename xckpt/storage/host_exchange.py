@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,14 +103,12 @@ class Exchange:
         if share.publish:
             slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
             count = max(1, min(budget // slot_bytes, len(share.publish)))
-            descriptor = _anonymous_file(count * slot_bytes)
-            try:
-                self._slots = _mapped(descriptor, count, slot_bytes)
+            with _anonymous_file() as file:
+                file.truncate(count * slot_bytes)
+                self._slots = _mapped(file.fileno(), count, slot_bytes)
                 for number in range(count):
                     self._free.put(number)
-                self._meet(share, descriptor)
-            finally:
-                os.close(descriptor)
+                self._meet(share, file.fileno())
 
     def _meet(self, share: SharedReads, descriptor: int) -> None:
         """Accept every taker and pass it the segment.
@@ -275,12 +274,8 @@ def _mapped(descriptor: int, count: int, slot_bytes: int) -> Bytes:
     return np.frombuffer(mapped, np.uint8).reshape(count, slot_bytes)
 
 
-def _anonymous_file(size: int) -> int:
-    """A descriptor of memory without a name; the kernel frees it with its last user."""
+def _anonymous_file() -> IO[bytes]:
+    """Memory without a name; the kernel frees it with its last user."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("xckpt")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, size)
-    return descriptor
+        return open(os.memfd_create("xckpt"), "r+b")
+    return tempfile.TemporaryFile()

@@ -36,7 +36,7 @@ def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests
     """The chunks that items read; destination ``n`` is that of item ``n``."""
     requests = ChunkRequests()
     for item in items:
-        array = source.array(item.storage_index.fqn, item.storage_index.index)
+        array = source.arrays[item.storage_index.fqn][item.storage_index.index or 0]
         requests.add(array, Box(item.storage_offsets, item.lengths))
     return requests
 
@@ -166,10 +166,10 @@ def read_items(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or another rank of this host was lost.
     """
-    destinations: list[Destination] = []
-    for item, parts in zip(items, requests.parts, strict=True):
-        array = source.array(item.storage_index.fqn, item.storage_index.index)
-        destinations.append(Destination(planner, item, array.dtype, parts))
+    destinations = [
+        Destination(planner, item, array.dtype, parts)
+        for item, (array, parts) in zip(items, requests.destinations, strict=True)
+    ]
     total = sum(request.nbytes for request in requests.values())
     elsewhere = set(share.publish).union(*share.sources.values())
     with ChunkWindow(

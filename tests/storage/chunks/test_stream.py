@@ -47,7 +47,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, small_slabs: None) -> Path:
 
 
 def _chunk(source: ChunkSource, leaf: str, number: int = 0) -> Chunk:
-    array = source.array(leaf)
+    (array,) = source.arrays[leaf]
     source.integrity.prepare([array])
     return next(itertools.islice(chunks_of(array), number, None))
 
@@ -98,7 +98,7 @@ def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject
 
 def test_chunks_that_are_read_otherwise_have_no_file(path: Path, tmp_path: Path) -> None:
     source = _source(path)
-    edge = source.array("edge")
+    (edge,) = source.arrays["edge"]
     first, *_, last = chunks_of(edge)
     assert last.box.sizes != edge.chunk
     assert source.plain_file(last) == ""

@@ -17,9 +17,9 @@ from xckpt.convert.units.unit import TargetPart, hull
 from xckpt.core.geometry.box import Box
 from xckpt.errors import MappingError
 from xckpt.formats.source import TensorSource
-from xckpt.mapping.bundle import Assertion
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.strided_copy import restrict
+from xckpt.mapping.traced import Assertion
 from xckpt.storage.budget import Pool
 
 UNIT_BYTES = 1 << 23

@@ -61,10 +61,10 @@ def copy_bits(target: Array, source: Array) -> None:
             f"shape {target.shape}"
         )
     if target.size:
-        _copy(*_simplified(_bits(target), _bits(source)))
+        _copy(*_simplified(bits_of(target), bits_of(source)))
 
 
-def _bits(array: Array) -> Array:
+def bits_of(array: Array) -> Array:
     """The same memory as unsigned integers; 16-byte elements stay what they are."""
     unsigned = _UNSIGNED.get(array.dtype.itemsize)
     return array if unsigned is None else array.view(unsigned)

@@ -20,7 +20,6 @@ import numpy as np
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.box import Box
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -34,11 +33,7 @@ from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import (
-    PlanError,
-    TreeMismatchError,
-    UnsupportedLeafError,
-)
+from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -141,7 +136,6 @@ class DefaultLoadPlanner(LoadPlanner):
         self.keep_values = keep_values
         self.metadata = Metadata({})
         self._state: object = None
-        self._whole = False
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, WantedLeaf | None] = {}
@@ -163,7 +157,6 @@ class DefaultLoadPlanner(LoadPlanner):
         assert metadata is not None
         flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
         self.metadata = metadata
-        self._whole = state_dict is None
         self._state = state_dict
         self._objects = LoadedObjects(flat, metadata, self.adapters)
         self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
@@ -172,15 +165,13 @@ class DefaultLoadPlanner(LoadPlanner):
         problems: list[str] = []
         for name, like in self._likes.items():
             try:
-                target = self._target_for(like, name)
+                self._wanted[name] = self._want(name, like)
             except UnsupportedLeafError as error:
                 problems.append(str(error))
-            else:
-                self._wanted[name] = None if target is None else WantedLeaf(name, target)
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
-    def _target_for(self, like: object, name: str) -> TargetLeaf | None:
+    def _want(self, name: str, like: object) -> WantedLeaf | None:
         if value_kind(like) is not None:
             return None
         in_place = self.in_place and name not in self._objects.fresh
@@ -190,7 +181,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
                 f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
             )
-        return target
+        return WantedLeaf(name, target)
 
     @property
     def targets(self) -> Mapping[str, TargetLeaf | None]:
@@ -273,9 +264,8 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
-        wanted, number = self._wanted_by(read_item)
         with self._lock:
-            return wanted.memory(number, Box(read_item.dest_offsets, read_item.lengths))
+            return self._wanted_by(read_item).memory(read_item)
 
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Count the item's elements; publish the box with the last of them.
@@ -283,14 +273,12 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             PlanError: the box had all its elements before.
         """
-        wanted, number = self._wanted_by(read_item)
-        wanted.land(number, Box(read_item.dest_offsets, read_item.lengths))
+        self._wanted_by(read_item).land(read_item)
 
-    def _wanted_by(self, item: ReadItem) -> tuple[WantedLeaf, int]:
-        """The leaf and the number of the box that an item fills."""
-        wanted, number = self._wanted[item.dest_index.fqn], item.dest_index.index
-        assert wanted is not None and number is not None
-        return wanted, number
+    def _wanted_by(self, item: ReadItem) -> WantedLeaf:
+        wanted = self._wanted[item.dest_index.fqn]
+        assert wanted is not None
+        return wanted
 
     def result(self) -> object:
         """The loaded tree.
@@ -307,7 +295,7 @@ class DefaultLoadPlanner(LoadPlanner):
                 loaded[name] = self._values[name]
             else:
                 loaded[name] = wanted.target.result()
-        if self._whole:
+        if self._state is None:
             return unflatten(loaded, self.metadata.containers)
         if self.in_place:
             whole = assign(self._state, loaded, self.adapters, keep=self._objects.flat.objects)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
@@ -133,14 +133,16 @@ def _reads_all(item: ReadItem, stored: TensorStorageMetadata) -> bool:
     """Whether an item reads the whole of what is one array; most do, and it is quickly seen."""
     index = item.storage_index
     return (
-        item.lengths == stored.size
+        _is_all(item.storage_offsets, item.lengths, stored.size)
         and all(stored.size)
         and not index.index
-        and not any(item.storage_offsets)
         and not any(index.offset or ())
-        and len(item.storage_offsets) == len(stored.size)
         and len(stored.chunks) == 1
     )
+
+
+def _is_all(offsets: Shape, lengths: Shape, sizes: Shape) -> bool:
+    return lengths == sizes and len(offsets) == len(sizes) and not any(offsets)
 
 
 def _source_problem(item: ReadItem, arrays: Sequence[Box]) -> str:
@@ -197,8 +199,6 @@ def target_problems(
 
 
 def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[str]:
-    if len(boxes) == len(items) == 1 and _fills_all(items[0], 0, boxes[0]):
-        return
     by_box: dict[int | None, list[ReadItem]] = {}
     for item in items:
         by_box.setdefault(item.dest_index.index, []).append(item)
@@ -213,13 +213,8 @@ def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[s
 
 def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
     """Whether an item fills the whole of a box, as most do."""
-    offsets = item.dest_offsets
-    return (
-        item.lengths == box.sizes
-        and item.dest_index.index == number
-        and not any(offsets)
-        and len(offsets) == len(box.sizes)
-    )
+    is_all = _is_all(item.dest_offsets, item.lengths, box.sizes)
+    return is_all and item.dest_index.index == number
 
 
 def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:

@@ -114,12 +114,13 @@ class WantedLeaf:
             if countdown.missing == 0:
                 self.target.commit(number)
 
-    def memory(self, number: int, region: Box) -> object:
-        """A region of a box's buffer, counted from the box's first element.
+    def memory(self, item: ReadItem) -> object:
+        """The region of a box's buffer that an item fills.
 
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
+        number, region = _filled_by(item)
         try:
             buffer = self.target.buffer(number)
         except MemoryError as error:
@@ -133,12 +134,13 @@ class WantedLeaf:
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
         return sliceable[region.slices()]
 
-    def land(self, number: int, region: Box) -> None:
-        """Count a region that is there; publish the box with the last of its elements.
+    def land(self, item: ReadItem) -> None:
+        """Count the elements that an item has brought; publish a box with the last of its own.
 
         Raises:
             PlanError: the box had all its elements before.
         """
+        number, region = _filled_by(item)
         missing = self.missing[number].land(region.elements)
         if missing == 0:
             self.target.commit(number)
@@ -147,3 +149,9 @@ class WantedLeaf:
                 f"{self.name}: {region} of box {number} was committed, but the box has got "
                 f"{-missing} elements too many; each read item must be committed once"
             )
+
+
+def _filled_by(item: ReadItem) -> tuple[int, Box]:
+    """The number of the box that an item fills, and the elements, counted from the box's first."""
+    assert item.dest_index.index is not None
+    return item.dest_index.index, Box(item.dest_offsets, item.lengths)

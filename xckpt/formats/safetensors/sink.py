@@ -29,7 +29,7 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.file_sets import INDEX
-from xckpt.formats.safetensors.header import Header, TensorSpan, lay_out
+from xckpt.formats.safetensors.header import Header, TensorSpan, check_tensors, lay_out
 from xckpt.formats.safetensors.source import SUFFIX, VALUES
 from xckpt.formats.sink import TensorSink, flat_names, other_files, value_problems
 from xckpt.formats.strided_ranges import write_box
@@ -97,7 +97,7 @@ class SafetensorsSink(TensorSink):
         names = flat_names(specs)
         texts = {**FORMAT, **self._contents.metadata, **_value_text(self._contents.values)}
         tensors = {names[name]: (spec.dtype, spec.shape) for name, spec in specs.items()}
-        _check_dtypes(tensors, texts)
+        check_tensors(tensors)
         groups = [list(tensors)] if self.single else _split(tensors, self.max_shard_bytes)
         # Any box can be written.
         self._chunks = {name: (1,) * len(spec.shape) for name, spec in specs.items()}
@@ -155,13 +155,6 @@ def _value_text(values: Mapping[str, object]) -> dict[str, str]:
         return {}
     texts = {name: [value_kind(value), encode_value(value)] for name, value in values.items()}
     return {VALUES: json.dumps(texts, separators=(",", ":"))}
-
-
-def _check_dtypes(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> None:
-    """Have every problem of every tensor found before they are split into files."""
-    lay_out({name: (dtype, (0,)) for name, (dtype, _) in tensors.items()}, metadata)
 
 
 def _split(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> list[list[str]]:

@@ -28,7 +28,7 @@ from typing import Any
 
 from xckpt.errors import MappingError
 from xckpt.mapping.mapping import LeafMapping
-from xckpt.mapping.operations import is_list, is_table
+from xckpt.mapping.operations.base import is_list, is_table
 
 __all__ = ["Document", "families", "family_mapping"]
 

@@ -4,16 +4,8 @@ Each is a frozen value with an inverse, and is typed: a *bijection*; a bijection
 which the rule states and which is asserted where it would be lost; or *lossy*, with a stated bound.
 """
 
-from xckpt.mapping.operations.base import (
-    Exactness,
-    Operation,
-    is_list,
-    is_table,
-    operation_from_document,
-    prepare_operations,
-    run,
-)
-from xckpt.mapping.operations.each import Each
+from xckpt.core.struct_types import prepare_structs
+from xckpt.mapping.operations.base import OPERATIONS, Each, Exactness, Operation
 from xckpt.mapping.operations.lossy import Add, Cast, Scale
 from xckpt.mapping.operations.parts import (
     Concatenate,
@@ -22,10 +14,11 @@ from xckpt.mapping.operations.parts import (
     GroupedInterleave,
     Interleave,
     Split,
+    Stack,
+    Unstack,
 )
 from xckpt.mapping.operations.shapes import Rearrange, Reshape, Rope, Transpose
 from xckpt.mapping.operations.side_data import Constant, Drop, Pad, Strip, Tie, Untie
-from xckpt.mapping.operations.stacks import Stack, Unstack
 
 __all__ = [
     "Add",
@@ -52,10 +45,6 @@ __all__ = [
     "Transpose",
     "Unstack",
     "Untie",
-    "is_list",
-    "is_table",
-    "operation_from_document",
-    "run",
 ]
 
-prepare_operations()
+prepare_structs(*OPERATIONS.values())

@@ -1,8 +1,10 @@
-"""The base of all operations: a frozen value that acts on a bundle and knows its inverse.
+"""The bases of all operations, and how operations run one after the other.
 
-An `Operation` maps a whole bundle; a `TensorOperation` maps one tensor, and is applied to each of
-the bundle. A subclass with a name is an operation of the language: if it lacks an abstract method,
-its class cannot be made.
+An `Operation` is a frozen value that acts on a bundle and knows its inverse. A `TensorOperation`
+acts on one tensor, and is applied to each of the bundle; a `Paired` one is undone by another
+operation with the same arguments; `Each` runs other operations on each part of the bundle. A
+subclass with a name is an operation of the language: if it lacks an abstract method, its class
+cannot be made.
 
 In a document (a mapping file) an operation is a table. Its first field stands under the operation's
 name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = [8, 4], axis = 1}``.
@@ -11,19 +13,22 @@ name, the others beside it: ``Concatenate((8, 4), axis=1)`` is ``{concatenate = 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, Literal, Self, TypeGuard
 
 import msgspec
 
-from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import MappingError
-from xckpt.mapping.bundle import Bundle, Slot, Trace
-from xckpt.mapping.traced import Traced
+from xckpt.mapping.traced import Bundle, Slot, Trace, Traced
 
 Exactness = Literal["bijection", "side data", "lossy"]
 
-_OPERATIONS: dict[str, type[Operation]] = {}
+DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
+"""From the most exact to the least."""
+
+OPERATIONS: dict[str, type[Operation]] = {}
+"""All operations of the language, by what a document calls them."""
 
 
 class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -50,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
             return
         if unsaid := [each for each in dir(cls) if _is_abstract(getattr(cls, each, None))]:
             raise TypeError(f"operation {cls.name!r} does not say: {', '.join(unsaid)}")
-        _OPERATIONS[cls.name] = cls
+        OPERATIONS[cls.name] = cls
 
     def __post_init__(self) -> None:
         for field in self.__struct_fields__:
@@ -122,6 +127,18 @@ class TensorOperation(Operation, frozen=True):
         """
 
 
+class Paired(Operation, frozen=True):
+    """Base of the operations that another one undoes, with the same arguments."""
+
+    opposite: ClassVar[str]
+    """What a document calls the other one."""
+
+    def inverse(self) -> Operation:
+        """The other one of the pair."""
+        kind: Callable[..., Operation] = OPERATIONS[self.opposite]
+        return kind(*msgspec.structs.astuple(self))
+
+
 def _is_abstract(member: object) -> bool:
     return getattr(member, "__isabstractmethod__", False)
 
@@ -144,11 +161,6 @@ def _plain(value: object) -> object:
     return list(map(_plain, value)) if is_list(value) else value
 
 
-def prepare_operations() -> None:
-    """Build msgspec's type information of all operations; see `prepare_structs`."""
-    prepare_structs(*_OPERATIONS.values())
-
-
 def operation_from_document(document: object) -> Operation:
     """The operation that a table stands for.
 
@@ -163,13 +175,13 @@ def operation_from_document(document: object) -> Operation:
         raise MappingError(
             f"an operation is a table such as {{ transpose = [1, 0] }}: {document!r}"
         )
-    names = [key for key in document if key in _OPERATIONS]
+    names = [key for key in document if key in OPERATIONS]
     if len(names) != 1:
         raise MappingError(
             f"{dict(document)!r} names {' and '.join(names) or 'no operation'}; "
-            f"an operation is one of {', '.join(sorted(_OPERATIONS))}"
+            f"an operation is one of {', '.join(sorted(OPERATIONS))}"
         )
-    kind = _OPERATIONS[names[0]]
+    kind = OPERATIONS[names[0]]
     fields = {key: value for key, value in document.items() if key != names[0]}
     first = kind.__struct_fields__[0]
     if first in fields:
@@ -193,31 +205,116 @@ def axis_of(axis: int, rank: int) -> int:
     return axis % rank
 
 
+def least_exact(operations: Iterable[Operation]) -> Exactness:
+    """The type of the least exact of some operations; of none, a bijection."""
+    types: list[Exactness] = ["bijection", *(each.exactness for each in operations)]
+    return max(types, key=DEGREES.index)
+
+
+def arity_of(operations: Iterable[Operation], taken: int | None = None) -> tuple[int, int]:
+    """How many tensors operations in a row take and give.
+
+    Args:
+        operations: in the order in which they run.
+        taken: how many tensors come in; where None, as many as the first operation that counts
+            them takes, else one.
+
+    Raises:
+        ValueError: one takes another number of tensors than there are.
+    """
+    given = taken
+    for operation in operations:
+        arity = operation.arity()
+        if arity is None:
+            continue
+        if taken is None:
+            taken = given = arity[0]
+        if arity[0] != given:
+            raise ValueError(f"{operation} takes {arity[0]} tensors, but has {given}")
+        given = arity[1]
+    return 1 if taken is None else taken, 1 if given is None else given
+
+
 def run(operations: Sequence[Operation], bundle: Bundle, trace: Trace) -> Bundle:
-    """The bundle after several operations.
+    """The bundle after several operations, which take as many tensors as it has.
 
     Raises:
         MappingError: one does not fit its tensors; the message says which.
     """
     for operation in operations:
-        arity = operation.arity()
         try:
-            if arity and arity[0] != len(bundle):
-                raise ValueError(f"takes {arity[0]} tensors, and has {len(bundle)}")
             bundle = operation.apply(bundle, trace)
+        except MappingError:
+            raise
         except ValueError as error:
-            if isinstance(error, MappingError):
-                raise
-            raise MappingError(f"{operation}: {error}; its input: {shapes(bundle)}") from error
+            shapes = ", ".join(map(_shapes, bundle)) or "nothing"
+            raise MappingError(f"{operation}: {error}; its input: {shapes}") from error
     return bundle
 
 
-def shapes(bundle: Bundle) -> str:
-    """The shapes of a bundle, for a message."""
-    return ", ".join(_slot_shapes(slot) for slot in bundle) or "nothing"
-
-
-def _slot_shapes(slot: Slot) -> str:
+def _shapes(slot: Slot) -> str:
     each = list(dict.fromkeys(str(tensor.spec) for tensor in slot.tensors.values()))
     more = f" x {len(slot.tensors)}" if slot.indices else ""
     return " or ".join(each[:3]) + more
+
+
+class Each(Operation, frozen=True):
+    """Run its own operations on each part of the bundle.
+
+    A branch takes as many tensors as its first operation that counts them; else one.
+
+    Example:
+        >>> from xckpt.mapping.operations import Rope, Transpose
+        >>> each = Each(((Rope("halves", 8),), (Rope("halves", 2),), ()))
+        >>> each.arity()
+        (3, 3)
+        >>> each.inverse().branches[1]
+        (Rope(to='pairs', heads=2, axis=0, rotary=None),)
+        >>> each.to_document()
+        {'each': [[{'rope': 'halves', 'heads': 8}], [{'rope': 'halves', 'heads': 2}], []]}
+    """
+
+    name: ClassVar[str] = "each"
+
+    branches: tuple[tuple[Operation, ...], ...]
+    """The operations of each branch, in the order of the bundle."""
+
+    @property
+    def exactness(self) -> Exactness:
+        """The type of the least exact of its operations."""
+        return least_exact(chain.from_iterable(self.branches))
+
+    def arity(self) -> tuple[int, int]:
+        """The tensors of all branches together."""
+        pairs = [arity_of(branch) for branch in self.branches]
+        return sum(taken for taken, _ in pairs), sum(given for _, given in pairs)
+
+    def validate(self) -> None:
+        """Every branch's operations follow on each other."""
+        self.arity()
+
+    def apply(self, bundle: Bundle, trace: Trace) -> Bundle:
+        """The bundles of all branches, one after the other."""
+        slots: list[Slot] = []
+        start = 0
+        for branch in self.branches:
+            taken, _ = arity_of(branch)
+            slots += run(branch, bundle[start : start + taken], trace)
+            start += taken
+        return tuple(slots)
+
+    def inverse(self) -> Each:
+        """Each branch inverted."""
+        return Each(tuple(tuple(o.inverse() for o in reversed(branch)) for branch in self.branches))
+
+    @classmethod
+    def from_fields(cls, fields: dict[str, Any]) -> Self:
+        """The operation, its branches read as operations themselves."""
+        branches = fields["branches"]
+        if len(fields) > 1 or not all(map(is_list, branches)):
+            raise ValueError("it is a list of lists of operations")
+        return cls(tuple(tuple(map(operation_from_document, branch)) for branch in branches))
+
+    def to_document(self) -> dict[str, Any]:
+        """The table that stands for it in a mapping file."""
+        return {self.name: [[o.to_document() for o in branch] for branch in self.branches]}

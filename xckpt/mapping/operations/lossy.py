@@ -9,10 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from xckpt.core.dtypes import DTYPES, numpy_dtype
-from xckpt.mapping.arithmetic import Arithmetic
-from xckpt.mapping.bundle import Trace
 from xckpt.mapping.operations.base import Exactness, TensorOperation
-from xckpt.mapping.traced import Traced, aliased, computed
+from xckpt.mapping.strided_copy import Arithmetic
+from xckpt.mapping.traced import Trace, Traced, aliased, computed
 
 ONE_ZERO = ("fnu", "fnuz")
 """How the names of floating-point types end that have no negative zero."""

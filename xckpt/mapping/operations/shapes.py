@@ -9,9 +9,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from xckpt.mapping.bundle import Trace
 from xckpt.mapping.operations.base import TensorOperation, axis_of
-from xckpt.mapping.traced import Traced, concatenated, part, reshaped, transposed
+from xckpt.mapping.traced import Trace, Traced, concatenated, part, reshaped, transposed
 
 
 class Transpose(TensorOperation, frozen=True):

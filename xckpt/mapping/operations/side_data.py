@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from xckpt.mapping.bundle import Bundle, Slot, Trace
-from xckpt.mapping.operations.base import Exactness, Operation, TensorOperation, axis_of
+from xckpt.mapping.operations.base import Exactness, Paired, TensorOperation, axis_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.traced import Traced, aliased, concatenated, constant, part
+from xckpt.mapping.traced import (
+    Bundle,
+    Slot,
+    Trace,
+    Traced,
+    aliased,
+    concatenated,
+    constant,
+    part,
+)
 
 Number = bool | int | float
 UNCHECKED = "unchecked"
 
 
-class _SharedNames(Operation, frozen=True):
+class _SharedNames(Paired, frozen=True):
     """Base of operations between one tensor and several names of it."""
 
     usual: ClassVar[Exactness] = "side data"
@@ -40,6 +48,7 @@ class Tie(_SharedNames, frozen=True):
     """
 
     name: ClassVar[str] = "tie"
+    opposite: ClassVar[str] = "untie"
 
     def arity(self) -> tuple[int, int]:
         """One in, `count` out."""
@@ -49,10 +58,6 @@ class Tie(_SharedNames, frozen=True):
         """The slot, and aliases of it."""
         (slot,) = bundle
         return (slot, *[slot.map(aliased)] * (self.count - 1))
-
-    def inverse(self) -> Untie:
-        """One name for all again."""
-        return Untie(self.count)
 
 
 class Untie(_SharedNames, frozen=True):
@@ -64,6 +69,7 @@ class Untie(_SharedNames, frozen=True):
     """
 
     name: ClassVar[str] = "untie"
+    opposite: ClassVar[str] = "tie"
 
     def arity(self) -> tuple[int, int]:
         """`count` in, one out."""
@@ -83,12 +89,8 @@ class Untie(_SharedNames, frozen=True):
                 trace.must_equal(tensor, kept, "tied tensors must be equal")
         return (first,)
 
-    def inverse(self) -> Tie:
-        """All names again."""
-        return Tie(self.count)
 
-
-class _Padding(TensorOperation, frozen=True):
+class _Padding(Paired, TensorOperation, frozen=True):
     """Base of operations that add or remove the last slices along an axis, all of one value."""
 
     usual: ClassVar[Exactness] = "side data"
@@ -115,15 +117,14 @@ class Pad(_Padding, frozen=True):
     """
 
     name: ClassVar[str] = "pad"
+    opposite: ClassVar[str] = "strip"
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The padded tensor."""
         axis = axis_of(self.axis, len(tensor.shape))
-        return concatenated([tensor, constant(_pad(tensor, axis, self.size), self.value)], axis)
-
-    def inverse(self) -> Strip:
-        """Without the pad."""
-        return Strip(self.size, self.axis, self.value)
+        shape = (*tensor.shape[:axis], self.size, *tensor.shape[axis + 1 :])
+        pad = constant(TensorSpec(shape, tensor.dtype), self.value)
+        return concatenated([tensor, pad], axis)
 
 
 class Strip(_Padding, frozen=True):
@@ -135,6 +136,7 @@ class Strip(_Padding, frozen=True):
     """
 
     name: ClassVar[str] = "strip"
+    opposite: ClassVar[str] = "pad"
 
     def on(self, tensor: Traced, trace: Trace) -> Traced:
         """The tensor without its pad."""
@@ -146,16 +148,8 @@ class Strip(_Padding, frozen=True):
         trace.must_equal(pad, constant(pad.spec, self.value), f"the pad must be {self.value}")
         return part(tensor, axis, 0, kept)
 
-    def inverse(self) -> Pad:
-        """With the pad again."""
-        return Pad(self.size, self.axis, self.value)
 
-
-def _pad(tensor: Traced, axis: int, size: int) -> TensorSpec:
-    return TensorSpec((*tensor.shape[:axis], size, *tensor.shape[axis + 1 :]), tensor.dtype)
-
-
-class _Stated(Operation, frozen=True):
+class _Stated(Paired, frozen=True):
     """Base of operations on a tensor whose content the rule states."""
 
     usual: ClassVar[Exactness] = "side data"
@@ -189,6 +183,7 @@ class Constant(_Stated, frozen=True):
     """
 
     name: ClassVar[str] = "constant"
+    opposite: ClassVar[str] = "drop"
 
     def arity(self) -> tuple[int, int]:
         """None in, one out."""
@@ -206,10 +201,6 @@ class Constant(_Stated, frozen=True):
         arange = self.counting_axis(len(shape))
         return (Slot.of(constant(TensorSpec(shape, dtype), self.value, arange)),)
 
-    def inverse(self) -> Drop:
-        """Assert it and leave it out."""
-        return Drop(self.value, self.shape, self.dtype, self.arange)
-
 
 class Drop(_Stated, frozen=True):
     """Leave a tensor out, which must have the stated value.
@@ -222,6 +213,7 @@ class Drop(_Stated, frozen=True):
     """
 
     name: ClassVar[str] = "drop"
+    opposite: ClassVar[str] = "constant"
 
     def arity(self) -> tuple[int, int]:
         """One in, none out."""
@@ -240,7 +232,3 @@ class Drop(_Stated, frozen=True):
             expected = constant(tensor.spec, self.value, arange)
             trace.must_equal(tensor, expected, f"what is dropped must be {words}")
         return ()
-
-    def inverse(self) -> Constant:
-        """Make it again."""
-        return Constant(self.value, self.shape, self.dtype, self.arange)

@@ -23,7 +23,7 @@ from xckpt.core.tree import flatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
 from xckpt.mapping.names import mapping_name, specs_of
-from xckpt.mapping.operations import is_table
+from xckpt.mapping.operations.base import is_table
 from xckpt.mapping.spec import TensorSpec
 
 SLOTS = {

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -28,8 +28,8 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
-from xckpt.storage.array import SMALL_BYTES, open_array
-from xckpt.storage.integrity import Integrity, digest_array
+from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
@@ -80,8 +80,8 @@ class PendingRead:
 
     chunk: Chunk
     into: NDArray[np.generic]
-    wait: Callable[[], str]
-    """Waits until the elements are in `into`; returns what is wrong with the chunk, else empty."""
+    wait: Callable[[], object]
+    """Waits until the elements are in `into`; raises what TensorStore does, with a status."""
 
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
@@ -100,27 +100,20 @@ class ChunkSource:
     manifest: Manifest
     mapped: bool
     """Whether local files are memory-mapped."""
+    arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
+    """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
     bytes_read: int = 0
     """Bytes of chunks read so far."""
-    _arrays: dict[str, list[ZarrArray]] = field(init=False)
     _chunks: ts.KvStore | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
-        self._arrays = {leaf: list(group) for leaf, group in by_leaf}
-        total = sum(array.count for group in self._arrays.values() for array in group)
+        self.arrays = {leaf: list(group) for leaf, group in by_leaf}
+        total = sum(array.count for group in self.arrays.values() for array in group)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
-
-    def arrays_of(self, leaf: str) -> Sequence[ZarrArray]:
-        """The arrays of a leaf, by number."""
-        return self._arrays.get(leaf, ())
-
-    def array(self, leaf: str, number: int | None = 0) -> ZarrArray:
-        """The array with a number among those of a leaf."""
-        return self._arrays[leaf][number or 0]
 
     def read(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
         """Read a chunk into C-contiguous memory of its sizes and verify it.
@@ -143,7 +136,7 @@ class ChunkSource:
         memory = ts.array(into, copy=False, write=True)
         with storage_errors(self.root):
             write = memory.write(self._open(chunk.array)[chunk.box.slices()])
-        return PendingRead(chunk, into, partial(_take_copy, write))
+        return PendingRead(chunk, into, write.result)
 
     def finish(self, pending: PendingRead) -> None:
         """Wait for a read and verify it.
@@ -153,15 +146,13 @@ class ChunkSource:
             StorageError: the storage gave no answer.
         """
         try:
-            reason = pending.wait()
+            pending.wait()
         except ValueError as error:
             reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
             with storage_errors(self._place(pending.chunk)):
                 raise
-        if reason:
-            raise self.damage(pending.chunk, reason)
         self.verify(pending.chunk, digest_array(pending.into))
 
     def verify(self, chunk: Chunk, digest: bytes) -> None:
@@ -237,21 +228,14 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         ) from error
 
 
-def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic]) -> str:
+def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic]) -> None:
     """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
     read = value.result()
     if read.state == "missing":
-        return "the chunk is missing"
+        raise ValueError("NOT_FOUND")
     if read.state != "value" or len(read.value) != into.nbytes:
-        return "the chunk is truncated"
+        raise ValueError(f"OUT_OF_RANGE: {len(read.value):,} bytes instead of {into.nbytes:,}")
     into.reshape(-1).view(np.uint8)[:] = np.frombuffer(read.value, np.uint8)
-    return ""
-
-
-def _take_copy(write: ts.WriteFutures) -> str:
-    """Wait until TensorStore has copied a chunk into its memory; refusals are raised."""
-    write.result()
-    return ""
 
 
 def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:

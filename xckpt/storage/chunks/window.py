@@ -67,22 +67,22 @@ class ChunkRequests(dict[int, ChunkRequest]):
         >>> requests.add(array, Box((4,), (5,)))
         >>> [(n, str(request.chunk.box)) for n, request in requests.items()]
         [(1, '[4, 8)'), (2, '[8, 9)')]
-        >>> requests.parts
+        >>> [parts for array, parts in requests.destinations]
         [2]
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[int] = []
-        """For each destination, how many parts it gets."""
+        self.destinations: list[tuple[ZarrArray, int]] = []
+        """For each destination, the array that it is read from, and how many parts it gets."""
 
     def add(self, array: ZarrArray, box: Box) -> None:
         """Request a non-empty box of an array for the next destination."""
         chunks = list(chunks_of(array, box))
         for chunk in chunks:
             request = self.setdefault(array.first + chunk.number, ChunkRequest(chunk))
-            request.parts.append(_part(len(self.parts), box, chunk.box))
-        self.parts.append(len(chunks))
+            request.parts.append(_part(len(self.destinations), box, chunk.box))
+        self.destinations.append((array, len(chunks)))
 
     @property
     def arrays(self) -> list[ZarrArray]:
@@ -178,11 +178,10 @@ class ChunkWindow:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self._finish_queue()
-        except BaseException as failure:
-            self.pool.fail(failure)
-        try:
-            self.pool.__exit__(kind, error, trace)
+                with self.pool:
+                    self._finish_queue()
+            else:
+                self.pool.__exit__(kind, error, trace)
         finally:
             for begun in self._in_flight:
                 begun.read.give_up()
