@@ -5,8 +5,8 @@
 1. Wait for the save in flight (`settle`). An unseen error of an earlier save fails every rank.
 2. Give the group connections of its own (`BackgroundGroup`): from now on the caller's thread may
    use its process group for training.
-3. Start a thread that will save (`_Work`) and stage the state in the caller's. A failure of the
-   stager travels with the ranks' plans: every rank raises, and nothing is committed.
+3. Start a thread that will save (`_SaveThread`) and stage the state in the caller's. A failure of
+   the stager travels with the ranks' plans: every rank raises, and nothing is committed.
 4. Let the thread go on. `SaveFuture` says how the save ended.
 
 The interpreter's exit waits for the save in flight, and logs a failure that was never asked for.
@@ -21,6 +21,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -115,40 +116,34 @@ class SaveFuture:
         return f"<SaveFuture {self.where}: {state}>"
 
 
-class _Work:
+@dataclass(slots=True)
+class _SaveThread:
     """What the thread of a save does.
 
     It drops the state before it wakes those who wait for the save: they may need the memory.
     """
 
-    def __init__(
-        self,
-        status: SaveInFlight,
-        group: Group,
-        save: Save,
-        spare: BlockingAsyncStager | None,
-    ) -> None:
-        self.go_on = threading.Event()
-        self.copied: Future[State]
-        """The staged state, or why there is none; set before `go_on` is."""
-        self._status = status
-        self._group = group
-        self._save = save
-        self._spare = spare
+    status: SaveInFlight
+    group: Group
+    save: Save
+    spare: BlockingAsyncStager | None
+    copied: Future[State] = field(init=False)
+    """The staged state, or why there is none; set before `go_on` is."""
+    go_on: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         """Save once `go_on` is set; give a spare stager back, then say how it ended."""
         self.go_on.wait()
         outcome = self._outcome()
-        del self.copied, self._save
-        if self._spare is not None:
+        del self.copied, self.save
+        if self.spare is not None:
             # Kept for the next save; its memory is there unless the system has needed it.
-            self._spare.rest()
-            _spare[:] = [self._spare]
+            self.spare.rest()
+            _spare[:] = [self.spare]
         if isinstance(outcome, Metadata):
-            self._status.saved.set_result(outcome)
+            self.status.saved.set_result(outcome)
         else:
-            self._status.saved.set_exception(outcome)
+            self.status.saved.set_exception(outcome)
 
     def _outcome(self) -> Metadata | BaseException:
         state, failure = None, None
@@ -157,7 +152,7 @@ class _Work:
         except BaseException as error:
             failure = error
         try:
-            return self._save(state, failure, self._group)
+            return self.save(state, failure, self.group)
         except BaseException as error:
             return error
 
@@ -181,7 +176,7 @@ def begin(
     spare = None
     if stager is None:
         stager = spare = _take_spare()
-    work = _Work(status, background, save, spare)
+    work = _SaveThread(status, background, save, spare)
     _register_exit()
     IN_FLIGHT[status] = None
     # Started before the copying, but released after it: else the caller would wait for the

@@ -13,6 +13,7 @@ A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -105,28 +106,22 @@ def load_state(
     return Loaded(metadata, planner.result())
 
 
+@dataclass(slots=True)
 class _Load:
     """One rank's part in a load."""
 
-    def __init__(
-        self,
-        state_dict: Mapping[str, object] | None,
-        reader: StorageReader,
-        planner: LoadPlanner,
-        others: Callable[[], OtherFormats] | None,
-    ) -> None:
-        self.reader = reader
-        self._state_dict = state_dict
-        self._planner = planner
-        self._others = others
-        self._metadata = Metadata({})
+    state_dict: Mapping[str, object] | None
+    reader: StorageReader
+    planner: LoadPlanner
+    others: Callable[[], OtherFormats] | None
+    metadata: Metadata = field(default_factory=lambda: Metadata({}))
 
     def alone(self) -> Metadata:
         """All steps in a row: there is no other rank to tell."""
-        planner = self._planner
+        planner = self.planner
         _, manifest = self._find()
         metadata = self.reader.set_up_storage_reader(manifest, 1)
-        planner.set_up_planner(self._state_dict, metadata, True)
+        planner.set_up_planner(self.state_dict, metadata, True)
         plan = planner.create_local_plan()
         check_sources(plan, metadata)
         plan = self.reader.prepare_local_plan(plan)
@@ -144,14 +139,14 @@ class _Load:
         plan = partial(self._plan, found, group.size, is_coordinator)
         share = reduce_scatter(group, PLAN, plan, self._share, LoadPlanCodec())
         all_reduce(group, READ, partial(self._read, share), lambda _: b"")
-        return self._metadata
+        return self.metadata
 
     def _find(self) -> tuple[str, bytes]:
         """The coordinator: the format and the manifest of what is there."""
         try:
             return OURS, self.reader.read_metadata()
         except NotACheckpointError:
-            others = None if self._others is None else self._others()
+            others = None if self.others is None else self.others()
             format = None if others is None else others.find()
             if others is None or format is None:
                 raise
@@ -160,25 +155,25 @@ class _Load:
 
     def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
         """What this rank wants to read."""
-        if found.format != OURS and self._others is not None and not is_coordinator:
-            self.reader = self._others().reader(found.format)
-        self._metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
-        self._planner.set_up_planner(self._state_dict, self._metadata, is_coordinator)
-        plan = self._planner.create_local_plan()
-        check_sources(plan, self._metadata)
+        if found.format != OURS and self.others is not None and not is_coordinator:
+            self.reader = self.others().reader(found.format)
+        self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
+        self.planner.set_up_planner(self.state_dict, self.metadata, is_coordinator)
+        plan = self.planner.create_local_plan()
+        check_sources(plan, self.metadata)
         return self.reader.prepare_local_plan(plan)
 
     def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """What each rank has to read."""
-        return self.reader.prepare_global_plan(self._planner.create_global_plan(plans))
+        return self.reader.prepare_global_plan(self.planner.create_global_plan(plans))
 
     def _read(self, share: LoadPlan) -> bytes:
         """Read this rank's share."""
         try:
-            plan = self._planner.finish_plan(share)
-            check_sources(plan, self._metadata)
-            self._planner.check_plan(plan)
-            self.reader.read_data(plan, self._planner)
+            plan = self.planner.finish_plan(share)
+            check_sources(plan, self.metadata)
+            self.planner.check_plan(plan)
+            self.reader.read_data(plan, self.planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()

@@ -64,8 +64,9 @@ def save_state(
         RanksFailedError: some rank failed (groups of several); nothing is committed.
         XckptError: the failure itself, in a group of one.
     """
+    tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
-    save = _Save(state, writer, planner, metadata, is_coordinator, failure)
+    save = _Save(tree, writer, planner, metadata, is_coordinator, failure)
     try:
         share = reduce_scatter(group, PLAN, save.plan_locally, save.plan_globally, SavePlanCodec())
         commit = partial(writer.finish, save.metadata)
@@ -76,26 +77,18 @@ def save_state(
         raise
 
 
+@dataclass(slots=True)
 class _Save:
     """What a rank does in the steps of one save."""
 
-    def __init__(
-        self,
-        state: object,
-        writer: StorageWriter,
-        planner: SavePlanner,
-        user: JSONValue,
-        is_coordinator: bool,
-        failure: BaseException | None,
-    ) -> None:
-        self.state = cast(Mapping[str, object], state)  # our planners take any tree
-        self.writer = writer
-        self.planner = planner
-        self.user = user
-        self.is_coordinator = is_coordinator
-        self.failure = failure
-        self.metadata = Metadata({})
-        """What will be committed; only the coordinator learns it."""
+    state: Mapping[str, object]
+    writer: StorageWriter
+    planner: SavePlanner
+    user: JSONValue
+    is_coordinator: bool
+    failure: BaseException | None
+    metadata: Metadata = field(default_factory=lambda: Metadata({}))
+    """What will be committed; only the coordinator learns it."""
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
