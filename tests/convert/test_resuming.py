@@ -139,6 +139,22 @@ def test_a_journal_is_read_up_to_where_it_is_sound(tmp_path: Path) -> None:
     assert list(read_journal(path)[1]) == [0, 1, 2, 3, 9]
 
 
+def test_a_journal_ends_before_a_byte_that_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, Start(b"this"))
+    for unit in range(5):
+        journal.note(unit, bytes([unit]) * unit)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        start, done, sound = read_journal(path)
+        assert sound <= place
+        assert start in (None, Start(b"this"))
+        assert done == {unit: bytes([unit]) * unit for unit in range(len(done))}
+
+
 POOLED = """
 import os, signal, sys
 from concurrent.futures import ProcessPoolExecutor

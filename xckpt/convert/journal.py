@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import journals
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
@@ -50,7 +50,7 @@ def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
             length, digest = _HEAD.unpack_from(data, sound)
             end = sound + _HEAD.size + length
             content = data[sound + _HEAD.size : end]
-            if digest_bytes(content) != digest:
+            if end > len(data) or digest_bytes(content) != digest:
                 break
             if start is None:
                 start = msgspec.msgpack.decode(content, type=Start)

@@ -61,6 +61,23 @@ def test_a_part_is_cut_out_of_what_was_cut_out(case: tuple[tuple[int, ...], Box,
         np.testing.assert_array_equal(part, array[shared.slices()])
 
 
+@given(cases(), st.data())
+def test_whole_chunks_are_those_that_have_an_element_of_the_box(
+    case: tuple[tuple[int, ...], Box, Box], data: st.DataObject
+) -> None:
+    shape, box, _ = case
+    if box.elements:
+        chunk = data.draw(st.tuples(*[st.integers(1, 1 + size) for size in shape]))
+        chunk_of = np.zeros(shape, np.int64)
+        for axis, step in enumerate(chunk):
+            along = np.arange(shape[axis]) // step
+            chunk_of = chunk_of * 100 + np.expand_dims(along, [*range(len(shape) - axis)][1:])
+        touched = np.isin(chunk_of, chunk_of[box.slices()])
+        found = np.zeros(shape, bool)
+        found[box.whole_chunks(chunk, shape).slices()] = True
+        np.testing.assert_array_equal(found, touched)
+
+
 @given(cases())
 def test_moving_a_box_there_and_back(case: tuple[tuple[int, ...], Box, Box]) -> None:
     _, box, other = case

@@ -22,6 +22,7 @@ from xckpt.formats.safetensors.header import (
     MAX_HEADER_BYTES,
     NAMES,
     TensorSpan,
+    check_tensors,
     header_length,
     lay_out,
     parse_header,
@@ -86,20 +87,24 @@ DAMAGE: dict[str, tuple[bytes, str]] = {
     "a field twice": (written(b'{"w": {"dtype": "F32", "dtype": "F32"}}'), "twice"),
     "metadata of numbers": (written({"__metadata__": {"a": 1}}), "does not map names to texts"),
     "metadata that are none": (written({"__metadata__": "hello"}), "does not map"),
-    "no entry": (written({"w": 1}), "w: its entry"),
-    "a field too many": (written({"w": {**entry(0, 4), "hello": 1}}, 4), "w: its entry"),
-    "a field too few": (written({"w": {"dtype": "F32", "shape": []}}, 4), "w: its entry"),
-    "a dtype that is none": (written({"w": {**entry(0, 4), "dtype": 1}}, 4), "w: its dtype"),
-    "a size below 0": (written({"w": entry(0, 4, shape=[-1])}, 4), "w: its shape"),
-    "a size that is none": (written({"w": {**entry(0, 4), "shape": [True]}}, 4), "w: its shape"),
-    "a size of 1.0": (written({"w": {**entry(0, 4), "shape": [1.0]}}, 4), "w: its shape"),
-    "a product beyond all": (written({"w": entry(0, 4, shape=[1 << 40] * 3)}, 4), "w: its shape"),
+    "no entry": (written({"w": 1}), "w: Expected `object`"),
+    "a field too many": (written({"w": {**entry(0, 4), "hello": 1}}, 4), "w: Object contains unkn"),
+    "a field too few": (written({"w": {"dtype": "F32", "shape": []}}, 4), "`data_offsets`"),
+    "a dtype that is none": (written({"w": {**entry(0, 4), "dtype": 1}}, 4), "`$.dtype`"),
+    "a size below 0": (written({"w": entry(0, 4, shape=[-1])}, 4), "`int` >= 0 - at `$.shape[0]`"),
+    "a size that is none": (written({"w": {**entry(0, 4), "shape": [True]}}, 4), "got `bool` - at"),
+    "a size of 1.0": (written({"w": {**entry(0, 4), "shape": [1.0]}}, 4), "got `float` - at"),
+    "a product beyond all": (written({"w": entry(0, 4, shape=[1 << 40] * 3)}, 4), "w: F32"),
+    "a size beyond all": (written({"w": entry(0, 4, shape=[1 << 63])}, 4), "at `$.shape[0]`"),
     "a giant": (written({"w": entry(0, 4, shape=[1 << 60])}, 4), "w: F32"),
-    "33 dimensions": (written({"w": entry(0, 4, shape=[1] * 33)}, 4), "w: its shape"),
+    "33 dimensions": (written({"w": entry(0, 4, shape=[1] * 33)}, 4), "length <= 32 - at `$.shape"),
     "digits without end": (written(b'{"w": ' + b"9" * 10_000 + b"}"), "damaged"),
-    "offsets below 0": (written({"w": entry(-4, 0)}, 4), "w: its data_offsets"),
-    "offsets backwards": (written({"w": entry(4, 0, shape=[1])}, 4), "w: its data_offsets"),
-    "three offsets": (written({"w": {**entry(0, 4), "data_offsets": [0, 2, 4]}}, 4), "w: its data"),
+    "offsets below 0": (written({"w": entry(-4, 0)}, 4), "`int` >= 0 - at `$.data_offsets[0]`"),
+    "offsets backwards": (written({"w": entry(4, 0, shape=[1])}, 4), "its range [4, 0) has -4"),
+    "three offsets": (
+        written({"w": {**entry(0, 4), "data_offsets": [0, 2, 4]}}, 4),
+        "w: Expected `array` of length 2, got 3 - at `$.data_offsets`",
+    ),
     "another length": (written({"w": entry(0, 8, shape=[3])}, 8), "takes 12 bytes, but its range"),
     "an overlap": (
         written({"v": entry(0, 8), "w": entry(4, 12)}, 12),
@@ -144,7 +149,7 @@ def test_foreign_dtypes_are_refused_by_name(dtype: str, words: str) -> None:
 def test_what_cannot_be_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = {"a": ("int4", (2,)), "__metadata__": ("int8", ()), "\ud800": ("int8", ())}
     with pytest.raises(xckpt.UnsupportedLeafError) as caught:
-        lay_out({**tensors, "b": ("complex128", (1,))}, {})
+        check_tensors({**tensors, "b": ("complex128", (1,))})
     assert len(caught.value.problems) == 4
     monkeypatch.setattr(safetensors_header, "MAX_HEADER_BYTES", 1000)
     with pytest.raises(xckpt.ManifestError, match="write several files"):

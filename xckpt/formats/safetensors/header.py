@@ -5,19 +5,22 @@ bytes without gaps. The JSON is an object: name -> dtype, shape and the range of
 from the end of the header; ``__metadata__`` -> texts by name.
 
 `parse_header` takes nothing on trust: a length beyond the file, a key twice, a range of another
-length than shape and dtype make, a gap, an overlap and bytes that belong to nobody are refused, all
-of them listed, before any memory for a tensor is taken. `lay_out` puts tensors in the order that
-the safetensors library gives them, so that each begins at a multiple of its element's size.
+length than shape and dtype make, a gap, an overlap and bytes of no tensor are refused, all of them
+listed, before any memory for a tensor is taken. `check_tensors` finds what the format cannot carry,
+and `lay_out` puts tensors in the order that the safetensors library gives them, so that each begins
+at a multiple of its element's size.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final, NoReturn
+from typing import Annotated, Final, NoReturn
+
+import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
@@ -55,8 +58,17 @@ PACKED: Final = frozenset(("F4", "F6_E2M3", "F6_E3M2"))
 """Types of less than a byte, several elements in one."""
 
 _SPELLED: Final = {name: spelling for spelling, name in NAMES.items()}
-_FIELDS: Final = frozenset(("dtype", "shape", "data_offsets"))
 _METADATA: Final = "__metadata__"
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_BYTES)]
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """What the JSON says of a tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
+    data_offsets: tuple[_Count, _Count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,27 +134,31 @@ def parse_header(text: bytes, file_size: int) -> Header:
     """
     entries = _decode(text)
     metadata = _metadata(entries.pop(_METADATA, None))
+    problems = _name_problems(entries)
+    if problems:
+        raise ManifestError.listing("its header cannot be trusted", problems)
     data_at = 8 + len(text)
-    problems: list[str] = []
     unsupported: list[str] = []
     places: dict[str, TensorSpan] = {}
     ranges: list[tuple[int, int, str]] = []
-    for name, entry in entries.items():
-        told = _entry(entry) if _is_text(name) else "its name holds half a character"
-        if isinstance(told, str):
-            problems.append(f"{ascii(name)[1:-1]}: {told}")
+    for name, decoded in entries.items():
+        try:
+            entry = msgspec.convert(decoded, _Entry)
+        except ValueError as error:
+            problems.append(f"{name}: {error}")
             continue
-        dtype, shape, start, stop = told
+        start, stop = entry.data_offsets
         ranges.append((start, stop, name))
+        dtype = entry.dtype
         if dtype in PACKED:
             unsupported.append(f"{name}: {dtype}, which packs several elements into a byte")
         elif dtype not in NAMES:
             unsupported.append(f"{name}: dtype {dtype[:40]!r}, which is unknown")
         else:
-            place = places[name] = TensorSpan(NAMES[dtype], shape, data_at + start)
+            place = places[name] = TensorSpan(NAMES[dtype], entry.shape, data_at + start)
             if place.nbytes != stop - start:
                 problems.append(
-                    f"{name}: {dtype} {Box.whole(shape)} takes {place.nbytes:,} "
+                    f"{name}: {dtype} {Box.whole(entry.shape)} takes {place.nbytes:,} "
                     f"bytes, but its range [{start:,}, {stop:,}) has {stop - start:,}"
                 )
     problems += _range_problems(ranges, file_size - data_at)
@@ -162,8 +178,12 @@ def stated_size(text: bytes) -> int:
     """
     entries = _decode(text)
     entries.pop(_METADATA, None)
-    told = [_entry(entry) for entry in entries.values()]
-    return 8 + len(text) + max((each[3] for each in told if not isinstance(each, str)), default=0)
+    end = 0
+    for entry in entries.values():
+        match entry:
+            case {"data_offsets": [_, int(stop)]}:
+                end = max(end, stop)
+    return 8 + len(text) + end
 
 
 def _decode(text: bytes) -> dict[str, object]:
@@ -172,20 +192,20 @@ def _decode(text: bytes) -> dict[str, object]:
             text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant
         )
     except (ValueError, RecursionError) as error:
-        told = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ManifestError(f"its header is damaged: {told[:200]}") from error
+        problem = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ManifestError(f"its header is damaged: {problem[:200]}") from error
     if not isinstance(decoded, dict) or not text.startswith(b"{"):
         raise ManifestError("its header is damaged: it is no JSON object")
     return decoded
 
 
 def _unique(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
         seen: set[str] = set()
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {twice[:200]!r} stands in it twice")
-    return found
+    return unique
 
 
 def _no_constant(text: str) -> NoReturn:
@@ -200,29 +220,13 @@ def _metadata(given: object) -> dict[str, str]:
     return given
 
 
-def _entry(entry: object) -> tuple[str, tuple[int, ...], int, int] | str:
-    """dtype, shape and range of an entry, or what is wrong with it."""
-    if not isinstance(entry, dict) or set(entry) != _FIELDS:
-        return f"its entry does not consist of {', '.join(sorted(_FIELDS))}"
-    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str):
-        return "its dtype is no text"
-    if not _are_counts(shape) or len(shape) > MOST_DIMENSIONS or prod(shape) > MOST_BYTES:
-        return f"its shape is not a list of at most {MOST_DIMENSIONS} sizes"
-    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return "its data_offsets are no range"
-    return dtype, tuple(shape), offsets[0], offsets[1]
-
-
-def _is_text(name: str) -> bool:
-    """Whether UTF-8 can carry it."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
-
-
-def _are_counts(values: object) -> bool:
-    if not isinstance(values, list):
-        return False
-    return all(type(value) is int and 0 <= value <= MOST_BYTES for value in values)
+def _name_problems(names: Iterable[str]) -> list[str]:
+    """What is wrong with names that UTF-8 cannot carry."""
+    return [
+        f"{name!a}: a name with half a character (a lone surrogate)"
+        for name in names
+        if any("\ud800" <= character <= "\udfff" for character in name)
+    ]
 
 
 def _range_problems(ranges: list[tuple[int, int, str]], size: int) -> list[str]:
@@ -247,14 +251,33 @@ def _range_problems(ranges: list[tuple[int, int, str]], size: int) -> list[str]:
     return problems
 
 
+def check_tensors(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    """Refuse tensors (name -> dtype, shape) that no file can carry.
+
+    Raises:
+        UnsupportedLeafError: dtypes that safetensors lacks, or a name that it keeps for itself;
+            all are listed.
+    """
+    problems = [
+        f"{name}: safetensors has no {dtype}"
+        for name, (dtype, _) in tensors.items()
+        if dtype not in _SPELLED
+    ]
+    problems += _name_problems(tensors)
+    if _METADATA in tensors:
+        problems.append(f"{_METADATA}: a name that safetensors keeps for itself")
+    if problems:
+        raise UnsupportedLeafError.listing("safetensors cannot carry this", problems)
+
+
 def lay_out(
     tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]
 ) -> tuple[bytes, Header]:
     """The first bytes of a file for tensors (name -> dtype, shape), and where each of them goes.
 
+    The tensors have passed `check_tensors`.
+
     Raises:
-        UnsupportedLeafError: dtypes that safetensors lacks, or a name that it keeps for itself;
-            all are listed.
         ManifestError: the header would be longer than is read.
 
     Example:
@@ -264,32 +287,16 @@ def lay_out(
         >>> parse_header(first[8:], header.size) == header
         True
     """
-    problems = [
-        f"{name}: safetensors has no {dtype}"
-        for name, (dtype, _) in tensors.items()
-        if dtype not in _SPELLED
-    ]
-    problems += [
-        f"{name!a}: a name with half a character (a lone surrogate)"
-        for name in tensors
-        if not _is_text(name)
-    ]
-    if _METADATA in tensors:
-        problems.append(f"{_METADATA}: a name that safetensors keeps for itself")
-    if problems:
-        raise UnsupportedLeafError.listing("safetensors cannot carry this", problems)
-    order = sorted(tensors, key=lambda name: (-item_size(tensors[name][0]), name))
     entries: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
     starts: dict[str, int] = {}
     end = 0
-    for name in order:
+    for name in sorted(tensors, key=lambda name: (-item_size(tensors[name][0]), name)):
         dtype, shape = tensors[name]
-        start, end = end, end + prod(shape) * item_size(dtype)
-        starts[name] = start
+        starts[name], end = end, end + prod(shape) * item_size(dtype)
         entries[name] = {
             "dtype": _SPELLED[dtype],
             "shape": list(shape),
-            "data_offsets": [start, end],
+            "data_offsets": [starts[name], end],
         }
     text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     text += b" " * (-len(text) % 8)
@@ -299,5 +306,5 @@ def lay_out(
             f"{MAX_HEADER_BYTES:,} are read: write several files"
         )
     first = struct.pack("<Q", len(text)) + text
-    places = {name: TensorSpan(*tensors[name], len(first) + starts[name]) for name in order}
+    places = {name: TensorSpan(*tensors[name], len(first) + at) for name, at in starts.items()}
     return first, Header(places, dict(metadata), len(first) + end)
