@@ -18,8 +18,8 @@ from pathlib import Path
 import msgspec
 
 from xckpt.core.struct_types import prepare_structs
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import journals
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
