@@ -6,7 +6,7 @@ are 0-d arrays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -27,10 +27,11 @@ class ArrayTarget:
     dtype: str
     array: NDArray[np.generic] | None = None
     annotation: str = ""
-    boxes: Boxes = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.boxes = Boxes.whole(self.shape)
+    @property
+    def boxes(self) -> Boxes:
+        """The whole."""
+        return Boxes.whole(self.shape)
 
     def buffer(self, index: int) -> NDArray[np.generic]:
         """The whole array, allocated at the first call."""

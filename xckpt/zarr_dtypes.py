@@ -39,20 +39,6 @@ if TYPE_CHECKING:
     from zarr.core.common import JSON, ZarrFormat
     from zarr.core.dtype.common import DTypeJSON, EndiannessStr
 
-__all__ = [
-    "BFloat16",
-    "Float4E2M1FN",
-    "Float8E3M4",
-    "Float8E4M3B11FNUZ",
-    "Float8E4M3FN",
-    "Float8E4M3FNUZ",
-    "Float8E5M2",
-    "Float8E5M2FNUZ",
-    "Float8E8M0FNU",
-    "Int2",
-    "Int4",
-]
-
 _SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -252,11 +238,8 @@ class Float8E8M0FNU(_MlFloat, scalar=ml_dtypes.float8_e8m0fnu):
         Raises:
             TypeError: `data` is not a number.
         """
-        return (
-            self._from_bits(0)
-            if self._check_scalar(data) and data == 0
-            else super().cast_scalar(data)
-        )
+        is_zero = self._check_scalar(data) and data == 0
+        return self._from_bits(0) if is_zero else super().cast_scalar(data)
 
 
 class Float4E2M1FN(_MlFloat, scalar=ml_dtypes.float4_e2m1fn):

@@ -48,9 +48,11 @@ def exchange(coordinator: int) -> dict[str, object]:
         entries = [noise(size, 10 + rank) for rank in range(group.size)]
         scattered.append(digest(group.scatter(entries if mine else None)))
         sent.append(digest(group.broadcast(noise(size, 99) if mine else None)))
-    group.barrier()
-    left = distributed.global_state.client.key_value_dir_get_bytes("xckpt")  # type: ignore[union-attr]
-    group.barrier()
+    client = distributed.global_state.client
+    assert client is not None
+    client.wait_at_barrier("all is deleted", 60_000)
+    left = client.key_value_dir_get_bytes("xckpt")
+    client.wait_at_barrier("all have looked", 60_000)
     return {
         "rank": group.rank,
         "size": group.size,
@@ -75,6 +77,12 @@ def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinato
         assert answer["gathered"] == (everyone if rank == coordinator else nobody)
         assert answer["left"] == []
         assert answer["backend"] is False
+
+
+def meet() -> None:
+    """Wait for all processes."""
+    group = JaxGroup(timeout=60)
+    group.broadcast(b"" if group.rank == 0 else None)
 
 
 def interleaved() -> list[str]:
@@ -147,12 +155,12 @@ def silent(cases: list[list[int]]) -> list[object]:
                 reduce_scatter(group, "plan", lambda: b"", lambda parts: parts)
             ranks = [failure.rank for failure in caught.value.failures]
             told[-1] = [str(caught.value), ranks, time.monotonic() - start]
-        JaxGroup(timeout=60).barrier()
+        meet()
     last = JaxGroup(timeout=1)
     if last.rank == 0:
         with pytest.raises(RanksFailedError, match="not every rank came within 1 s"):
-            last.barrier()
-    JaxGroup(timeout=60).barrier()
+            last.broadcast(b"")
+    meet()
     return told
 
 
@@ -174,7 +182,7 @@ def test_silent_ranks_are_named_on_the_others() -> None:
 def killed() -> str:
     """One process is killed within a step."""
     group = JaxGroup(timeout=3)
-    group.barrier()
+    meet()
     if group.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(RanksFailedError, match="lost contact") as caught:

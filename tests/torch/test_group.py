@@ -28,7 +28,6 @@ def exchange(group: Group) -> tuple[list[bytes] | None, bytes, bytes]:
     is_coordinator = group.rank == group.coordinator
     scattered = group.scatter([message(r) for r in range(group.size)] if is_coordinator else None)
     told = group.broadcast(b"done" if is_coordinator else None)
-    group.barrier()
     return gathered, scattered, told
 
 
@@ -163,7 +162,7 @@ def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], fl
     except RanksFailedError as error:
         seconds = time.monotonic() - started
         with pytest.raises(RanksFailedError):
-            group.barrier()  # at once, since nobody is there any more
+            group.gather(b"")  # at once, since nobody is there any more
         return str(error), [f.rank for f in error.failures], seconds, True
     return "", [], time.monotonic() - started, False
 
@@ -196,7 +195,9 @@ def on_rank_is_silent(rank: int) -> tuple[str, float]:
         return "", 0
     text, seconds = "no error", 0.0
     try:
-        TorchGroup(impatient, coordinator_rank=3).barrier()
+        group = TorchGroup(impatient, coordinator_rank=3)
+        group.gather(b"")
+        group.broadcast(b"" if rank == 3 else None)
     except RanksFailedError as error:
         text, seconds = str(error), time.monotonic() - started
     # The group lives until the others have given up too: a closed connection is another error.

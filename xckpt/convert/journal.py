@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import journals
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 

@@ -41,10 +41,6 @@ class Group(Protocol):
         """The coordinator's bytes, on every rank; the others pass None."""
         ...
 
-    def barrier(self) -> None:
-        """Wait until every rank has called this."""
-        ...
-
 
 class LocalGroup:
     """One process on its own.
@@ -72,6 +68,3 @@ class LocalGroup:
         """The data themselves."""
         assert data is not None
         return data
-
-    def barrier(self) -> None:
-        """Returns at once."""

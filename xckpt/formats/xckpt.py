@@ -18,8 +18,8 @@ from xckpt.formats.source import Opaque, TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
-from xckpt.storage.integrity import digest_bytes
 
 
 class XckptSource(TensorSource):

@@ -6,7 +6,8 @@
    cached on the caller's array.
 2. `target_for` gives a `JaxTarget` of the same shape, dtype and sharding. JAX arrays are
    immutable, so there is no loading in place.
-3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.prng`).
+3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.target`).
+4. Containers registered with JAX are opened one level at a time (`xckpt.jax.pytrees`).
 
 A NumPy view pins the memory that it shows: once a save holds it, donating or deleting the array
 neither changes nor frees what is being written.
@@ -29,7 +30,6 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable, HostSource
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.prng import is_key, key_spec
 from xckpt.jax.pytrees import children, rebuild
 from xckpt.jax.shardings import (
     LocalLayout,
@@ -39,7 +39,7 @@ from xckpt.jax.shardings import (
     local_layout,
     stored_sharding,
 )
-from xckpt.jax.target import JaxTarget
+from xckpt.jax.target import JaxTarget, is_key, key_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class JaxAdapter(Adapter[Leaf]):
             )
         _refuse_tracer(leaf, name)
         _refuse_deleted(leaf, name)
-        key = key_spec(leaf.shape, leaf.dtype) if is_key(leaf.dtype) else None
+        key = key_spec(leaf.shape, leaf.dtype)
         array = leaf if key is None else jax.random.key_data(leaf)
         return ArraySource(
             name,
@@ -168,7 +168,7 @@ class JaxAdapter(Adapter[Leaf]):
                 f"{name}: JAX arrays are immutable and cannot be loaded into; use load, which "
                 f"returns new arrays"
             )
-        key = key_spec(like.shape, like.dtype) if is_key(like.dtype) else None
+        key = key_spec(tuple(like.shape), like.dtype)
         shape = key.shape if key else tuple(like.shape)
         dtype = "uint32" if key else _format_dtype(like.dtype, name)
         _refuse_narrowing(dtype, name)

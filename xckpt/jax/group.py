@@ -10,7 +10,7 @@ leaves the accelerators alone and may run beside a training step.
    bytes of the whole.
 3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
    coordinator deletes it.
-4. Whoever hears nothing for longer than the timeout raises `RanksFailedError` with the silent
+4. A rank that hears nothing for longer than the timeout raises `RanksFailedError` with the silent
    ranks. A coordinator that gives up leaves a note, which the others find while they wait for it.
 
 If a process dies, JAX notices after its own heartbeat timeout and ends all the others, unless
@@ -115,18 +115,13 @@ class JaxGroup:
             self._put(f"{key}/{self.rank}", data)
             return None
         deadline = time.monotonic() + self.timeout
-        found = {self.rank: data}
-        silent: list[int] = []
-        for rank in (other for other in range(self.size) if other != self.rank):
-            value = self._get(f"{key}/{rank}", deadline)
-            if value is None:
-                silent.append(rank)
-            else:
-                found[rank] = value
+        answers = {rank: self._get(f"{key}/{rank}", deadline) for rank in self._others()}
         self._client.key_value_delete(key)
-        if silent:
-            self._give_up(silent)
-        return [found[rank] for rank in range(self.size)]
+        received = {rank: value for rank, value in answers.items() if value is not None}
+        if len(received) < len(answers):
+            self._give_up([rank for rank in answers if rank not in received])
+        received[self.rank] = data
+        return [received[rank] for rank in range(self.size)]
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
         """Entry ``rank`` of the coordinator's list.
@@ -137,7 +132,7 @@ class JaxGroup:
         key = self._next("scatter")
         if self.rank == self.coordinator:
             assert data is not None
-            for rank in (other for other in range(self.size) if other != self.rank):
+            for rank in self._others():
                 self._put(f"{key}/{rank}", data[rank])
             return data[self.rank]
         value = self._from_coordinator(f"{key}/{self.rank}")
@@ -161,13 +156,8 @@ class JaxGroup:
         self._meet(f"{key}/read")
         return value
 
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            RanksFailedError: some rank did not come within the timeout.
-        """
-        self._meet(self._next("barrier"))
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
 
     def _next(self, operation: str) -> str:
         return f"{self._prefix}/{next(self._calls)}/{operation}"

@@ -42,15 +42,14 @@ def children(node: object) -> tuple[str, list[tuple[str | int, object]]] | None:
         return None
     entries, _ = opened
     keys = [_key(entry) for entry, _ in entries]
-    if len(set(map(_identity, keys))) < len(keys):
+    if len({(type(key), key) for key in keys}) < len(keys):
         keys = list(range(len(entries)))
     kind = f"pytree:{type(node).__module__}.{type(node).__qualname__}"
     return kind, [(key, child) for key, (_, child) in zip(keys, entries, strict=True)]
 
 
 def rebuild(node: object, children: list[object]) -> object | None:
-    """A node like ``node`` with other children, in the order of `children`; None if JAX
-    knows no such container.
+    """A node like ``node`` with other children, in the order of `children`, or None.
 
     Example:
         >>> from collections import defaultdict
@@ -61,12 +60,8 @@ def rebuild(node: object, children: list[object]) -> object | None:
     return None if opened is None else tree_unflatten(opened[1], children)
 
 
-def _open(
-    node: object,
-) -> tuple[list[tuple[object, object]], object] | None:
-    """(key entry, child) pairs and the treedef of one level; None if JAX
-    knows no such container.
-    """
+def _open(node: object) -> tuple[list[tuple[object, object]], object] | None:
+    """(key entry, child) pairs and the treedef of one level; None for any other object."""
     if type(node) in _OF_THE_CORE or isinstance(node, jax.Array | np.ndarray):
         return None
     if isinstance(node, tuple) and hasattr(node, "_fields"):
@@ -87,7 +82,3 @@ def _key(entry: object) -> str | int:
         case SequenceKey():
             key = entry.idx
     return key if isinstance(key, str | int) and not isinstance(key, bool) else str(key)
-
-
-def _identity(key: str | int) -> tuple[bool, str | int]:
-    return isinstance(key, int), key

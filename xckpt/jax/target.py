@@ -7,6 +7,11 @@
    packed, and therefore copied.
 3. `result` joins the devices' parts to one array.
 
+A typed PRNG key (`jax.random.key`) is loaded, and saved, as the uint32 array that it wraps
+(`KeySpec`): keys of shape S are key data of shape S + K, where K belongs to the implementation
+((2,) for threefry2x32). The implementation's name travels as the leaf's annotation,
+``prng_key:threefry2x32``. Neither wrapping nor unwrapping moves data.
+
 A worker thread does not inherit a caller's ``with jax.enable_x64():``, and would silently narrow
 64-bit data, so `commit` states what it needs.
 """
@@ -24,8 +29,57 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.host_buffers import HostBuffers
-from xckpt.jax.prng import KeySpec
 from xckpt.jax.shardings import Device, LocalLayout
+
+
+@dataclass(frozen=True, slots=True)
+class KeySpec:
+    """What an array of keys is made of."""
+
+    impl: object
+    """The implementation, as `jax.random.wrap_key_data` takes it."""
+    shape: tuple[int, ...]
+    """The shape of the key data."""
+
+    @property
+    def annotation(self) -> str:
+        """The implementation, for the manifest."""
+        return f"prng_key:{self.impl}"
+
+    def wrap(self, data: jax.Array) -> jax.Array:
+        """The keys whose data these are."""
+        return jax.random.wrap_key_data(data, impl=self.impl)  # type: ignore[arg-type]
+
+
+def is_key(dtype: object) -> bool:
+    """Whether a JAX dtype is that of typed PRNG keys.
+
+    Example:
+        >>> is_key(jax.random.key(0).dtype), is_key(jax.random.PRNGKey(0).dtype)
+        (True, False)
+    """
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)  # type: ignore[arg-type]
+
+
+def key_spec(shape: tuple[int, ...], dtype: object) -> KeySpec | None:
+    """What an array of this shape and JAX dtype is made of if it holds keys; touches no array.
+
+    Example:
+        >>> spec = key_spec((3,), jax.random.key(0, impl="rbg").dtype)
+        >>> spec.annotation, spec.shape
+        ('prng_key:rbg', (3, 4))
+    """
+    if not is_key(dtype):
+        return None
+    impls: list[object] = []
+
+    def unwrap(keys: jax.Array) -> jax.Array:
+        impls.append(jax.random.key_impl(keys))
+        return jax.random.key_data(keys)
+
+    # Only a key tells its implementation, so ask an abstract one.
+    data = jax.eval_shape(unwrap, jax.ShapeDtypeStruct(shape, dtype))
+    return KeySpec(impls[0], tuple(data.shape))
 
 
 @dataclass(slots=True)
@@ -67,23 +121,17 @@ class JaxTarget(HostBuffers):
     def result(self) -> jax.Array:
         """The array, of the sharding asked for."""
         parts = [self._parts[device] for holders in self.layout.devices for device in holders]
-        array = _join(self.shape, self.sharding, parts, self.dtype) if self.committed else parts[0]
+        array = self._joined(parts) if self.committed else parts[0]
         if self.weak_type:
             array = _weaken(array)
         return array if self.key is None else self.key.wrap(array)
 
-
-def _join(
-    shape: tuple[int, ...],
-    sharding: jax.sharding.Sharding,
-    parts: list[jax.Array],
-    dtype: str,
-) -> jax.Array:
-    if parts:
-        return jax.make_array_from_single_device_arrays(shape, sharding, parts)
-    # Without a local part only the dtype can say what the array is made of.
-    kind = numpy_dtype(dtype)
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=kind)
+    def _joined(self, parts: list[jax.Array]) -> jax.Array:
+        # Without a local part only the dtype can say what the array is made of.
+        dtype = None if parts else numpy_dtype(self.dtype)
+        return jax.make_array_from_single_device_arrays(
+            self.shape, self.sharding, parts, dtype=dtype
+        )
 
 
 def _x64_for(dtype: np.dtype[np.generic]) -> contextlib.AbstractContextManager[object]:

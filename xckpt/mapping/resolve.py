@@ -132,7 +132,7 @@ class Resolution:
             try:
                 made = _targets(instance, leaves, self.trace, wanted)
             except MappingError as error:
-                where = f"{_at(instance)}{_of(instance, leaves)}"
+                where = _where(instance, leaves)
                 self.problems.append(f"rule {instance.rule}{where}: {error}")
                 self.failed.append(instance.rule)
                 continue
@@ -155,17 +155,14 @@ class Resolution:
         self.made[name], self.makers[name] = tensor, rule
 
 
-def _at(instance: RuleInstance) -> str:
+def _where(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
+    """The indices of an instance and the leaves that it takes, each with its box."""
     values = ", ".join(f"{name} = {value}" for name, value in instance.values.items())
-    return f" at {values}" if values else ""
-
-
-def _of(instance: RuleInstance, leaves: Mapping[str, Traced]) -> str:
-    """The leaves that an instance takes, each with its box."""
     names = [name for by_key in instance.sources for name in by_key.values()]
     shown = [f"{name!r} {Box.whole(leaves[name].shape)}" for name in names[:SHOWN_LEAVES]]
     more = f" and {len(names) - SHOWN_LEAVES} more" if len(names) > SHOWN_LEAVES else ""
-    return f" on {', '.join(shown)}{more}" if names else ""
+    taken = f" on {', '.join(shown)}{more}" if names else ""
+    return f" at {values}{taken}" if values else taken
 
 
 def _targets(

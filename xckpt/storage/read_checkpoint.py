@@ -25,10 +25,10 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import MANIFEST, Location, file_problem, open_store, storage_errors
 from xckpt.storage.read_chunks import read_items, requests_of
 

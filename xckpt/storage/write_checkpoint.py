@@ -44,9 +44,9 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
 from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 

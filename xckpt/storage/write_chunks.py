@@ -37,9 +37,8 @@ from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
-from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
+from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store, storage_errors
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"

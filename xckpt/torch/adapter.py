@@ -23,7 +23,7 @@ from xckpt.core.adapter import Adapter
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.copies import RebuildRecipe, pinned_memory, plain_recipe, to_copyable
+from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
     Memory,
     TensorLeaf,
@@ -111,16 +111,12 @@ class TorchAdapter(Adapter[torch.Tensor]):
         Raises:
             UnsupportedLeafError: as for `describe`.
         """
-        specialist = _specialist(leaf)
-        if specialist is None and type(leaf) in _PLAIN:
-            local = plain(leaf, name)
-            check_readable(local, name)
-            return to_copyable(plain_recipe(leaf, local), known_dtype(local.dtype, name))
-        source = self.describe(leaf, name)
-        recipe = None if specialist is None else specialist.rebuild_recipe(leaf)
-        if recipe is None:
-            return self.copyable_source(source)
-        return to_copyable(recipe, source.dtype)
+        source, specialist, recipe = self.describe(leaf, name), _specialist(leaf), None
+        if specialist is not None:
+            recipe = specialist.rebuild_recipe(leaf)
+        elif type(leaf) in _PLAIN:
+            recipe = plain_recipe(leaf, source.parts[0])
+        return self.copyable_source(source) if recipe is None else to_copyable(recipe, source.dtype)
 
     def target_for(self, like: torch.Tensor, name: str, *, in_place: bool) -> TensorTarget:
         """A target like a tensor or sharded tensor.
@@ -176,7 +172,9 @@ class TorchAdapter(Adapter[torch.Tensor]):
 
     def pinned_memory(self, size: int) -> NDArray[np.uint8] | None:
         """Page-locked host memory; None without an accelerator."""
-        return pinned_memory(size)
+        if not torch.accelerator.is_available():
+            return None
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
 
     def open_object(self, node: object, name: str) -> DictState | None:
         """The state dict of an object that has one, or None.

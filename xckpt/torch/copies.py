@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ class RebuildRecipe:
 def plain_recipe(leaf: torch.Tensor, local: torch.Tensor) -> RebuildRecipe:
     """A plain tensor or parameter; ``local`` is the same outside autograd."""
     if type(leaf) is torch.Tensor:
-        return RebuildRecipe((local,), _itself)
+        return RebuildRecipe((local,), itemgetter(0))
     return RebuildRecipe((local,), lambda copies: as_parameter(leaf, copies[0]))
 
 
@@ -46,21 +47,11 @@ def as_parameter(leaf: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 def to_copyable(recipe: RebuildRecipe, dtype: str) -> Copyable:
     """The tensor's memory as the stager copies it."""
-    if recipe.rebuild is _itself and reachable(recipe.locals[0]):
-        return Copyable((writable_numpy(recipe.locals[0]),), _plain_over)
 
     def rebuild(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
         return recipe.rebuild([from_numpy(copy) for copy in copies])
 
     return Copyable([_part(local, dtype) for local in recipe.locals], rebuild)
-
-
-def _itself(copies: Sequence[torch.Tensor]) -> torch.Tensor:
-    return copies[0]
-
-
-def _plain_over(copies: Sequence[NDArray[np.generic]]) -> torch.Tensor:
-    return from_numpy(copies[0])
 
 
 def _part(tensor: torch.Tensor, dtype: str) -> Part:
@@ -81,10 +72,3 @@ def _part(tensor: torch.Tensor, dtype: str) -> Part:
         pending.clear()
 
     return RemotePart(tuple(tensor.shape), numpy_dtype(dtype), start, wait)
-
-
-def pinned_memory(size: int) -> NDArray[np.uint8] | None:
-    """Page-locked host memory; None without an accelerator."""
-    if not torch.accelerator.is_available():
-        return None
-    return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()

@@ -98,8 +98,12 @@ class TorchGroup:
                 f"the process group; it counts within the group"
             )
         self.coordinator = coordinator_rank
-        self._process_group = process_group
-        self._channel = _channel(process_group)
+        group = process_group if process_group is not None else dist.group.WORLD
+        assert group is not None
+        self._process_group = group
+        has_gloo = "cpu:gloo" in dist.get_backend_config(group).split(",")
+        self._channel = group if has_gloo else _companion(group, "xckpt")
+        """What sends host memory by gloo between the processes."""
         self._lost: dict[int, str] = {}
         self._broken: RanksFailedError | None = None
 
@@ -110,7 +114,7 @@ class TorchGroup:
         same order as other collectives. A silent rank is waited for `GLOO_TIMEOUT` long.
         """
         group = TorchGroup(self._process_group, self.coordinator)
-        group._channel = _companion(_world_or(self._process_group), "xckpt/background")
+        group._channel = _companion(self._process_group, "xckpt/background")
         return group
 
     def gather(self, data: bytes) -> list[bytes] | None:
@@ -155,15 +159,6 @@ class TorchGroup:
         assert data is not None
         self._exchange(self._channel.send, dict.fromkeys(self._others(), _message(data)))
         return data
-
-    def barrier(self) -> None:
-        """Wait until every rank is here.
-
-        Raises:
-            RanksFailedError: a rank is lost.
-        """
-        self.gather(b"")
-        self.broadcast(b"" if self.rank == self.coordinator else None)
 
     def _others(self) -> list[int]:
         """The ranks that the coordinator can still talk to."""
@@ -274,20 +269,6 @@ def current_group(coordinator_rank: int = 0, process_group: object = None) -> To
     if not outside and not isinstance(process_group, dist.ProcessGroup):
         return None
     return TorchGroup(cast(dist.ProcessGroup, process_group), coordinator_rank)
-
-
-def _channel(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """What sends host memory by gloo between the processes of a group."""
-    group = _world_or(process_group)
-    if "cpu:gloo" in dist.get_backend_config(group).split(","):
-        return group
-    return _companion(group, "xckpt")
-
-
-def _world_or(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    group = process_group if process_group is not None else dist.group.WORLD
-    assert group is not None
-    return group
 
 
 def _companion(group: dist.ProcessGroup, purpose: str) -> dist.ProcessGroup:

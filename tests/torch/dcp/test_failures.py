@@ -95,15 +95,14 @@ def test_the_staging_goes_when_all_ranks_have_stopped(monkeypatch: pytest.Monkey
     store = dist.HashStore()
     monkeypatch.setattr(staged_save, "shared_store", lambda: store)
     gone = threading.Event()
-    watch = staged_save.FailureWatch()
-    watch.start("a save", 2, gone.set)
+    stop = staged_save.watch_failures(store, "a save", 2, gone.set)
     failing = threading.Thread(target=staged_save.note_failed, args=("a save",))
     failing.start()
     assert not gone.wait(0.3)
     staged_save.note_stopped("a save")
     failing.join(10)
     assert gone.is_set() and not failing.is_alive()
-    watch.stop()
+    stop()
 
 
 def test_a_rank_that_fails_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
@@ -111,10 +110,9 @@ def test_a_rank_that_fails_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(staged_save, "shared_store", lambda: store)
     monkeypatch.setattr(staged_save, "WAIT_SECONDS", 0.1)
     gone = threading.Event()
-    watch = staged_save.FailureWatch()
-    watch.start("a save", 2, gone.set)
+    stop = staged_save.watch_failures(store, "a save", 2, gone.set)
     staged_save.note_failed("a save")
-    watch.stop()
+    stop()
     assert not gone.is_set()
 
 

@@ -171,14 +171,11 @@ class TorchSaveSource(MappedSource):
         read = map_named(place, _tree, [(file.name, file) for file in files.paths])
         trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
         super().__init__(place, _merged(files, trees))
-        self._state = hashlib.sha256(b"".join(state for _, state in read)).digest()
+        # The files' pickles, sizes and times of change.
+        self._identity = hashlib.sha256(b"".join(state for _, state in read)).digest()
         for file in files.paths:  # What takes the place of one from now on is not read.
             with storage_errors(file):
                 self._open(file)
-
-    def identity(self) -> bytes:
-        """A digest of the files' pickles, sizes and times of change."""
-        return self._state
 
 
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:

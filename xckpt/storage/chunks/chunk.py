@@ -28,8 +28,8 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
-from xckpt.storage.array import SMALL_BYTES, open_array
-from xckpt.storage.integrity import Integrity, digest_array
+from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")

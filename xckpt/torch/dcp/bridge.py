@@ -18,14 +18,16 @@ import contextlib
 import io
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.planner import LoadItemType
 
 from xckpt.core.adapter import Adapters
+from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
@@ -53,6 +55,10 @@ def _planned_by_dcp(*_: object) -> NoReturn:
 class _Bridge:
     """Remembers what the planner has raised."""
 
+    set_up_planner: Any = _planned_by_dcp
+    create_local_plan: Any = _planned_by_dcp
+    create_global_plan: Any = _planned_by_dcp
+    finish_plan: Any = _planned_by_dcp
     adapters = Adapters((ADAPTER,))
     failure: BaseException | None = None
 
@@ -78,11 +84,6 @@ class _Bridge:
 
 class SaveBridge(_Bridge, SavePlanner):
     """Gives data from a DCP planner."""
-
-    set_up_planner = _planned_by_dcp  # type: ignore[assignment]
-    create_local_plan = _planned_by_dcp  # type: ignore[assignment]
-    create_global_plan = _planned_by_dcp  # type: ignore[assignment]
-    finish_plan = _planned_by_dcp  # type: ignore[assignment]
 
     def __init__(
         self, planner: dcp.SavePlanner, items: Mapping[tuple[str, object], dcp.WriteItem]
@@ -113,20 +114,18 @@ class SaveBridge(_Bridge, SavePlanner):
         return local
 
 
+@dataclass(slots=True)
 class Wanted:
     """Something that a DCP read item asks for, and how much of it is still to come."""
 
-    __slots__ = ("item", "missing", "stored", "target", "values")
-
-    def __init__(self, item: dcp.ReadItem, stored: StoredObject) -> None:
-        self.item = item
-        self.stored = stored
-        self.target: torch.Tensor | None = None
-        """Of a tensor: the planner's own, where what is read goes elsewhere first."""
-        self.values: dict[str, object] = {}
-        """Of an object: leaf name -> value or tensor, as far as they have come."""
-        self.missing = Countdown(0)
-        """Of an object: how many values, and elements of tensors, are still to come."""
+    item: dcp.ReadItem
+    stored: StoredObject
+    target: torch.Tensor | None = None
+    """Of a tensor: the planner's own, where what is read goes elsewhere first."""
+    values: dict[str, object] = field(default_factory=dict[str, object])
+    """Of an object: leaf name -> value or tensor, as far as they have come."""
+    missing: Countdown = field(default_factory=lambda: Countdown(0))
+    """Of an object: how many values, and elements of tensors, are still to come."""
 
 
 class LoadBridge(_Bridge, LoadPlanner):
@@ -134,11 +133,6 @@ class LoadBridge(_Bridge, LoadPlanner):
 
     The index of an xckpt item's destination is the number of the `Wanted` that it is for.
     """
-
-    set_up_planner = _planned_by_dcp  # type: ignore[assignment]
-    create_local_plan = _planned_by_dcp  # type: ignore[assignment]
-    create_global_plan = _planned_by_dcp  # type: ignore[assignment]
-    finish_plan = _planned_by_dcp  # type: ignore[assignment]
 
     def __init__(
         self, planner: dcp.LoadPlanner, metadata: Metadata, wanted: Sequence[Wanted]
@@ -192,8 +186,7 @@ class LoadBridge(_Bridge, LoadPlanner):
         if wanted.item.type is not LoadItemType.TENSOR:
             whole = wanted.values[name]
             assert isinstance(whole, torch.Tensor)
-            starts = zip(read_item.dest_offsets, read_item.lengths, strict=True)
-            return whole[tuple(slice(start, start + length) for start, length in starts)]
+            return whole[Box(read_item.dest_offsets, read_item.lengths).slices()]
         target = self._resolve(wanted)
         stored = self._dtype(name)
         if target.dtype == stored and _is_plain(target):

@@ -2,10 +2,9 @@
 
 To save, on the coordinator (`described`), from the plans of all ranks:
 
-1. One row for each leaf: type, dtype and global shape, the same on every rank.
-2. All ranks' boxes of the leaf: disjoint, and together the whole. DCP's planners have chosen one
-   rank for each box; one that drops, doubles or misplaces an item is refused here.
-3. The grid of each leaf, so that every chunk lies inside one box.
+1. DCP's planners have chosen one rank for each box, so a box that several write is refused.
+2. The leaves are named, and the rest is the global step of any save (`xckpt.core.plan.merge`): a
+   planner that drops or misplaces an item, or ranks that disagree, are refused there.
 
 With ``DefaultSavePlanner(enable_plan_caching=True)`` each plan that has not changed is replaced by
 an empty one that is not ``usable``. The plans left out are in DCP's cache itself, which has no
@@ -26,27 +25,22 @@ part of an array at a time, whatever chunks that part touches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import prod
 
-import numpy as np
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
-from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
-    BytesStorageMetadata,
     Metadata,
     MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import TensorWriteData, WriteItem, WriteItemType
-from xckpt.core.plan.layout import Layout, LeafShards, lay_out
+from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.merge import global_plan
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 from xckpt.torch.leaf import format_dtype, torch_dtype
@@ -94,24 +88,10 @@ def write_item(item: dcp.WriteItem, name: str) -> WriteItem:
     )
 
 
-@dataclass(slots=True)
-class _Leaf:
-    """What all ranks' items say of one leaf."""
-
-    fqn: str
-    dtype: str
-    """Empty for bytes."""
-    shape: tuple[int, ...]
-    rank: int
-    """The first rank that has named it."""
-    boxes: list[tuple[Shape, Shape]] = field(default_factory=list)
-    """(offsets, sizes) of each item."""
-    ranks: list[int] = field(default_factory=list)
-    """Who is to write each item."""
-
-
-def described(plans: Sequence[dcp.SavePlan], options: GridOptions) -> tuple[Metadata, LeafNames]:
-    """What the checkpoint will say about itself, grids included, and how the leaves are named.
+def described(
+    plans: Sequence[dcp.SavePlan], options: GridOptions
+) -> tuple[list[SavePlan], Metadata, LeafNames]:
+    """Each rank's share, what the checkpoint will say about itself, and how the leaves are named.
 
     Args:
         plans: one plan a rank, as the planner's global step has left them.
@@ -121,78 +101,45 @@ def described(plans: Sequence[dcp.SavePlan], options: GridOptions) -> tuple[Meta
         PlanError: the items do not write every element exactly once, or ranks disagree on what a
             leaf is; all such leaves are listed.
     """
-    problems: list[str] = []
-    leaves = _collect(plans, problems)
-    known: dict[object, Layout | str] = {}
-    found: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for fqn, leaf in leaves.items():
-        if not leaf.dtype:
-            found[fqn] = BytesStorageMetadata("opaque")
-            if len(leaf.ranks) > 1:
-                problems.append(f"{fqn}: to be written by ranks {leaf.ranks[:8]}, not by one")
-            continue
-        layout = _layout(leaf, options, known)
-        if isinstance(layout, str):
-            problems.append(f"{fqn}: {layout}")
-        else:
-            properties = TensorProperties(leaf.dtype)
-            found[fqn] = TensorStorageMetadata(properties, leaf.shape, layout.boxes, layout.grid)
-    if problems:
-        raise PlanError.listing("the planner's items do not make up whole tensors", problems)
+    _check_single_writers(plans)
     mappings = [key_paths(plan.planner_data) for plan in plans]
+    planned = dict.fromkeys(item.index.fqn for plan in plans for item in plan.items)
     # In the order of the state, which the items have lost where replicas were given away.
-    ordered = dict.fromkeys(fqn for mapping in mappings for fqn in mapping if fqn in leaves)
-    names = name_leaves([*ordered, *leaves], mappings)
-    metadata = Metadata({name: found[fqn] for fqn, name in names.names.items()}, names.containers)
-    return metadata, names
+    ordered = dict.fromkeys(fqn for mapping in mappings for fqn in mapping if fqn in planned)
+    leaves = name_leaves([*ordered, *planned], mappings)
+    shares, merged = global_plan(
+        [
+            SavePlan([write_item(item, leaves.names[item.index.fqn]) for item in plan.items])
+            for plan in plans
+        ],
+        options,
+    )
+    stored = {name: merged.state_dict_metadata[name] for name in leaves.names.values()}
+    return shares, Metadata(stored, leaves.containers), leaves
 
 
-def _collect(plans: Sequence[dcp.SavePlan], problems: list[str]) -> dict[str, _Leaf]:
-    """All ranks' boxes, leaf by leaf."""
-    leaves: dict[str, _Leaf] = {}
+def _check_single_writers(plans: Sequence[dcp.SavePlan]) -> None:
+    """Refuse items that several ranks are to write: the planner has chosen, so none may be shared.
+
+    Raises:
+        PlanError: lists all of them.
+    """
+    writers: dict[tuple[str, Box | None], list[int]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
-            fqn, data = item.index.fqn, item.tensor_data
-            dtype, shape = "", ()
-            if data is not None:
-                dtype, shape = format_dtype(data.properties.dtype) or "", tuple(data.size)
-            leaf = leaves.get(fqn)
-            if leaf is None:
-                leaf = leaves[fqn] = _Leaf(fqn, dtype, shape, rank)
-            elif (leaf.dtype, leaf.shape) != (dtype, shape):
-                problems.append(
-                    f"{fqn}: {leaf.dtype or 'bytes'} of shape {leaf.shape} on rank {leaf.rank}, "
-                    f"but {dtype or 'bytes'} of shape {shape} on rank {rank}"
-                )
-                continue
-            leaf.ranks.append(rank)
-            if data is not None:
-                leaf.boxes.append((tuple(data.chunk.offsets), tuple(data.chunk.sizes)))
-    return leaves
-
-
-def _layout(leaf: _Leaf, options: GridOptions, known: dict[object, Layout | str]) -> Layout | str:
-    """The boxes and grid of a leaf, computed once for leaves that are alike; or what is wrong."""
-    key = (leaf.shape, leaf.dtype, tuple(leaf.boxes), tuple(leaf.ranks))
-    if key not in known:
-        rank = len(leaf.shape)
-        if any(len(offsets) != rank or len(sizes) != rank for offsets, sizes in leaf.boxes):
-            return f"an item's box has another number of dimensions than the shape {leaf.shape}"
-        boxes = Boxes.of(leaf.boxes, rank=rank)
-        shards = LeafShards(leaf.shape, item_size(leaf.dtype), boxes, np.array(leaf.ranks))
-        known[key] = _doubled(leaf) or lay_out(shards, options)
-    return known[key]
-
-
-def _doubled(leaf: _Leaf) -> str:
-    """Which box is to be written twice; empty if none is."""
-    writers: dict[tuple[Shape, Shape], list[int]] = {}
-    for box, rank in zip(leaf.boxes, leaf.ranks, strict=True):
-        writers.setdefault(box, []).append(rank)
-    for box, ranks in writers.items():
-        if len(ranks) > 1 and prod(box[1]):
-            return f"{Box(*box)} is to be written by ranks {ranks[:8]}, not by one"
-    return ""
+            box = None
+            if item.tensor_data is not None:
+                chunk = item.tensor_data.chunk
+                box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+            if box is None or box.elements:
+                writers.setdefault((item.index.fqn, box), []).append(rank)
+    problems = [
+        f"{fqn}: {f'{box} is ' if box else ''}to be written by ranks {ranks[:8]}, not by one"
+        for (fqn, box), ranks in writers.items()
+        if len(ranks) > 1
+    ]
+    if problems:
+        raise PlanError.listing("the planner's items do not make up whole tensors", problems)
 
 
 _unsent: set[str] = set()

@@ -23,13 +23,15 @@ from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType as TorchItemType
 from torch.futures import Future
 
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.wanted import local_reads
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
@@ -39,8 +41,8 @@ from xckpt.torch.leaf import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What a rank's plan tells the coordinator, and the coordinator's answer."""
+class _Announced:
+    """What a rank's plan announces to the coordinator, and the coordinator's answer."""
 
     manifest: bytes
     """Digest of the manifest that the rank has read."""
@@ -65,7 +67,7 @@ class _OpenLoad:
             lambda name: isinstance(stored[name], TensorStorageMetadata),
             odd,
         )
-        implied = {fqn: found.path for fqn, found in self.objects.items()}
+        implied = {fqn: stored_object.path for fqn, stored_object in self.objects.items()}
         self.planner_data = restore(data, implied)
         self.items: list[ReadItem] = []
         """What was announced to the other ranks."""
@@ -98,16 +100,16 @@ class _OpenLoad:
 
     def _unfit(self, item: dcp.ReadItem, stored: StoredObject) -> list[str]:
         """Why an object cannot be given as bytes."""
-        found: list[str] = []
+        problems: list[str] = []
         for name in stored.leaves:
             leaf = self.metadata.state_dict_metadata[name]
             if isinstance(leaf, TensorStorageMetadata):
                 dtype = leaf.properties.dtype
                 if torch_dtype(dtype) is None:
-                    found.append(f"{name}: torch has no dtype {dtype}; load it with xckpt.load")
+                    problems.append(f"{name}: torch has no dtype {dtype}; load it with xckpt.load")
                 elif stored.leaf is not None:
-                    found.append(f"{item.storage_index.fqn}: a tensor, but wanted as bytes")
-        return found
+                    problems.append(f"{item.storage_index.fqn}: a tensor, but wanted as bytes")
+        return problems
 
     def _part(self, number: int, item: dcp.ReadItem, stored: StoredObject) -> list[ReadItem]:
         """The part of a stored tensor that an item wants."""
@@ -122,10 +124,10 @@ class _OpenLoad:
         chunks = leaf.chunks
         if index is None or index >= len(chunks) or chunks[index].offsets != offset:
             index = next((n for n, box in enumerate(chunks) if box.offsets == offset), None)
-        ends = map(sum, zip(item.storage_offsets, item.lengths, strict=True))
-        if index is None or any(e > n for e, n in zip(ends, chunks[index].sizes, strict=True)):
+        part = Box(tuple(item.storage_offsets), tuple(item.lengths))
+        if index is None or not Box.whole(chunks[index].sizes).holds(part):
             raise PlanError(
-                f"{fqn}: {tuple(item.lengths)} elements from {tuple(item.storage_offsets)} of the "
+                f"{fqn}: {part.sizes} elements from {part.offsets} of the "
                 f"stored part at {offset} are wanted, and the checkpoint has no such"
             )
         return [
@@ -134,8 +136,8 @@ class _OpenLoad:
                 MetadataIndex(name, None, number),
                 tuple(item.dest_offsets),
                 MetadataIndex(name, chunks[index].offsets, index),
-                tuple(item.storage_offsets),
-                tuple(item.lengths),
+                part.offsets,
+                part.sizes,
             )
         ]
 
@@ -145,18 +147,8 @@ class _OpenLoad:
         target = MetadataIndex(name, None, number)
         if not isinstance(leaf, TensorStorageMetadata):
             return [ReadItem(LoadItemType.BYTE_IO, target, (), MetadataIndex(name), (), ())]
-        return [
-            ReadItem(
-                LoadItemType.TENSOR,
-                target,
-                box.offsets,
-                MetadataIndex(name, box.offsets, index),
-                (0,) * len(box.sizes),
-                box.sizes,
-            )
-            for index, box in enumerate(leaf.chunks)
-            if prod(box.sizes)
-        ]
+        reads = local_reads(name, Boxes.whole(leaf.size), leaf)
+        return [replace(item, dest_index=target) for item in reads]
 
 
 class XckptStorageReader(dcp.StorageReader):
@@ -241,8 +233,8 @@ class XckptStorageReader(dcp.StorageReader):
         load = self._under_way
         load.items, _ = load.translate(plan)
         announced = load.reader.prepare_local_plan(LoadPlan(load.items)).storage_data
-        told = _Told(digest_bytes(load.manifest), len(plan.items), announced)
-        return replace(plan, storage_data=told)
+        data = _Announced(digest_bytes(load.manifest), len(plan.items), announced)
+        return replace(plan, storage_data=data)
 
     def prepare_global_plan(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
         """The plans, with who reads what for whom.
@@ -250,8 +242,7 @@ class XckptStorageReader(dcp.StorageReader):
         Raises:
             StorageError: the checkpoint was replaced while the ranks were opening it.
         """
-        told = [plan.storage_data for plan in plans]
-        known = [each for each in told if isinstance(each, _Told)]
+        known = [p.storage_data for p in plans if isinstance(p.storage_data, _Announced)]
         if len({each.manifest for each in known}) > 1:
             raise StorageError(
                 f"{self.path} was replaced while the ranks opened it, and they see different "
@@ -263,7 +254,7 @@ class XckptStorageReader(dcp.StorageReader):
         ours = [LoadPlan((), storage_data=each.sharing) for each in known]
         shared = self._under_way.reader.prepare_global_plan(ours)
         return [
-            replace(plan, storage_data=_Told(each.manifest, each.items, share.storage_data))
+            replace(plan, storage_data=_Announced(each.manifest, each.items, share.storage_data))
             for plan, each, share in zip(plans, known, shared, strict=True)
         ]
 
@@ -277,8 +268,8 @@ class XckptStorageReader(dcp.StorageReader):
         load = self._under_way
         try:
             items, wanted = load.translate(plan)
-            told = plan.storage_data
-            sharing = told.sharing if isinstance(told, _Told) else None
+            answer = plan.storage_data
+            sharing = answer.sharing if isinstance(answer, _Announced) else None
             if not isinstance(sharing, SharedReads):
                 sharing = SharedReads(0)
             elif items != load.items and (sharing.publish or sharing.sources):

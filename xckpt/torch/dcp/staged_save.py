@@ -18,7 +18,7 @@ staged. So:
 
 1. Each rank counts itself when it has stopped writing (`note_stopped`), and says so if it failed
    (`note_failed`).
-2. The coordinator looks from a thread (`FailureWatch`). Once a rank has failed and all have
+2. The coordinator looks from a thread (`watch_failures`). Once a rank has failed and all have
    stopped, it removes the staging and says that it is gone. Before that it would be written again.
 3. A rank that failed waits for that before it raises, but not for ever: another rank may be lost.
 """
@@ -91,23 +91,20 @@ class StagedSave:
         """Where the save is staged; known to the coordinator alone."""
         self.metadata: Metadata | None = None
         self.names: dict[str, str] = {}
-        self._watch = FailureWatch()
-        self.abort = weakref.finalize(self, _abort, writer, self._watch)
+        self._undo = contextlib.ExitStack()
+        self._undo.callback(writer.abort)
+        self._undo.callback(forget_place, writer.target)
+        self.abort = weakref.finalize(self, self._undo.close)
         """Removes the staging, if there is one; happens by itself with the last reference."""
 
     def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""
         self.ranks = ranks
         self.place = StagingPlace(uuid.uuid4().hex, self.writer.stage())
-        if ranks > 1:
-            self._watch.start(self.place.save, ranks, self.abort)
+        store = shared_store()
+        if ranks > 1 and store is not None:
+            self._undo.callback(watch_failures(store, self.place.save, ranks, self.abort))
         return self.place
-
-
-def _abort(writer: ZarrStorageWriter, watch: FailureWatch) -> None:
-    watch.stop()
-    forget_place(writer.target)
-    writer.abort()
 
 
 def shared_store() -> dist.Store | None:
@@ -179,33 +176,22 @@ def note_failed(save: str) -> None:
             time.sleep(POLL_SECONDS)
 
 
-class FailureWatch:
-    """The coordinator's thread that looks for a failure of any rank."""
+def watch_failures(
+    store: dist.Store, save: str, ranks: int, remove: Callable[[], object]
+) -> Callable[[], None]:
+    """Begin the coordinator's thread that looks for a failure of any rank; returns what ends it.
 
-    def __init__(self) -> None:
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+    Args:
+        store: where the ranks leave their notes.
+        save: the name of the save.
+        ranks: how many write.
+        remove: removes what was staged; called at most once.
+    """
+    over = threading.Event()
 
-    def start(self, save: str, ranks: int, remove: Callable[[], object]) -> None:
-        """Begin to look.
-
-        Args:
-            save: the name of the save.
-            ranks: how many write.
-            remove: removes what was staged; called at most once.
-        """
-        store = shared_store()
-        if store is not None:
-            self._thread = threading.Thread(
-                target=self._watch, args=(store, save, ranks, remove), daemon=True
-            )
-            self._thread.start()
-
-    def _watch(
-        self, store: dist.Store, save: str, ranks: int, remove: Callable[[], object]
-    ) -> None:
+    def look() -> None:
         with contextlib.suppress(RuntimeError):  # the store may go with the process group
-            while not self._over.wait(POLL_SECONDS):
+            while not over.wait(POLL_SECONDS):
                 failed = store.check([_key(save, "failed")])
                 if failed and store.add(_key(save, "stopped"), 0) >= ranks:
                     remove()
@@ -213,8 +199,12 @@ class FailureWatch:
                     return
             store.delete_key(_key(save, "stopped"))
 
-    def stop(self) -> None:
-        """Look no longer."""
-        self._over.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(WAIT_SECONDS)
+    thread = threading.Thread(target=look, daemon=True)
+
+    def stop() -> None:
+        over.set()
+        if thread is not threading.current_thread():
+            thread.join(WAIT_SECONDS)
+
+    thread.start()
+    return stop

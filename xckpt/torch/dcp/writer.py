@@ -25,21 +25,19 @@ from dataclasses import replace
 from math import prod
 
 import msgspec
-import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import WriteOrders, Written
+from xckpt.storage.write_chunks import WriteOrders
 from xckpt.torch.dcp.bridge import SaveBridge
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import (
@@ -58,9 +56,8 @@ from xckpt.torch.dcp.staged_save import (
     name_place,
     note_failed,
     note_stopped,
+    shared_store,
 )
-
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class _OfThread(threading.local):
@@ -139,8 +136,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             ValueError: ``use_collectives=False`` with several ranks: one checkpoint has one
                 manifest, so its ranks have to agree.
         """
-        alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1
-        if not kwargs.get("use_collectives", True) and not alone:
+        if not kwargs.get("use_collectives", True) and shared_store() is not None:
             raise ValueError(
                 "XckptStorageWriter cannot save with use_collectives=False: all ranks write one "
                 "checkpoint; leave the argument out"
@@ -184,21 +180,9 @@ class XckptStorageWriter(dcp.StorageWriter):
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
         options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
-        metadata, leaves = described(plans, options)
+        shares, metadata, leaves = described(plans, options)
         place = save.stage(len(plans))
-        # Only leaves in pieces have orders that differ from rank to rank.
-        in_pieces = {fqn for fqn, name in leaves.names.items() if _in_pieces(metadata, name)}
-        in_order = [
-            SavePlan(
-                [
-                    write_item(item, leaves.names[item.index.fqn])
-                    for item in plan.items
-                    if item.index.fqn in in_pieces
-                ]
-            )
-            for plan in plans
-        ]
-        ordered, metadata = save.writer.prepare_global_plan(in_order, metadata)
+        ordered, metadata = save.writer.prepare_global_plan(shares, metadata)
         save.metadata, save.names = metadata, leaves.names
         encoded: dict[int, bytes] = {}
         sent: list[dcp.SavePlan] = []
@@ -206,7 +190,8 @@ class XckptStorageWriter(dcp.StorageWriter):
             writes = own.storage_data
             assert isinstance(writes, WriteOrders)
             if id(writes) not in encoded:
-                encoded[id(writes)] = _encode(Orders(SESSION, place, leaves.names, writes))
+                orders = Orders(SESSION, place, leaves.names, writes)
+                encoded[id(writes)] = msgspec.msgpack.encode(orders)
             # The coordinator finishes a save by cached plans, and so needs what they lay out.
             layout = metadata if rank == save.rank else None
             sent.append(replace(plan, storage_data=(encoded[id(writes)], layout)))
@@ -252,11 +237,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             check_metadata(metadata, save.metadata, save.names)
             names = LeafNames(save.names, dict(save.metadata.containers))
             planner_data = pack(metadata.planner_data, names.paths, names.odd)
-            reports = [
-                msgspec.msgpack.decode(result.storage_data, type=Written)
-                for of_rank in results
-                for result in of_rank
-            ]
+            reports = [result.storage_data for of_rank in results for result in of_rank]
             save.writer.finish(replace(save.metadata, planner_data=planner_data), reports)
         finally:
             save.abort()
@@ -307,12 +288,4 @@ def _write(
     with bridge.raising():
         written = save.writer.write_data(SavePlan(items, writes), bridge)
     size = sum(item.tensor_storage_size() or 0 for item in items)
-    return WriteResult(MetadataIndex("xckpt"), size, _encode(written))
-
-
-def _in_pieces(metadata: Metadata, name: str) -> bool:
-    """Whether each box of a leaf is an array of its own."""
-    leaf = metadata.state_dict_metadata[name]
-    if not isinstance(leaf, TensorStorageMetadata) or leaf.grid is None:
-        return False
-    return not leaf.grid.is_regular(leaf.size)
+    return WriteResult(MetadataIndex("xckpt"), size, written)

@@ -32,7 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
@@ -181,11 +181,10 @@ def _local_shards(tensor: DTensor, local: torch.Tensor, name: str) -> LocalShard
     hooked = cast(_Hooked, local)
     shards: list[LocalShard] = []
     for number, chunk in enumerate(hooked.__create_chunk_list__()):
-        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
-        if 0 in sizes:
-            continue  # what a rank without shards has in their place
-        shard = hooked.__get_tensor_shard__(MetadataIndex(name, torch.Size(offsets), number))
-        shards.append(LocalShard(offsets, sizes, shard))
+        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+        if box.elements:  # a rank without shards has an empty one in their place
+            index = MetadataIndex(name, torch.Size(box.offsets), number)
+            shards.append((box, hooked.__get_tensor_shard__(index)))
     listed: Sequence[torch.Tensor] = getattr(local, "local_shards", list)()
     dtype = listed[0].dtype if listed else None
     return LocalShards(name, tuple(tensor.shape), dtype, shards, _sharding(tensor))
@@ -202,13 +201,10 @@ def _new_wrapper(tensor: DTensor, local: torch.Tensor, shards: LocalShards) -> T
         )
 
     def make() -> tuple[DTensor, Sequence[LocalShard]]:
-        new_shards = [
-            LocalShard(shard.offsets, shard.sizes, _empty_shard(shard.tensor))
-            for shard in shards.shards
-        ]
+        new_shards = [(box, _empty_shard(shard)) for box, shard in shards.shards]
         new = DTensor.from_local(
             LocalShardsWrapper(
-                [shard.tensor for shard in new_shards], [shard.offsets for shard in new_shards]
+                [shard for _, shard in new_shards], [box.offsets for box, _ in new_shards]
             ),
             tensor.device_mesh,
             tensor.placements,

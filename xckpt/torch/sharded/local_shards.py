@@ -28,14 +28,8 @@ from xckpt.torch.leaf import (
     plain,
 )
 
-
-@dataclass(frozen=True, slots=True)
-class LocalShard:
-    """A tensor, and where in the global tensor it belongs."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    tensor: torch.Tensor
+LocalShard = tuple[Box, torch.Tensor]
+"""Where in the global tensor a shard belongs, and its elements."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +77,8 @@ class LocalShards:
 
         def allocate() -> Memory:
             leaf, shards = make()
-            places = {(shard.offsets, shard.sizes): shard.tensor for shard in shards}
-            return Memory(leaf, [places[box.offsets, box.sizes].detach() for box in boxes])
+            tensors = dict(shards)
+            return Memory(leaf, [tensors[box].detach() for box in boxes])
 
         return TensorTarget(self.shape, self._dtype(), boxes, allocate)
 
@@ -94,27 +88,27 @@ class LocalShards:
         """The elements of each shard that has any; ``check`` may refuse a shard."""
         parts: list[torch.Tensor] = []
         dtype = self.dtype
-        for shard in self.shards:
-            label = f"{self.name}: the shard {Box(shard.offsets, shard.sizes)}"
-            part = plain(shard.tensor, label)
+        for box, tensor in self.shards:
+            label = f"{self.name}: the shard {box}"
+            part = plain(tensor, label)
             dtype = dtype or part.dtype
-            if part.dtype != dtype or tuple(part.shape) != shard.sizes:
+            if part.dtype != dtype or tuple(part.shape) != box.sizes:
                 raise UnsupportedLeafError(
                     f"{label} has a {part.dtype} tensor of shape {tuple(part.shape)}, where a "
-                    f"{dtype} of {shard.sizes} belongs"
+                    f"{dtype} of {box.sizes} belongs"
                 )
             if check is not None:
                 check(part, label)
-            if 0 not in shard.sizes:
+            if box.elements:
                 parts.append(part)
         return parts
 
     def _dtype(self) -> str:
         """The format's name of the element type; empty if there is no shard."""
-        dtype = self.dtype or next((shard.tensor.dtype for shard in self.shards), None)
+        dtype = self.dtype or next((tensor.dtype for _, tensor in self.shards), None)
         return "" if dtype is None else known_dtype(dtype, self.name)
 
     def _boxes(self) -> Boxes:
         """The boxes of the shards that have elements."""
-        pairs = [(shard.offsets, shard.sizes) for shard in self.shards if 0 not in shard.sizes]
+        pairs = [(box.offsets, box.sizes) for box, _ in self.shards if box.elements]
         return Boxes.of(pairs, rank=len(self.shape))

@@ -20,6 +20,7 @@ from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharded_tensor import ShardedTensor, empty
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 
+from xckpt.core.geometry.box import Box
 from xckpt.core.metadata import Sharding
 from xckpt.torch.copies import RebuildRecipe
 from xckpt.torch.leaf import TensorLeaf, TensorTarget
@@ -78,16 +79,13 @@ def _local_shards(tensor: ShardedTensor, name: str) -> LocalShards:
         name,
         tuple(metadata.size),
         metadata.tensor_properties.dtype,
-        [
-            LocalShard(
-                tuple(shard.metadata.shard_offsets),
-                tuple(shard.metadata.shard_sizes),
-                shard.tensor,
-            )
-            for shard in tensor.local_shards()
-        ],
+        [(_box(shard.metadata), shard.tensor) for shard in tensor.local_shards()],
         _sharding(tensor),
     )
+
+
+def _box(shard: ShardMetadata) -> Box:
+    return Box(tuple(shard.shard_offsets), tuple(shard.shard_sizes))
 
 
 def _sharding(tensor: ShardedTensor) -> Sharding:

@@ -139,17 +139,12 @@ class ShardTarget:
             self._shards = fetch(global_tensor(self.like), layout)
             return
         new = torch.zeros if layout.padded else torch.empty
-        if layout.whole:
-            self._shards = [new(layout.shard, dtype=self.like.dtype)]
-            return
-        shards = {
-            device: shard
-            for devices in layout.holders
-            for shard in [new(layout.shard, dtype=self.like.dtype)]
-            for device in devices
-        }
         nothing = new(layout.shard, dtype=self.like.dtype)
-        self._shards = [shards.get(device, nothing) for device in range(layout.devices)]
+        self._shards = [nothing] * (1 if layout.whole else layout.devices)
+        for devices in () if layout.whole else layout.holders:
+            shard = new(layout.shard, dtype=self.like.dtype)
+            for device in devices:
+                self._shards[device] = shard
 
     def _publish(self) -> None:
         self._allocate()
