@@ -78,7 +78,7 @@ class CheckpointOutput:
         progress = ProgressCounter(0, None)
         with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(items, pool)
+                writes.write_tensors(writes.begin_largest(items, pool), pool)
             return _encode(writes.finish())
 
 

@@ -115,19 +115,14 @@ class UnitShare:
         resolved, source = self.opened.resolved, self.opened.source
 
         def run(unit: WorkUnit) -> None:
-            try:
-                report = output.write(unit, make(resolved, source, unit.parts))
-            finally:
-                pool.release(unit.nbytes)
-            note(unit, report)
+            note(unit, output.write(unit, make(resolved, source, unit.parts)))
 
         threads = self.options.threads or source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for unit in units:
                 if pool.failed:
                     break
-                pool.reserve(unit.nbytes)
-                pool.submit(functools.partial(run, unit))
+                pool.submit(functools.partial(run, unit), unit.nbytes)
 
     def _run_in(
         self, executor: Executor, units: Sequence[WorkUnit], output: Output, note: Note
