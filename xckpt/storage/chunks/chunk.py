@@ -56,14 +56,6 @@ class Chunk:
         """Bytes of its elements."""
         return self.box.elements * item_size(self.array.dtype)
 
-    def allocate(self) -> NDArray[np.generic]:
-        """New memory for its elements.
-
-        Raises:
-            LeafTooLargeError: there is none.
-        """
-        return allocate(self.box.sizes, self.dtype, self.array.leaf)
-
 
 def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
     """The chunks that a non-empty box of an array meets; by default all of its chunks."""
