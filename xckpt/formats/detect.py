@@ -1,6 +1,6 @@
 """Which format lies at a path, and the source or the sink of that format.
 
-1. `detect` looks for a manifest of ours, else at names in a folder or the first bytes of a file.
+1. `detect` looks for xckpt's manifest, else at names in a folder or the first bytes of a file.
 2. `open_source` opens what is there, on whatever storage.
 3. `open_sink` goes by the format that the caller asks for, or by the name of the output.
 """
@@ -49,12 +49,12 @@ LOOKED_FOR: Final[Mapping[str, str]] = {
     "torch": "a file of torch.save, or a folder with pytorch_model.bin, *.bin.index.json, or one "
     ".bin, .pt or .pth file",
 }
-"""Format -> what tells it, for people."""
+"""Format -> what `detect` looks for, for messages."""
 
 SHOWN = 8
 """How many names in a folder are shown."""
 SMALL_BYTES = 1024
-"""Files of a bucket up to this long (bytes) are read to tell their length."""
+"""Files of a bucket up to this size (bytes) are read to find their length."""
 
 
 def open_source(
@@ -64,13 +64,13 @@ def open_source(
 
     Args:
         path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
-        format: one of `SOURCES`; found out by default.
+        format: one of `SOURCES`; detected by default.
         opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
-            has any; by default they are refused, and bytes in a checkpoint of ours.
+            has any; by default they are refused, or bytes in an xckpt checkpoint.
 
     Raises:
-        NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
-            and what was found.
+        NotACheckpointError: nothing is there, or nothing that is known; lists what was looked for
+            and what is there.
         XckptError: the format's own errors.
 
     Example:
@@ -152,7 +152,7 @@ def _shown(path: FilePath) -> str:
 def open_sink(
     path: str | os.PathLike[str], format: str | None = None, *, overwrite: bool = False
 ) -> TensorSink | None:
-    """The sink for an output, or None if it is to be a checkpoint of ours.
+    """The sink for an output, or None for an xckpt checkpoint.
 
     Args:
         path: where it goes.

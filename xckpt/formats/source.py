@@ -52,7 +52,7 @@ class TensorSource(abc.ABC):
     def chunks(self, name: str) -> tuple[int, ...]:
         """Elements of each dimension that are cheap to read together.
 
-        Boxes that begin and end at multiples of these read no element in vain. The tensor's own
+        Boxes that begin and end at multiples of these read only what is wanted. The tensor's own
         shape where only the whole can be read; 1 in each dimension where any part is as good.
         """
 

@@ -1,4 +1,4 @@
-"""Our own checkpoints as a source of tensors."""
+"""An xckpt checkpoint as a source of tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from xckpt.storage.checkpoint import Checkpoint, StoredArray
 
 
 class XckptSource(TensorSource):
-    """The tensors of a checkpoint of ours; a `TensorSource`.
+    """The tensors of an xckpt checkpoint; a `TensorSource`.
 
     Args:
         path: where the checkpoint is; see `xckpt.save`.
@@ -112,4 +112,4 @@ class XckptSource(TensorSource):
         return digest_bytes(msgspec.json.encode(self.checkpoint.manifest))
 
     def close(self) -> None:
-        """Nothing is held open beyond this object's life."""
+        """Nothing to do: no file stays open."""

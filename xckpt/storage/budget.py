@@ -1,12 +1,12 @@
 """Work in threads within a budget of bytes, and progress as it is done.
 
-1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
-   nothing else is in flight and then goes alone.
+1. `Pool.reserve` blocks until the bytes fit the budget. More bytes than the budget wait until
+   nothing else is in flight.
 2. `Pool.submit` has a task run in a thread, within the budget. After the first failure nothing new
    is started.
 3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
-4. On few processors the caller had better work alone (`Pool.alone`): TensorStore's own threads keep
-   them busy, and Python threads would only fight over the interpreter.
+4. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
+   them busy, and Python threads would only compete for the interpreter.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Pool:
 
 
 class ProgressCounter:
-    """Counts bytes from several threads and tells a callback, one call at a time.
+    """Counts bytes from several threads and reports them to a callback, one call at a time.
 
     Example:
         >>> counter = ProgressCounter(8, print)
