@@ -112,7 +112,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
     from xckpt.engine.wire import SavePlanCodec
-    from xckpt.storage.integrity import digest_bytes
+    from xckpt.storage.array import digest_bytes
 
     rows = np.array(_rows_per_rank(shapes), np.int64)
     table = tuple(

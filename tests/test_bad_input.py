@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 STATE = {"w": np.arange(1000), "long": "x" * 9000, "step": 3}
 

@@ -34,7 +34,7 @@ from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.tree import flatten
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["READERS", "Recipe", "XckptReader", "checkpoints", "describe", "write"]

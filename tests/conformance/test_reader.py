@@ -27,8 +27,8 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.core.manifest.codec import parse
 from xckpt.core.tree import flatten
 from xckpt.errors import ManifestError
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit import staging
-from xckpt.storage.integrity import digest_bytes
 
 ROOT = Path(__file__).parent.parent.parent
 

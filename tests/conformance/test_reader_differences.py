@@ -24,7 +24,7 @@ from tests.support.manifests import example, manifests
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.errors import ManifestError
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 NUMBERS = [-1, 0, 1, 2, 3, 4, 7, 8, 20, 64, 101, 1 << 31, 1 << 32, 1 << 56, (1 << 56) + 1, 1 << 63,
            1 << 64]  # fmt: skip

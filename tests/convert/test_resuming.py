@@ -13,7 +13,7 @@ import pytest
 
 import xckpt
 from tests.convert.test_run import MAPPING, files, flax_like, same, torch_like
-from xckpt.convert.journal import Journal, Start, read_journal
+from xckpt.convert.journal import Journal, read_journal
 from xckpt.convert.run import convert
 from xckpt.errors import CheckpointExistsError
 
@@ -122,26 +122,26 @@ def test_a_failure_keeps_what_was_written(source: Path, tmp_path: Path) -> None:
 
 def test_a_journal_is_read_up_to_where_it_is_sound(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    journal = Journal(path, Start(b"this"))
+    journal = Journal(path, b"this")
     for unit in range(5):
         journal.note(unit, bytes([unit]) * unit)
     whole = path.read_bytes()
     ends = [read_journal(path)[2]]
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
-        start, done, sound = read_journal(path)
+        digest, done, sound = read_journal(path)
         assert list(done) == list(range(len(done)))
         assert sound <= length
         ends.append(sound)
-        assert (start is None) == (sound == 0)
+        assert (digest is None) == (sound == 0)
     assert len(set(ends)) == 7
-    Journal(path, Start(b"this")).note(9, b"")
+    Journal(path, b"this").note(9, b"")
     assert list(read_journal(path)[1]) == [0, 1, 2, 3, 9]
 
 
 def test_a_journal_ends_before_a_byte_that_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    journal = Journal(path, Start(b"this"))
+    journal = Journal(path, b"this")
     for unit in range(5):
         journal.note(unit, bytes([unit]) * unit)
     whole = path.read_bytes()
@@ -149,9 +149,9 @@ def test_a_journal_ends_before_a_byte_that_has_changed(tmp_path: Path) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1
         path.write_bytes(changed)
-        start, done, sound = read_journal(path)
+        digest, done, sound = read_journal(path)
         assert sound <= place
-        assert start in (None, Start(b"this"))
+        assert digest in (None, b"this")
         assert done == {unit: bytes([unit]) * unit for unit in range(len(done))}
 
 

@@ -38,7 +38,7 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ZarrArray, arrays
 from xckpt.core.tree import flatten, rebuild
 from xckpt.errors import XckptError
-from xckpt.storage.integrity import DIGEST_BYTES, digest_array, digest_bytes
+from xckpt.storage.array import DIGEST_BYTES, digest_array, digest_bytes
 
 __all__ = ["checkpoint", "home"]
 

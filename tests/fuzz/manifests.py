@@ -19,7 +19,7 @@ from xckpt.core.manifest.rules import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_RANK, MAX
 from xckpt.core.names import join_keys, split_name, zarr_path
 from xckpt.core.tree import unflatten
 from xckpt.errors import XckptError
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 __all__ = ["changed_manifest", "manifest", "names"]
 

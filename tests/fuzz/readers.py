@@ -11,7 +11,7 @@ from tests.fuzz.choices import Choices
 from tests.fuzz.manifests import ORIGINALS, changed_manifest
 from xckpt.core.manifest.codec import parse
 from xckpt.errors import XckptError
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 __all__ = ["readers"]
 

@@ -12,7 +12,7 @@ from tests.fuzz.manifests import ORIGINALS, changed_manifest
 from xckpt.cli.commands import commands
 from xckpt.core.manifest.codec import parse
 from xckpt.errors import XckptError
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 __all__ = ["shown"]
 

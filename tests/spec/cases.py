@@ -7,11 +7,11 @@ boxes and the zarr arrays chosen for them; `reads` the chunks that a wanted box 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 from xckpt.core.geometry.box import Boxes, intersect
-from xckpt.core.geometry.grid import Grid, GridOptions, cells, choose_grid
+from xckpt.core.geometry.grid import Grid, GridOptions, cells, choose_grid, count_cells
 from xckpt.core.names import KeyPath, join_keys, split_name, zarr_path
 from xckpt.core.values import encode_value, value_kind
 
@@ -147,7 +147,8 @@ def _wishes(shape: list[int]) -> Iterator[Box]:
 def _reads(grid: Grid, shape: list[int], wanted: Box) -> Iterator[dict[str, object]]:
     if 0 in shape:
         return
-    firsts = [sum(grid.cell_counts()[:number]) for number in range(len(grid.arrays))]
+    pairs = zip(grid.arrays, grid.chunks.tolist(), strict=True)
+    firsts = list(accumulate((count_cells(box.sizes, chunk) for box, chunk in pairs), initial=0))
     _, numbers, shared = intersect(Boxes.of([wanted], rank=len(shape)), grid.arrays)
     for number, part in zip(numbers.tolist(), shared, strict=True):
         array, chunk = grid.arrays[number], grid.chunks[number].tolist()

@@ -28,7 +28,7 @@ from tests.support.manifests import example
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import ManifestError
 from xckpt.storage import write_chunks
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 
 ROOT = SPEC.parent
 HERE = "tests/spec/test_requirements.py"

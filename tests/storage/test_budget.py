@@ -46,6 +46,34 @@ def test_the_budget_is_kept(sizes: list[int], budget: int, threads: int) -> None
     assert max(peaks) <= budget
 
 
+@examples(30)
+@given(
+    sizes=st.lists(st.integers(0, 150), max_size=30),
+    budget=st.integers(1, 100),
+    threads=st.integers(1, 4),
+)
+def test_a_task_holds_its_bytes_as_long_as_it_runs(
+    sizes: list[int], budget: int, threads: int
+) -> None:
+    lock = threading.Lock()
+    flying: list[int] = []
+    peaks: list[int] = []
+
+    def task(size: int) -> None:
+        with lock:
+            flying.append(size)
+            peaks.append(sum(min(each, budget) for each in flying))
+        time.sleep(0.0002)
+        with lock:
+            flying.remove(size)
+
+    with Pool(threads=threads, budget=budget) as pool:
+        for size in sizes:
+            pool.submit(partial(task, size), size)
+    assert len(peaks) == len(sizes)
+    assert max(peaks, default=0) <= budget
+
+
 def fail() -> None:
     raise OSError("the first")
 

@@ -58,7 +58,7 @@ class Rank:
                 slot, memory = self.exchange.slot(SIZE)
                 memory[:] = content(chunk)
                 self.exchange.publish(chunk, slot, takers)
-                self.exchange.let_go(slot)
+                self.exchange.release(slot)
             self.exchange.finish()
         except (StorageError, OSError, EOFError) as error:
             self.failures.append(error)

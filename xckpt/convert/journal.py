@@ -1,10 +1,10 @@
 """The journal of a conversion: the units that are done, in a file that survives its process.
 
-1. The first record says which conversion it is: by source, mapping and options.
+1. The first record says which conversion it is: a digest of source, mapping and options.
 2. Then one record for each unit that is durably written: its number and what was reported of it.
-3. A record is its length, its digest and its content. A kill in the middle of one leaves a tail
-   that cannot be read; a process that resumes cuts it off. Anything else that does not fit makes
-   the journal void, and the conversion starts over.
+3. A record is its length, a digest of its content, and the content. A kill in the middle of one
+   leaves a tail that cannot be read; a process that resumes cuts it off. Anything else that does
+   not fit makes the journal void, and the conversion starts over.
 """
 
 from __future__ import annotations
@@ -17,56 +17,45 @@ from pathlib import Path
 
 import msgspec
 
-from xckpt.core.struct_types import prepare_structs
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.commit.folder import journals
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 
 _HEAD = struct.Struct(f"<Q{DIGEST_BYTES}s")
 
 
-class Start(msgspec.Struct, array_like=True, frozen=True):
-    """Which conversion a journal is of."""
-
-    conversion: bytes
-    """A digest of source, mapping and options."""
-
-
-prepare_structs(Start)
-
-
-def read_journal(path: Path) -> tuple[Start | None, dict[int, bytes], int]:
-    """What a journal says: its start (None if it has none), unit -> report, and its sound length.
+def read_journal(path: Path) -> tuple[bytes | None, dict[int, bytes], int]:
+    """What a journal says: its digest (None if it has none), unit -> report, and its sound length.
 
     Example:
         >>> read_journal(Path("/nowhere/journal"))
         (None, {}, 0)
     """
-    start: Start | None = None
+    known: bytes | None = None
     done: dict[int, bytes] = {}
     sound = 0
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         data = path.read_bytes()
         while len(data) - sound >= _HEAD.size:
-            length, digest = _HEAD.unpack_from(data, sound)
+            length, check = _HEAD.unpack_from(data, sound)
             end = sound + _HEAD.size + length
             content = data[sound + _HEAD.size : end]
-            if end > len(data) or digest_bytes(content) != digest:
+            if end > len(data) or digest_bytes(content) != check:
                 break
-            if start is None:
-                start = msgspec.msgpack.decode(content, type=Start)
+            if known is None:
+                known = content
             else:
                 unit, report = msgspec.msgpack.decode(content, type=tuple[int, bytes])
                 done[unit] = report
             sound = end
-    return start, done, sound
+    return known, done, sound
 
 
-def noted_units(staged: Path, start: Start) -> dict[int, bytes]:
+def noted_units(staged: Path, digest: bytes) -> dict[int, bytes]:
     """Unit -> report, of what any rank has noted of a conversion beside its staging folder."""
     reports: dict[int, bytes] = {}
     for path in journals(staged):
-        begun, done, _ = read_journal(path)
-        if begun == start:
+        known, done, _ = read_journal(path)
+        if known == digest:
             reports |= done
     return reports
 
@@ -76,27 +65,27 @@ class Journal:
 
     Args:
         path: where it is; a journal of the same conversion that is there is continued.
-        start: which conversion it is of.
+        digest: that of the conversion.
 
     Example:
-        >>> Journal(Path("journal"), Start(b"this one")).note(3, b"written")
-        >>> Journal(Path("journal"), Start(b"this one")).note(4, b"too")
+        >>> Journal(Path("journal"), b"this one").note(3, b"written")
+        >>> Journal(Path("journal"), b"this one").note(4, b"too")
         >>> read_journal(Path("journal"))[1]
         {3: b'written', 4: b'too'}
-        >>> _ = Journal(Path("journal"), Start(b"another"))
+        >>> _ = Journal(Path("journal"), b"another")
         >>> read_journal(Path("journal"))[1]
         {}
     """
 
-    def __init__(self, path: Path, start: Start) -> None:
+    def __init__(self, path: Path, digest: bytes) -> None:
         self.path = path
         self._lock = threading.Lock()
-        begun, _, sound = read_journal(path)
-        if begun == start:
+        known, _, sound = read_journal(path)
+        if known == digest:
             os.truncate(path, sound)
             return
         path.unlink(missing_ok=True)
-        self._append(msgspec.msgpack.encode(start))
+        self._append(digest)
 
     def note(self, unit: int, report: bytes) -> None:
         """Note that a unit is durably written."""

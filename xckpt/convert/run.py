@@ -16,14 +16,13 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from xckpt.convert.conversion import Conversion, Opened
-from xckpt.convert.journal import Start
 from xckpt.convert.target_tree import find_places, target_tree, user_metadata
 from xckpt.convert.to_checkpoint import ConvertingWriter
-from xckpt.convert.to_sink import SinkTarget, SinkWriter
+from xckpt.convert.to_sink import PREPARE, SinkTarget, SinkWriter
 from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.plan import plan_units
 from xckpt.convert.units.run import UnitShare, share_units
@@ -35,7 +34,7 @@ from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.engine.save import save_state
-from xckpt.engine.steps import all_reduce, broadcast
+from xckpt.engine.steps import all_reduce
 from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents
@@ -49,9 +48,6 @@ Path = str | os.PathLike[str]
 
 UNITS_IN_FLIGHT = 8
 """Units of the usual size that fit the budget of memory, sources and targets counted."""
-
-PREPARE = "prepare the conversion; nothing was written"
-WRITE = "convert; nothing was committed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +204,8 @@ class _Work:
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
         sizes = (options.chunk_bytes, options.shard_bytes, options.crc32c)
-        start = Start(self.opened.identity(self.unit_bytes, sizes))
-        writer = ConvertingWriter(self.destination, start, names, share, overwrite=self.overwrite)
+        digest = self.opened.identity(self.unit_bytes, sizes)
+        writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(
             grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=_content
         )
@@ -220,45 +216,25 @@ class _Work:
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
-        identity = self.opened.identity(format, self.options.memory_bytes)
-        contents = replace(self._contents(), origin=identity)
+        contents = self._contents(self.opened.identity(format, self.options.memory_bytes))
         target = SinkTarget(self.destination, format, self.overwrite, contents)
-        writer = SinkWriter(target, identity)
-        self.stack.callback(writer.close)
-        try:
-            self._write_through(writer)
-        except BaseException:
-            writer.abort()
-            raise
+        writer = SinkWriter(target, self.share)
+        writer.write(self.group)
         return self._converted(writer.bytes_before)
 
-    def _contents(self) -> Contents:
+    def _contents(self, digest: bytes) -> Contents:
         """What a sink is to carry."""
         opened, source = self.opened, self.opened.source
-        targets, places = opened.resolved.targets, find_places(opened, self.like)
+        targets = opened.resolved.targets
         return Contents(
             targets,
             source.values,
             source.metadata if self.metadata is None else metadata_texts(self.metadata),
-            places.leaf_names,
-            places.containers,
+            *find_places(opened, self.like),
             {name: source.chunks(name) for name in targets} if opened.as_it_is else {},
             max(1, self.options.memory_bytes // 4),
+            origin=digest,
         )
-
-    def _write_through(self, writer: SinkWriter) -> None:
-        """Lay out on the coordinator, make and write on every rank, commit on the coordinator."""
-        token = broadcast(self.group, PREPARE, writer.begin)
-
-        def make() -> bytes:
-            writer.write(self.share(writer.attach(token).chunks))
-            return b""
-
-        def commit(_: list[bytes]) -> bytes:
-            writer.commit()
-            return b""
-
-        all_reduce(self.group, WRITE, make, commit)
 
     def _converted(self, bytes_before: int, metadata: Metadata | None = None) -> Converted:
         targets = self.opened.resolved.targets.values()

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import Start, noted_units
+from xckpt.convert.journal import noted_units
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
@@ -78,7 +78,7 @@ class CheckpointOutput:
         progress = ProgressCounter(0, None)
         with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(items, pool)
+                writes.write_tensors(writes.begin_largest(items, pool), pool)
             return _encode(writes.finish())
 
 
@@ -87,7 +87,7 @@ class ConvertingWriter(ZarrStorageWriter):
 
     Args:
         path: see `ZarrStorageWriter`.
-        start: which conversion this is.
+        digest: that of the conversion; see `xckpt.convert.journal`.
         leaf_names: mapping name -> name of the leaf in the checkpoint.
         share: this rank's units.
         overwrite: replace a checkpoint that is there.
@@ -96,7 +96,7 @@ class ConvertingWriter(ZarrStorageWriter):
     def __init__(
         self,
         path: str | os.PathLike[str],
-        start: Start,
+        digest: bytes,
         leaf_names: Mapping[str, str],
         share: UnitShare,
         *,
@@ -105,7 +105,7 @@ class ConvertingWriter(ZarrStorageWriter):
         # Units report their progress themselves.
         options = replace(share.options, progress=None)
         super().__init__(path, overwrite=overwrite, options=options)
-        self._start = start
+        self._digest = digest
         self._leaf_names = leaf_names
         self._share = share
         self._staged: StagedCheckpoint | None = None
@@ -124,7 +124,7 @@ class ConvertingWriter(ZarrStorageWriter):
         self.stage(staging)
         if isinstance(staging, StagedCheckpoint):
             self._staged = staging
-            if staging.resumed and noted_units(staging.staging, self._start):
+            if staging.resumed and noted_units(staging.staging, self._digest):
                 staging.tidy()
             elif staging.resumed:
                 staging.clear()
@@ -143,7 +143,7 @@ class ConvertingWriter(ZarrStorageWriter):
         output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
-        reports = self._share.make(output, self._start, folder if resumable else None)
+        reports = self._share.make(output, self._digest, folder if resumable else None)
         arrays = [array for report in reports for array in _decode(report).arrays]
         return Written([*written.arrays, *arrays], written.values)
 
@@ -159,5 +159,5 @@ class ConvertingWriter(ZarrStorageWriter):
     def abort(self) -> None:
         """Stop; units that are durable stay for a process that resumes the conversion."""
         if self._staged is not None:
-            self._staged.keep = bool(noted_units(self._staged.staging, self._start))
+            self._staged.keep = bool(noted_units(self._staged.staging, self._digest))
         super().abort()

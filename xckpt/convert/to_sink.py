@@ -12,21 +12,26 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.journal import Start, noted_units
+from xckpt.convert.journal import noted_units
 from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
-from xckpt.convert.units.unit import WorkUnit
+from xckpt.convert.units.unit import Chunks, WorkUnit
+from xckpt.engine.group import Group
+from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
 from xckpt.storage.commit.folder import new_identity, staging_folder
 from xckpt.storage.location import Location
+
+PREPARE = "prepare the conversion; nothing was written"
+WRITE = "convert; nothing was committed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +64,7 @@ class SinkOutput:
     """Writes units to a sink, in any process; an `Output`."""
 
     token: str
-    """Unique to the conversion: two with one token are one, so that a worker opens it once."""
+    """Unique to the output: two with one token are one, so that a worker opens it once."""
     target: SinkTarget = field(compare=False)
     sink: TensorSink | None = field(default=None, compare=False)
     """The sink, where it is open in this process; other processes attach to its output."""
@@ -87,59 +92,57 @@ class SinkWriter:
 
     Args:
         target: what is written where.
-        conversion: a digest of source, mapping and options.
+        share: plans the units for a sink's chunks; this rank's share of them.
     """
 
-    def __init__(self, target: SinkTarget, conversion: bytes) -> None:
+    def __init__(self, target: SinkTarget, share: Callable[[Chunks], UnitShare]) -> None:
         self.target = target
-        self.sink: TensorSink | None = None
         self.bytes_before = 0
         """Bytes of this rank's share that an earlier process had written, once it is written."""
-        self._start = Start(conversion)
-        self._token = ""
+        self._digest = target.contents.origin
+        self._share = share
+        self._sink: TensorSink | None = None
         self._coordinates = False
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
         self._staged = staging_folder(Path(os.path.realpath(folder)), IDENTITY)
 
-    def begin(self) -> bytes:
-        """Prepare the output, or resume an earlier one; on the coordinator.
-
-        Returns:
-            A token for the others.
+    def write(self, group: Group) -> None:
+        """Lay out on the coordinator, make and write on every rank, commit on the coordinator.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
-            XckptError: see `TensorSink.prepare`.
+            XckptError: the first failure. Units that are durable stay for a process that resumes
+                the conversion.
         """
-        self.sink = self.target.open(identity=IDENTITY)
-        self._coordinates, self._token = True, new_identity()
-        return self._token.encode()
+        try:
+            broadcast(group, PREPARE, self._begin)
+            all_reduce(group, WRITE, self._make, self._commit)
+        except BaseException:
+            if self._coordinates and self._sink and not noted_units(self._staged, self._digest):
+                self._sink.abort()
+            raise
+        finally:
+            if self._sink is not None:
+                self._sink.close()
 
-    def attach(self, token: bytes) -> TensorSink:
-        """The sink; on other ranks than the coordinator, one that takes part in what that began."""
-        if self.sink is None:
-            self._token = token.decode()
-            self.sink = self.target.open(attach=IDENTITY)
-        return self.sink
+    def _begin(self) -> bytes:
+        """Prepare the output, or resume an earlier one."""
+        self._sink = self.target.open(identity=IDENTITY)
+        self._coordinates = True
+        return b""
 
-    def write(self, share: UnitShare) -> None:
+    def _make(self) -> bytes:
         """Make and write this rank's units, but for those that are written already."""
-        output = SinkOutput(self._token, self.target, self.sink)
-        share.make(output, self._start, self._staged)
+        if self._sink is None:
+            self._sink = self.target.open(attach=IDENTITY)
+        share = self._share(self._sink.chunks)
+        output = SinkOutput(new_identity(), self.target, self._sink)
+        share.make(output, self._digest, self._staged)
         self.bytes_before = share.bytes_before
+        return b""
 
-    def commit(self) -> None:
-        """Give the output its name; on the coordinator."""
-        assert self.sink is not None
-        self.sink.commit()
-
-    def abort(self) -> None:
-        """Stop; units that are durable stay for a process that resumes the conversion."""
-        if self._coordinates and self.sink and not noted_units(self._staged, self._start):
-            self.sink.abort()
-
-    def close(self) -> None:
-        """Let go of files."""
-        if self.sink is not None:
-            self.sink.close()
+    def _commit(self, _: list[bytes]) -> bytes:
+        assert self._sink is not None
+        self._sink.commit()
+        return b""

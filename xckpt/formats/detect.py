@@ -1,8 +1,8 @@
-"""What lies at a path: the format is found out from the files, never from their contents alone.
+"""Which format lies at a path, and the source or the sink of that format.
 
-`detect` looks for a manifest of ours, else at the names in a folder or the first bytes of a file,
-and `open_source` opens what it found, on whatever storage. `open_sink` goes by the wish of the
-caller and by the name of the output.
+1. `detect` looks for xckpt's manifest, else at names in a folder or the first bytes of a file.
+2. `open_source` opens what is there, on whatever storage.
+3. `open_sink` goes by the format that the caller asks for, or by the name of the output.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from importlib import import_module
-from typing import Final, cast
+from pkgutil import resolve_name
+from typing import Final
 
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.orbax.tree import looks_like_orbax
@@ -22,22 +22,22 @@ from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
 from xckpt.storage.location import MANIFEST, storage_errors
 
-SOURCES: Final[Mapping[str, tuple[str, str]]] = {
-    "xckpt": ("xckpt.formats.xckpt", "XckptSource"),
-    "safetensors": ("xckpt.formats.safetensors.source", "SafetensorsSource"),
-    "orbax": ("xckpt.formats.orbax.source", "OrbaxSource"),
-    "dcp": ("xckpt.formats.dcp.source", "DCPSource"),
-    "torch": ("xckpt.formats.torch_save.source", "TorchSaveSource"),
+SOURCES: Final[Mapping[str, str]] = {
+    "xckpt": "xckpt.formats.xckpt:XckptSource",
+    "safetensors": "xckpt.formats.safetensors.source:SafetensorsSource",
+    "orbax": "xckpt.formats.orbax.source:OrbaxSource",
+    "dcp": "xckpt.formats.dcp.source:DCPSource",
+    "torch": "xckpt.formats.torch_save.source:TorchSaveSource",
 }
-"""Format -> module and class of its source."""
+"""Format -> module and class of its source; loaded when it is opened."""
 
 WITH_OBJECTS: Final = ("xckpt", "dcp")
 """The formats that keep objects as bytes."""
 
-SINKS: Final[Mapping[str, tuple[str, str]]] = {
-    "safetensors": ("xckpt.formats.safetensors.sink", "SafetensorsSink"),
-    "orbax": ("xckpt.formats.orbax.sink", "OrbaxSink"),
-    "dcp": ("xckpt.formats.dcp.sink", "DCPSink"),
+SINKS: Final[Mapping[str, str]] = {
+    "safetensors": "xckpt.formats.safetensors.sink:SafetensorsSink",
+    "orbax": "xckpt.formats.orbax.sink:OrbaxSink",
+    "dcp": "xckpt.formats.dcp.sink:DCPSink",
 }
 """Format -> module and class of its sink."""
 
@@ -49,12 +49,12 @@ LOOKED_FOR: Final[Mapping[str, str]] = {
     "torch": "a file of torch.save, or a folder with pytorch_model.bin, *.bin.index.json, or one "
     ".bin, .pt or .pth file",
 }
-"""Format -> what tells it, for people."""
+"""Format -> what `detect` looks for, for messages."""
 
 SHOWN = 8
 """How many names in a folder are shown."""
 SMALL_BYTES = 1024
-"""Files of a bucket up to this long (bytes) are read to tell their length."""
+"""Files of a bucket up to this size (bytes) are read to find their length."""
 
 
 def open_source(
@@ -64,13 +64,13 @@ def open_source(
 
     Args:
         path: a file or folder: a local path, or a URL as `xckpt.save` takes it.
-        format: one of `SOURCES`; found out by default.
+        format: one of `SOURCES`; detected by default.
         opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
-            has any; by default they are refused, and bytes in a checkpoint of ours.
+            has any; by default they are refused, or bytes in an xckpt checkpoint.
 
     Raises:
-        NotACheckpointError: nothing is there, or nothing that is known; tells what was looked for
-            and what was found.
+        NotACheckpointError: nothing is there, or nothing that is known; lists what was looked for
+            and what is there.
         XckptError: the format's own errors.
 
     Example:
@@ -81,9 +81,8 @@ def open_source(
         {'w': TensorSpec(shape=(2, 3), dtype='float16')}
     """
     known = _known(format or detect(path), SOURCES, "read")
-    module, name = SOURCES[known]
-    opened: Callable[..., TensorSource] = getattr(import_module(module), name)
-    return opened(path, opaque=True) if opaque and known in WITH_OBJECTS else opened(path)
+    source: Callable[..., TensorSource] = resolve_name(SOURCES[known])
+    return source(path, opaque=True) if opaque and known in WITH_OBJECTS else source(path)
 
 
 def detect(path: str | os.PathLike[str]) -> str:
@@ -99,14 +98,14 @@ def detect(path: str | os.PathLike[str]) -> str:
             return "xckpt"
         if not place.exists():
             raise NotACheckpointError(f"{place}: nothing is there; check the path")
-        found = _of_file(place) if place.is_file() else _of_folder(place)
-        if found is None:
+        format = _of_file(place) if place.is_file() else _of_folder(place)
+        if format is None:
             looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
             raise NotACheckpointError(
                 f"{place} is no checkpoint of a known format.\nLooked for:{looked}\n"
                 f"Found: {_shown(place)}"
             )
-    return found
+    return format
 
 
 def _of_folder(folder: FilePath) -> str | None:
@@ -153,7 +152,7 @@ def _shown(path: FilePath) -> str:
 def open_sink(
     path: str | os.PathLike[str], format: str | None = None, *, overwrite: bool = False
 ) -> TensorSink | None:
-    """The sink for an output, or None if it is to be a checkpoint of ours.
+    """The sink for an output, or None for an xckpt checkpoint.
 
     Args:
         path: where it goes.
@@ -171,8 +170,8 @@ def open_sink(
         format = "safetensors"
     if format in (None, "xckpt"):
         return None
-    module, name = SINKS[_known(format, SINKS, "written")]
-    return cast(TensorSink, getattr(import_module(module), name)(path, overwrite=overwrite))
+    sink: Callable[..., TensorSink] = resolve_name(SINKS[_known(format, SINKS, "written")])
+    return sink(path, overwrite=overwrite)
 
 
 def _known(format: str, formats: Mapping[str, object], done: str) -> str:

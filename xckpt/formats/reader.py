@@ -1,6 +1,6 @@
 """Loading straight from any source of tensors: a `StorageReader` over a `TensorSource`.
 
-`FormatsAt` finds another library's checkpoint at the path of a load, in place of one of ours. Then:
+`FormatsAt` finds another library's checkpoint where a load finds none of xckpt's. Then:
 
 1. The coordinator opens the source and sends its identity; every rank opens it too and compares, so
    that all read the same.
@@ -86,7 +86,7 @@ class SourceReader:
         return self._source
 
     def read_metadata(self) -> bytes:
-        """What the source is, so that every rank can tell whether it has the same."""
+        """The source's identity: every rank compares its own with it."""
         return self.source.identity()
 
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
@@ -208,7 +208,7 @@ class FormatsAt:
         return SourceReader(self.open_source, str(self._path), options=self._options)
 
     def open_source(self) -> TensorSource:
-        """Open what is there; a checkpoint of ours unless another format was found."""
+        """Open what is there: an xckpt checkpoint unless another format was found."""
         return open_source(self._path, self._format)
 
 

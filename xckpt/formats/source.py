@@ -46,12 +46,13 @@ class TensorSource(abc.ABC):
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
     threads: int | None = None
     """How many threads read it best, where they wait for a bucket; None for the usual number."""
+    _identity: bytes
 
     @abc.abstractmethod
     def chunks(self, name: str) -> tuple[int, ...]:
         """Elements of each dimension that are cheap to read together.
 
-        Boxes that begin and end at multiples of these read no element in vain. The tensor's own
+        Boxes that begin and end at multiples of these read only what is wanted. The tensor's own
         shape where only the whole can be read; 1 in each dimension where any part is as good.
         """
 
@@ -69,9 +70,9 @@ class TensorSource(abc.ABC):
             StorageError: the storage refused.
         """
 
-    @abc.abstractmethod
     def identity(self) -> bytes:
         """A digest of what the source is: another where its contents may be others."""
+        return self._identity
 
     @abc.abstractmethod
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Our own checkpoints as a source of tensors."""
+"""An xckpt checkpoint as a source of tensors."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from xckpt.formats.source import Opaque, TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.checkpoint import Checkpoint, StoredArray
-from xckpt.storage.integrity import digest_bytes
 
 
 class XckptSource(TensorSource):
-    """The tensors of a checkpoint of ours; a `TensorSource`.
+    """The tensors of an xckpt checkpoint; a `TensorSource`.
 
     Args:
         path: where the checkpoint is; see `xckpt.save`.
@@ -62,10 +62,11 @@ class XckptSource(TensorSource):
         }
         self.leaf_names = by_mapping_name(self.checkpoint)
         """Mapping name -> leaf name."""
+        described = self.checkpoint.metadata.state_dict_metadata
         self._tensors = {
             name: cast(StoredArray, self.checkpoint[leaf])
             for name, leaf in self.leaf_names.items()
-            if isinstance(self._described(leaf), TensorStorageMetadata)
+            if isinstance(described[leaf], TensorStorageMetadata)
         }
         self.specs = {
             name: TensorSpec(tuple(stored.shape), stored.dtype)
@@ -75,9 +76,6 @@ class XckptSource(TensorSource):
         self.shardings = {name: t.sharding for name, t in self._tensors.items() if t.sharding}
         self.annotations = {name: t.annotation for name, t in self._tensors.items() if t.annotation}
         self.metadata = metadata_texts(self.checkpoint.user_metadata)
-
-    def _described(self, leaf: str) -> object:
-        return self.checkpoint.metadata.state_dict_metadata[leaf]
 
     @cached_property
     def values(self) -> Mapping[str, object]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -114,4 +112,4 @@ class XckptSource(TensorSource):
         return digest_bytes(msgspec.json.encode(self.checkpoint.manifest))
 
     def close(self) -> None:
-        """Nothing is held open beyond this object's life."""
+        """Nothing to do: no file stays open."""

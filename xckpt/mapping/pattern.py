@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import islice, pairwise, product
 
 from xckpt.errors import MappingError
 
@@ -52,12 +52,12 @@ class Affine:
         factors: dict[str, int] = {}
         constant = 0
         for term in text.replace(" ", "").split("+"):
-            found = _TERM.fullmatch(term)
-            if found is None:
+            match = _TERM.fullmatch(term)
+            if match is None:
                 raise MappingError(
                     f"{{{text}}}: an index is a name, a number times a name, or a sum of these"
                 )
-            before, name, after, number = found.groups()
+            before, name, after, number = match.groups()
             if number is not None:
                 constant += int(number)
             else:
@@ -106,6 +106,10 @@ class Affine:
         return "+".join([*terms, *([str(self.constant)] if self.constant else [])])
 
 
+Part = str | Affine | tuple[str]
+"""A literal, a number or (in a tuple) the name of a text."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pattern:
     """A parsed pattern; make one with `Pattern.parse`.
@@ -121,8 +125,8 @@ class Pattern:
     """
 
     text: str
-    parts: tuple[str | Affine | tuple[str], ...]
-    """Literals, indices and (in a tuple) names of texts, in order."""
+    parts: tuple[Part, ...]
+    """What the pattern is made of, in order."""
     indices: tuple[str, ...]
     """Names of the indices and texts, each once, in order of appearance."""
     expression: re.Pattern[str]
@@ -130,13 +134,25 @@ class Pattern:
     """Like `expression`, with the shortest first; None where a name can match in one way only."""
 
     @classmethod
+    @functools.lru_cache(maxsize=4096)
     def parse(cls, text: str) -> Pattern:
         """The pattern that ``text`` writes.
 
         Raises:
             MappingError: braces do not close, or what stands between them is no index.
         """
-        return _parse(text)
+        parts = _parts(text)
+        indices = dict.fromkeys(name for part in parts for name in _names(part))
+        texts = [part[0] for part in parts if isinstance(part, tuple)]
+        numbers = {name for part in parts if isinstance(part, Affine) for name, _ in part.factors}
+        for name in texts:
+            if name in numbers:
+                raise MappingError(f"{text!r}: {name!r} is both a number and a text")
+        adjacent = any(
+            not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(parts)
+        )
+        lazy = _expression(parts, "?") if len(texts) > 1 or adjacent else None
+        return cls(text, parts, tuple(indices), _expression(parts), lazy)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -170,36 +186,32 @@ class Pattern:
         Raises:
             MappingError: several values of the indices give this name.
         """
-        found = self.expression.fullmatch(name)
-        if found is None:
+        match = self.expression.fullmatch(name)
+        if match is None:
             return None
         if self.lazy is not None:
             other = self.lazy.fullmatch(name)
-            if other is not None and other.groups() != found.groups():
+            if other is not None and other.groups() != match.groups():
                 raise MappingError(f"{self.text!r} matches {name!r} in several ways")
         values: dict[str, Value] = {}
         equations: list[tuple[Affine, int]] = []
-        for part, text in zip(self._placeholders(), found.groups(), strict=True):
+        placeholders = [part for part in self.parts if not isinstance(part, str)]
+        for part, text in zip(placeholders, match.groups(), strict=True):
             if isinstance(part, Affine):
                 equations.append((part, int(text)))
             elif values.setdefault(part[0], text) != text:
                 return None
-        solutions = list(_solutions(equations, ranges))
+        solutions = list(islice(_solutions(equations, ranges), 2))
         if len(solutions) > 1:
             raise MappingError(
                 f"{self.text!r} is {name!r} for {solutions[0]} and for {solutions[1]}"
             )
         return {**values, **solutions[0]} if solutions else None
 
-    def _placeholders(self) -> Iterator[Affine | tuple[str]]:
-        for part in self.parts:
-            if not isinstance(part, str):
-                yield part
 
-
-@functools.lru_cache(maxsize=4096)
-def _parse(text: str) -> Pattern:
-    parts: list[str | Affine | tuple[str]] = []
+def _parts(text: str) -> tuple[Part, ...]:
+    """The parts that a pattern's text writes."""
+    parts: list[Part] = []
     end = 0
     for token in _TOKEN.finditer(text):
         parts.append(text[end : token.start()])
@@ -208,33 +220,21 @@ def _parse(text: str) -> Pattern:
             parts.append(token[0][0])
         elif token[1] is None:
             raise MappingError(f"{text!r}: a brace does not close; {{{{ is a literal one")
-        elif found := _TEXT.fullmatch(token[1].strip()):
-            parts.append((found[1],))
+        elif name := _TEXT.fullmatch(token[1].strip()):
+            parts.append((name[1],))
         else:
             parts.append(Affine.parse(token[1]))
-    parts.append(text[end:])
-    kept = tuple(part for part in parts if part != "")
-    texts = sum(isinstance(part, tuple) for part in kept)
-    numbers = {name for part in kept if isinstance(part, Affine) for name, _ in part.factors}
-    for part in kept:
-        if isinstance(part, tuple) and part[0] in numbers:
-            raise MappingError(f"{text!r}: {part[0]!r} is both a number and a text")
-    adjacent = any(not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(kept))
-    lazy = _expression(kept, "?") if texts > 1 or adjacent else None
-    return Pattern(text, kept, _indices(kept), _expression(kept), lazy)
+    return tuple(part for part in (*parts, text[end:]) if part != "")
 
 
-def _indices(parts: tuple[str | Affine | tuple[str], ...]) -> tuple[str, ...]:
-    names: dict[str, None] = {}
-    for part in parts:
-        if isinstance(part, Affine):
-            names.update((name, None) for name, _ in part.factors)
-        elif isinstance(part, tuple):
-            names[part[0]] = None
-    return tuple(names)
+def _names(part: Part) -> Iterable[str]:
+    """The names of the indices or of the text in a part."""
+    if isinstance(part, Affine):
+        return [name for name, _ in part.factors]
+    return part if isinstance(part, tuple) else ()
 
 
-def _expression(parts: tuple[str | Affine | tuple[str], ...], lazy: str = "") -> re.Pattern[str]:
+def _expression(parts: tuple[Part, ...], lazy: str = "") -> re.Pattern[str]:
     """The regular expression of a pattern; lazy, it prefers the shortest texts and numbers."""
     pieces = (
         re.escape(part)
@@ -248,7 +248,7 @@ def _expression(parts: tuple[str | Affine | tuple[str], ...], lazy: str = "") ->
 
 
 def _solutions(equations: list[tuple[Affine, int]], ranges: Ranges) -> Iterator[dict[str, int]]:
-    """Values of the indices for which each sum is its number, at most two of them."""
+    """Values of the indices for which each sum is its number."""
     known: dict[str, int] = {}
     for sum_, number in equations:
         if len(sum_.factors) == 1:
@@ -264,32 +264,17 @@ def _solutions(equations: list[tuple[Affine, int]], ranges: Ranges) -> Iterator[
     for name in tried:
         if name not in ranges:
             raise MappingError(f"index {name!r} stands only in sums: state its range")
-    count = 0
+    solved = next((each for each in equations if last in dict(each[0].factors)), None)
     for values in product(*(ranges[name] for name in tried)):
         attempt = {**known, **dict(zip(tried, values, strict=True))}
-        if (not last or _solve_last(attempt, last, equations, ranges)) and all(
+        if solved is not None:
+            sum_, number = solved
+            others = sum_.at({**attempt, last: 0})
+            attempt[last] = (number - others) // dict(sum_.factors)[last]
+        if all(_allowed(name, attempt[name], ranges) for name in unknown) and all(
             sum_.at(attempt) == number for sum_, number in equations
         ):
             yield {name: attempt[name] for name in names}
-            count += 1
-            if count == 2:
-                return
-
-
-def _solve_last(
-    values: dict[str, int], name: str, equations: list[tuple[Affine, int]], ranges: Ranges
-) -> bool:
-    """Find the one index that is still unknown, from the first sum that has it."""
-    for sum_, number in equations:
-        factors = dict(sum_.factors)
-        if name in factors:
-            given = sum(
-                factor * values[other] for other, factor in factors.items() if other != name
-            )
-            value, rest = divmod(number - sum_.constant - given, factors[name])
-            values[name] = value
-            return rest == 0 and _allowed(name, value, ranges)
-    return False
 
 
 def _allowed(name: str, value: int, ranges: Ranges) -> bool:

@@ -45,12 +45,9 @@ Strides = tuple[Ints, ...]
 
 StepKind = Literal["cast", "scale", "divide", "add"]
 
-_INVERSES: dict[StepKind, StepKind] = {
-    "cast": "cast",
-    "scale": "divide",
-    "divide": "scale",
-    "add": "add",
-}
+_INVERSES: dict[StepKind, StepKind] = {"scale": "divide", "divide": "scale"}
+"""Steps that another kind undoes; the others are of the kind that undoes them."""
+_FUNCTIONS = {"scale": np.multiply, "divide": np.divide, "add": np.add}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,9 @@ class Arithmetic:
 
     def inverse(self) -> Arithmetic:
         """The step back: as near to it as rounding allows."""
+        kind = _INVERSES.get(self.operation, self.operation)
         number = -self.number if self.operation == "add" else self.number
-        return Arithmetic(_INVERSES[self.operation], self.target, self.source, number)
+        return Arithmetic(kind, self.target, self.source, number)
 
     def __call__(self, values: NDArray[Any]) -> NDArray[Any]:
         """The step taken on an array of `source` elements; the result is new or is `values`."""
@@ -84,13 +82,10 @@ class Arithmetic:
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
             if self.operation == "cast":
                 return _cast(values, target)
-            wide = values.astype(_wide(self.source), copy=False)
+            kept = self.source in ("float64", "complex64", "complex128")
+            wide = values.astype(self.source if kept else "float32", copy=False)
             number = wide.dtype.type(self.number)
-            if self.operation == "scale":
-                return (wide * number).astype(target, copy=False)
-            if self.operation == "divide":
-                return (wide / number).astype(target, copy=False)
-            return (wide + number).astype(target, copy=False)
+            return _FUNCTIONS[self.operation](wide, number).astype(target, copy=False)
 
 
 def _cast(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
@@ -101,10 +96,6 @@ def _cast(values: NDArray[Any], target: np.dtype[Any]) -> NDArray[Any]:
     except TypeError:
         # ml_dtypes has no cast between some small types; float32 has all of their values.
         return values.astype(np.float32).astype(target)
-
-
-def _wide(dtype: str) -> str:
-    return dtype if dtype in ("float64", "complex64", "complex128") else "float32"
 
 
 @dataclass(frozen=True, slots=True)

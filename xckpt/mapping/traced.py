@@ -146,23 +146,22 @@ def leaf(name: str, spec: TensorSpec) -> Traced:
         >>> leaf("w", TensorSpec((2, 3), "int8")).copies[0].source_strides
         ((1, 0), (0, 1))
     """
-    if spec.elements == 0:
-        return Traced(spec.shape, spec.dtype, ())
     rank = len(spec.shape)
-    zeros, units = (0,) * rank, _units(rank)
-    copy = StridedCopy(name, "", spec.shape, zeros, units, zeros, units)
-    return Traced(spec.shape, spec.dtype, (copy,))
+    return _filled(spec, StridedCopy(name, "", spec.shape, (0,) * rank, _units(rank), (), ()))
 
 
 def constant(spec: TensorSpec, value: complex, arange: int | None = None) -> Traced:
     """A tensor of one value; along axis ``arange``, if given, it grows by one a step."""
-    if spec.elements == 0:
-        return Traced(spec.shape, spec.dtype, ())
-    rank = len(spec.shape)
     offsets: Ints = () if arange is None else (0,)
-    strides = tuple(() if arange is None else (int(d == arange),) for d in range(rank))
-    copy = StridedCopy("", "", spec.shape, offsets, strides, (0,) * rank, _units(rank), value=value)
-    return Traced(spec.shape, spec.dtype, (copy,))
+    strides = tuple(() if arange is None else (int(d == arange),) for d in range(len(spec.shape)))
+    return _filled(spec, StridedCopy("", "", spec.shape, offsets, strides, (), (), value=value))
+
+
+def _filled(spec: TensorSpec, copy: StridedCopy) -> Traced:
+    """A tensor whose dimensions are the axes of one copy."""
+    rank = len(spec.shape)
+    copy = replace(copy, target_offsets=(0,) * rank, target_strides=_units(rank))
+    return Traced(spec.shape, spec.dtype, (copy,) if spec.elements else ())
 
 
 def transposed(tensor: Traced, axes: Sequence[int]) -> Traced:

@@ -1,7 +1,11 @@
-"""Opening one zarr array of a checkpoint with TensorStore, on metadata made here.
+"""One zarr array of a checkpoint: how it is opened, what bools look like in it, and digests.
 
-No zarr.json is read (``assume_metadata``): what a checkpoint holds there is compared elsewhere,
-never trusted. Missing chunks are errors and chunks of zeros are stored: absence never means data.
+1. `open_array` has TensorStore open it on metadata made here. No zarr.json is read
+   (``assume_metadata``): what a checkpoint holds there is compared elsewhere, never trusted.
+   Missing chunks are errors and chunks of zeros are stored: absence never means data.
+2. `digest_array` is the 16-byte XXH3-128 digest of a chunk's elements that lie inside the array. It
+   is taken of the caller's memory before a write and of the destination after a read, in the thread
+   that moves the chunk; the hash runs at memory speed and releases the interpreter.
 """
 
 from __future__ import annotations
@@ -12,10 +16,13 @@ from typing import Final
 
 import numpy as np
 import tensorstore as ts
+import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.manifest.entries import ZarrArray, array_metadata
+
+DIGEST_BYTES: Final = 16
 
 SMALL_BYTES: Final = 1 << 18
 """Objects up to this size (bytes) are read and written as values: opening an array would cost
@@ -84,3 +91,18 @@ def plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
         return data
     raw = data.view(np.uint8)
     return np.asarray(raw != 0) if raw.max() > 1 else data
+
+
+def digest_bytes(data: bytes) -> bytes:
+    """The digest of some bytes."""
+    return xxhash.xxh3_128_digest(data)
+
+
+def digest_array(array: NDArray[np.generic]) -> bytes:
+    """The digest of an array's elements in C order; the array must be C-contiguous.
+
+    Example:
+        >>> digest_array(np.arange(3, dtype=np.uint8)) == digest_bytes(bytes([0, 1, 2]))
+        True
+    """
+    return xxhash.xxh3_128_digest(array.reshape(-1).view(np.uint8).data)

@@ -1,11 +1,12 @@
 """Work in threads within a budget of bytes, and progress as it is done.
 
-1. `Pool.reserve` blocks until the bytes fit the budget; what is larger than the budget waits until
-   nothing else is in flight and then goes alone.
-2. `Pool.submit` has a task run in a thread. After the first failure nothing new is started.
+1. `Pool.reserve` blocks until the bytes fit the budget. More bytes than the budget wait until
+   nothing else is in flight.
+2. `Pool.submit` has a task run in a thread, within the budget. After the first failure nothing new
+   is started.
 3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
-4. On few processors the caller had better work alone (`Pool.alone`): TensorStore's own threads keep
-   them busy, and Python threads would only fight over the interpreter.
+4. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
+   them busy, and Python threads would only compete for the interpreter.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class Pool:
     Example:
         >>> done = []
         >>> with Pool(threads=2, budget=100) as pool:
-        ...     pool.reserve(10)
-        ...     pool.submit(lambda: (done.append(10), pool.release(10)))
+        ...     pool.submit(lambda: done.append(10), 10)
         >>> done
         [10]
     """
@@ -70,17 +70,24 @@ class Pool:
                 self._failure = error
             self._freed.notify_all()
 
-    def submit(self, task: Callable[[], object]) -> None:
-        """Have a task run in a thread, unless one has failed already."""
-        self._executor.submit(self._run, task)
+    def submit(self, task: Callable[[], object], size: int = 0) -> None:
+        """Have a task run in a thread, unless one has failed already.
 
-    def _run(self, task: Callable[[], object]) -> None:
-        if self.failed:
-            return
+        Args:
+            task: what to run.
+            size: bytes that must fit the budget first; they are given back after the task.
+        """
+        self.reserve(size)
+        self._executor.submit(self._run, task, size)
+
+    def _run(self, task: Callable[[], object], size: int) -> None:
         try:
-            task()
+            if not self.failed:
+                task()
         except BaseException as error:
             self.fail(error)
+        finally:
+            self.release(size)
 
     def __enter__(self) -> Pool:
         return self
@@ -94,7 +101,7 @@ class Pool:
 
 
 class ProgressCounter:
-    """Counts bytes from several threads and tells a callback, one call at a time.
+    """Counts bytes from several threads and reports them to a callback, one call at a time.
 
     Example:
         >>> counter = ProgressCounter(8, print)

@@ -4,7 +4,7 @@ Each rank listens on a Unix socket; what it publishes lies in an anonymous share
 slots, whose file descriptor it passes to each taker.
 
 1. A taker connects, says its rank, gets the descriptor and maps it.
-2. The publisher reads a chunk into a free slot, verifies it, and tells each taker (chunk, slot).
+2. The publisher reads a chunk into a free slot, verifies it, and sends (chunk, slot) to each taker.
 3. A taker copies what it wants out of the slot and answers with the slot's number; after the last
    answer the slot is free again.
 
@@ -38,7 +38,7 @@ _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
 
 _ALIGNMENT = 64
-"""Bytes; what every dtype and every vector instruction is content with."""
+"""Bytes; enough for every dtype and every vector instruction."""
 
 _LOST = "another rank of this host was lost"
 
@@ -127,7 +127,7 @@ class Exchange:
                 continue
             connection.settimeout(None)
             self._sockets.append(connection)
-            # A peer that is gone again will be missed.
+            # A peer that has hung up again stays missing.
             with contextlib.suppress(StorageError):
                 (rank,) = _receive(connection, 1)
                 _send_slots(connection, descriptor, self._slots)
@@ -147,15 +147,15 @@ class Exchange:
         return number, self._slots[number, :size]
 
     def publish(self, chunk: int, slot: int, takers: Sequence[int]) -> None:
-        """Tell the takers that ``chunk`` is in ``slot``; the publisher lets go of it separately."""
+        """Tell the takers that ``chunk`` is in ``slot``; the publisher, too, calls `release`."""
         self._users[slot] = Countdown(len(takers) + 1)
         for taker in takers:
             connection, lock = self._takers[taker]
             with lock:
                 _send(connection, chunk, slot)
 
-    def let_go(self, slot: int) -> None:
-        """One user fewer needs what is in the slot; after the last one it is free."""
+    def release(self, slot: int) -> None:
+        """Count one user of a slot as done; with the last one the slot is free."""
         if self._users[slot].land(1) == 0:
             self._free.put(slot)
 
@@ -172,7 +172,7 @@ class Exchange:
 
     def fail(self, error: BaseException) -> None:
         """Stop waiting: this rank has failed, and slots that it holds will not be free again."""
-        # First, since those who wait here complain as well once they wake, and know less.
+        # First: threads that wait for a slot fail too once they wake, with less to say.
         self._on_failure(error)
         self._failure = self._failure or error
         self._free.put(0)
@@ -209,7 +209,7 @@ class Exchange:
         """Free the slots whose content a taker has taken."""
         for _ in range(count):
             (slot,) = _receive(connection, 1)
-            self.let_go(slot)
+            self.release(slot)
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:
         def run() -> None:

@@ -1,10 +1,7 @@
 """Whether a checkpoint holds what was saved: digests of chunks, and its zarr.json documents.
 
-1. Each chunk has a 16-byte XXH3-128 digest over the elements that lie inside the array. It is taken
-   of the caller's memory before a write and of the destination after a read, in the thread that
-   moves the chunk; the hash runs at memory speed and releases the interpreter.
-2. `Integrity.prepare` fetches the digests of the arrays that are about to be read.
-3. `Integrity.request_documents` starts reading zarr.json files and `check` compares them, byte for
+1. `Integrity.prepare` fetches the digests of the arrays that are about to be read.
+2. `Integrity.request_documents` starts reading zarr.json files and `check` compares them, byte for
    byte, with what the manifest implies. No data depends on them, so reads need not wait.
 """
 
@@ -14,14 +11,12 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import tensorstore as ts
-import xxhash
-from numpy.typing import NDArray
 
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, documents
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import (
     DIGESTS,
     MANIFEST,
@@ -31,25 +26,8 @@ from xckpt.storage.location import (
     storage_errors,
 )
 
-DIGEST_BYTES = 16
-
 FEW_DIGEST_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
-
-
-def digest_bytes(data: bytes) -> bytes:
-    """The digest of some bytes."""
-    return xxhash.xxh3_128_digest(data)
-
-
-def digest_array(array: NDArray[np.generic]) -> bytes:
-    """The digest of an array's elements in C order; the array must be C-contiguous.
-
-    Example:
-        >>> digest_array(np.arange(3, dtype=np.uint8)) == digest_bytes(bytes([0, 1, 2]))
-        True
-    """
-    return xxhash.xxh3_128_digest(array.reshape(-1).view(np.uint8).data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 1. `read_metadata` fetches the manifest, on the coordinator; nothing else is believed unchecked.
 2. `prepare_local_plan` tells the coordinator which chunks this rank wants and on which host it is.
 3. `prepare_global_plan` has chunks that several ranks of one host want read by one of them.
-4. `read_data` checks zarr.json files, fetches digests, and reads (`xckpt.storage.read_chunks`).
+4. `read_data` fetches digests and reads the chunks (`xckpt.storage.read_chunks`).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.integrity import digest_bytes
 from xckpt.storage.location import MANIFEST, Location, file_problem, open_store, storage_errors
 from xckpt.storage.read_chunks import read_items, requests_of
 
@@ -113,7 +113,7 @@ class ZarrStorageReader:
         wanted = sorted(self._requests(plan)[1]) if self._may_share else []
         if not wanted:
             return plan
-        # Sharing saves reads; where sockets are not to be had, each rank reads for itself.
+        # Where there are no sockets, each rank reads for itself.
         with contextlib.suppress(OSError):
             host, numbers = host_identity(), np.array(wanted, np.int64).tobytes()
             self._exchange = Exchange()

@@ -138,7 +138,7 @@ class _SharedChunks:
         except BaseException as error:
             self.exchange.fail(error)
             raise
-        self.exchange.let_go(slot)
+        self.exchange.release(slot)
 
     def take(self, number: int, memory: NDArray[np.uint8]) -> None:
         """Copy what is wanted out of a chunk that another rank has read and verified."""

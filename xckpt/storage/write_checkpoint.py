@@ -1,15 +1,11 @@
 """Writing a checkpoint through TensorStore.
 
-On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is
-staged and which zarr arrays its items belong to. On every rank, `write_data`:
-
-1. Resolve an item to a NumPy view, within the memory budget.
-2. For each zarr chunk (or zarr shard) in it, in a thread: take the digest of each chunk from the
-   caller's memory, hand the same memory to TensorStore, wait until the write is durable.
-3. Report the digests; short values travel in the report itself.
-
-On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk was
-not written exactly once, then writes digests and zarr.json files and publishes the manifest.
+1. On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is
+   staged and which zarr arrays its items belong to.
+2. On every rank, `write_data` carries them out (`xckpt.storage.write_chunks`) and reports the
+   digests of the chunks; short values travel in the report itself.
+3. On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk
+   was not written exactly once, then writes digests and zarr.json files and publishes the manifest.
 """
 
 from __future__ import annotations
@@ -44,9 +40,9 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.integrity import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
 from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 
@@ -167,8 +163,9 @@ class ZarrStorageWriter(PlainStorageWriter):
                 for item in items:
                     if item.tensor_data is None:
                         writes.write_value(*self._value(item, planner))
-                pool.submit(lambda: self._write_documents(self._documents.add(self._arrays)))
-                writes.write_tensors([i for i in items if i.tensor_data is not None], pool)
+                others = writes.begin_largest(items, pool)
+                self._write_documents(self._documents.add(self._arrays))
+                writes.write_tensors(others, pool)
             return writes.finish()
 
     def _value(

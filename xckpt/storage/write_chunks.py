@@ -37,9 +37,8 @@ from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
-from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
+from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.integrity import digest_array
 from xckpt.storage.location import Location, open_store, storage_errors
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
@@ -140,9 +139,10 @@ class ChunkWrites:
         """All of them."""
         self._lock = threading.Lock()
 
-    def write_tensors(self, items: Iterable[WriteItem], pool: Pool) -> None:
-        """Begin to write tensor items: the largest first, as far as the budget goes.
+    def begin_largest(self, items: Iterable[WriteItem], pool: Pool) -> list[WriteItem]:
+        """Begin to write the largest tensor items, as far as the budget goes; returns the others.
 
+        Values and empty tensors have no bytes, and are neither.
         TensorStore has work with these while the small ones, which come next, need this thread.
 
         Raises:
@@ -150,17 +150,22 @@ class ChunkWrites:
             StorageError: the storage refused.
         """
         sized = [(item.tensor_storage_size() or 0, item) for item in items]
-        small = [(size, item) for size, item in sized if 0 < size <= SMALL_BYTES]
+        small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
         large = [(size, item) for size, item in sized if size > SMALL_BYTES]
         waiting = deque(sorted(large, key=itemgetter(0), reverse=True))
         while waiting and pool.has_room(waiting[0][0]) and not pool.failed:
-            self._submit(*waiting.popleft(), pool)
-        for size, item in (*small, *waiting):
-            if not pool.failed:
-                self._submit(size, item, pool)
+            self._submit(waiting.popleft()[1], pool)
+        return [*small, *(item for _, item in waiting)]
 
-    def _submit(self, size: int, item: WriteItem, pool: Pool) -> None:
+    def write_tensors(self, items: Iterable[WriteItem], pool: Pool) -> None:
+        """Begin to write tensor items, within the budget; raises as `begin_largest`."""
+        for item in items:
+            if not pool.failed:
+                self._submit(item, pool)
+
+    def _submit(self, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
+        size = item.tensor_storage_size() or 0
         while self._begun and not pool.has_room(size):
             self._wait(self._begun.popleft())
         pool.reserve(size)

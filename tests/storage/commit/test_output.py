@@ -10,6 +10,7 @@ import pytest
 import xckpt
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.commit import output as outputs
+from xckpt.storage.commit.folder import journal_of, journals
 from xckpt.storage.commit.output import OutputPath, StagedOutput
 
 
@@ -69,6 +70,26 @@ def test_one_claims_and_others_take_part(tmp_path: Path) -> None:
     assert third.claim is not None
     second.publish()
     third.release()
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_resumable_output_is_reused_by_the_same_layout_alone(tmp_path: Path) -> None:
+    output = at(tmp_path / "out")
+    first = output.begin(b"layout", "conversion")
+    (first.folder / "data-0").write_text("first")
+    first.note(b"layout")
+    journal_of(first.staging, 0).write_text("journal")
+    with pytest.raises(CheckpointExistsError, match="another process is writing here"):
+        output.begin(b"layout", "conversion")
+    first.release()  # as the death of its process does
+    second = output.begin(b"layout", "conversion")
+    assert second.noted() == b"layout" and names(second.folder) == ["data-0"]
+    second.release()
+    third = output.begin(b"another", "conversion")
+    assert third.noted() is None and names(third.folder) == []
+    assert journals(third.staging) == []
+    journal_of(third.staging, 0).write_text("journal")
+    third.publish()
     assert names(tmp_path) == ["out"]
 
 

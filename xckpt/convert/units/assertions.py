@@ -40,12 +40,9 @@ def check_assertions(
     problems: dict[int, str] = {}
     with Pool(threads=None, budget=memory_bytes) as pool:
 
-        def compare(number: int, sides: _Sides, part: TargetPart, nbytes: int) -> None:
-            try:
-                # One range of an assertion is enough.
-                problem = "" if number in problems else sides.difference(source, part)
-            finally:
-                pool.release(nbytes)
+        def compare(number: int, sides: _Sides, part: TargetPart) -> None:
+            # One range of an assertion is enough.
+            problem = "" if number in problems else sides.difference(source, part)
             if problem:
                 problems.setdefault(number, problem)
 
@@ -53,10 +50,8 @@ def check_assertions(
             sides = _Sides(assertion, source)
             # Cut along the chunks of the source, as targets are.
             for unit in plan_units(sides.actual, source.chunks, UNIT_BYTES):
-                both = 2 * unit.nbytes
                 for part in unit.parts:
-                    pool.reserve(both)
-                    pool.submit(partial(compare, number, sides, part, both))
+                    pool.submit(partial(compare, number, sides, part), 2 * unit.nbytes)
     if problems:
         raise MappingError.listing(
             "the data do not fulfil what the mapping asserts; nothing was written",

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.convert.conversion import Conversion, Opened
-from xckpt.convert.journal import Journal, Start, noted_units
+from xckpt.convert.journal import Journal, noted_units
 from xckpt.convert.units.make import make
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.errors import StorageError
@@ -72,12 +72,12 @@ class UnitShare:
     bytes_before: int = 0
     """Bytes of the units that an earlier process had written, once the others are made."""
 
-    def make(self, output: Output, start: Start, staged: Path | None) -> list[bytes]:
+    def make(self, output: Output, digest: bytes, staged: Path | None) -> list[bytes]:
         """Make and write the units, but for those that are written.
 
         Args:
             output: where they are written.
-            start: which conversion this is.
+            digest: that of the conversion; see `xckpt.convert.journal`.
             staged: the staging folder that has journals beside it, if there are any.
 
         Returns:
@@ -89,8 +89,8 @@ class UnitShare:
         journal: Journal | None = None
         reports: dict[int, bytes] = {}
         if staged is not None:
-            reports = noted_units(staged, start)
-            journal = Journal(journal_of(staged, self.rank), start)
+            reports = noted_units(staged, digest)
+            journal = Journal(journal_of(staged, self.rank), digest)
         missing = [unit for unit in self.units if unit.number not in reports]
         total = sum(unit.target_bytes for unit in self.units)
         self.bytes_before = total - sum(unit.target_bytes for unit in missing)
@@ -115,19 +115,14 @@ class UnitShare:
         resolved, source = self.opened.resolved, self.opened.source
 
         def run(unit: WorkUnit) -> None:
-            try:
-                report = output.write(unit, make(resolved, source, unit.parts))
-            finally:
-                pool.release(unit.nbytes)
-            note(unit, report)
+            note(unit, output.write(unit, make(resolved, source, unit.parts)))
 
         threads = self.options.threads or source.threads
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for unit in units:
                 if pool.failed:
                     break
-                pool.reserve(unit.nbytes)
-                pool.submit(functools.partial(run, unit))
+                pool.submit(functools.partial(run, unit), unit.nbytes)
 
     def _run_in(
         self, executor: Executor, units: Sequence[WorkUnit], output: Output, note: Note

@@ -74,6 +74,15 @@ class Grid:
     shards: Int64s | None = None
     """Zarr shard shape of each array, a multiple of its chunk shape; None where unsharded."""
 
+    @classmethod
+    def of(cls, arrays: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape | None]) -> Grid:
+        """The grid of arrays with these chunk shapes, and zarr shard shapes where sharded."""
+        units = [shard or chunk for shard, chunk in zip(shards, chunks, strict=True)]
+        inner, outer = (
+            np.array(shapes, np.int64).reshape(arrays.sizes.shape) for shapes in (chunks, units)
+        )
+        return cls(arrays, inner, None if np.array_equal(inner, outer) else outer)
+
     @property
     def units(self) -> Int64s:
         """Shape of what must have a single writer: the shard, or the chunk where there is none."""
@@ -82,13 +91,6 @@ class Grid:
     def is_regular(self, shape: Sequence[int]) -> bool:
         """Whether one array is all of the tensor."""
         return len(self.arrays) == 1 and self.arrays[0].sizes == tuple(shape)
-
-    def cell_counts(self) -> list[int]:
-        """Number of chunks of each array."""
-        return [
-            count_cells(sizes, chunk)
-            for sizes, chunk in zip(self.arrays.sizes.tolist(), self.chunks.tolist(), strict=True)
-        ]
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Grid):
@@ -174,13 +176,13 @@ def choose_grid(
     options = options or GridOptions()
     shape = tuple(int(size) for size in shape)
     if len(shape) == 0 or 0 in shape:
-        return Grid(Boxes.whole(shape), np.array([[max(size, 1) for size in shape]], np.int64))
+        return Grid.of(Boxes.whole(shape), [tuple(max(size, 1) for size in shape)], [None])
     steps = _common_steps(shape, boxes)
     chunk, shard = _fit(shape, steps, item_bytes, options)
     asked = np.sum(-(-boxes.elements * item_bytes // options.chunk_bytes))
     if len(boxes) > 1 and count_cells(shape, chunk) > SHATTERED * int(asked):
         return _pieces(boxes, item_bytes, options)
-    return _grid(Boxes.whole(shape), [chunk], [shard])
+    return Grid.of(Boxes.whole(shape), [chunk], [shard])
 
 
 def _common_steps(shape: Shape, boxes: Boxes) -> list[int | None]:
@@ -254,10 +256,5 @@ def _pieces(boxes: Boxes, item_bytes: int, options: GridOptions) -> Grid:
         if box.sizes not in fits:
             fits[box.sizes] = _fit(box.sizes, [None] * boxes.rank, item_bytes, options)
         fitted.append(fits[box.sizes])
-    return _grid(boxes, [chunk for chunk, _ in fitted], [shard for _, shard in fitted])
-
-
-def _grid(arrays: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape]) -> Grid:
-    inner = np.array(chunks, np.int64)
-    outer = np.array(shards, np.int64)
-    return Grid(arrays, inner, None if np.array_equal(inner, outer) else outer)
+    chunks, shards = zip(*fitted, strict=True)
+    return Grid.of(boxes, chunks, shards)

@@ -14,11 +14,10 @@ spelling, where the digest is taken of the exact bytes of ``checkpoint``. To rea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
-import numpy as np
 
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
@@ -181,9 +180,8 @@ def to_metadata(manifest: Manifest) -> Metadata:
         else:
             rank = len(leaf.shape)
             boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
-            grid = _grid(
-                boxes, [piece.chunk for piece in pieces], [piece.shard for piece in pieces]
-            )
+            chunks, shards = [p.chunk for p in pieces], [p.shard for p in pieces]
+            grid = Grid.of(boxes, chunks, shards)
         described[leaf.name] = TensorStorageMetadata(
             TensorProperties(leaf.dtype),
             leaf.shape,
@@ -198,15 +196,7 @@ def to_metadata(manifest: Manifest) -> Metadata:
 @functools.lru_cache(maxsize=1024)
 def _regular_grid(shape: Shape, chunk: Shape, shard: Shape | None) -> Grid:
     """The grid of a regular leaf, made once for all that are alike."""
-    return _grid(Boxes.whole(shape), [chunk], [shard])
-
-
-def _grid(boxes: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape | None]) -> Grid:
-    inner = np.array(chunks, np.int64).reshape(len(boxes), boxes.rank)
-    if not any(shards):
-        return Grid(boxes, inner)
-    outer = [shard or chunk for shard, chunk in zip(shards, chunks, strict=True)]
-    return Grid(boxes, inner, np.array(outer, np.int64).reshape(inner.shape))
+    return Grid.of(Boxes.whole(shape), [chunk], [shard])
 
 
 def encode(manifest: Manifest, digest: Digest) -> bytes:

@@ -133,12 +133,9 @@ def _pieces_problems(shape: Shape, pieces: tuple[PieceEntry, ...], item: int) ->
         if len(piece.offset) != len(shape) or len(piece.shape) != len(shape):
             yield f"piece {number} has another number of dimensions than the tensor"
             return
-        if any(
-            o < 0 or n < 0 or o + n > size
-            for o, n, size in zip(piece.offset, piece.shape, shape, strict=True)
-        ):
-            where = Box(piece.offset, piece.shape)
-            yield f"piece {number}, {where}, lies outside the shape {shape}"
+        box = Box(piece.offset, piece.shape)
+        if min(box.sizes, default=0) < 0 or not Box.whole(shape).holds(box):
+            yield f"piece {number}, {box}, lies outside the shape {shape}"
             return
         yield from _grid_problems(piece.shape, piece.chunk, piece.shard, item)
     boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=len(shape))

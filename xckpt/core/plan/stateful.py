@@ -1,13 +1,13 @@
 """Loading into objects that keep their own state: models, optimizers, schedulers, data loaders.
 
-Such an object gives its state as a dict (`ObjectState.tree`), and takes one. What it holds need not
-have the shape of what it held when it was saved: a new optimizer has no moments yet, a history is
-shorter. So the checkpoint decides wherever the object shows that it has nothing to load into:
+Such an object gives its state as a dict (`ObjectState.tree`), and takes one. Its state now may have
+another shape than its state when it was saved: a new optimizer has no moments yet, a history is
+shorter. So the checkpoint decides wherever the object has nothing to load into:
 
 1. `places` finds those: a None, an empty dict, and a list or tuple without tensors in it, if the
    checkpoint has anything there.
-2. At such a place the leaves and containers are the checkpoint's. The object says what a tensor
-   there shall be like (`ObjectState.like`); it is always a new one.
+2. At such a place the leaves and containers are the checkpoint's. The object gives a target for
+   each tensor there (`ObjectState.like`); it is always a new one.
 3. Everywhere else the object's leaves are targets as in any tree.
 4. Once all is read, the state is built from both, and handed to the object.
 """
@@ -27,7 +27,7 @@ from xckpt.core.values import value_kind
 
 
 class Names:
-    """Leaf or container names, of which one asks for those at and below another.
+    """Leaf or container names, and a quick way to those at and below a place.
 
     Example:
         >>> Names(["a/b/c", "a", "a-b", "a/b"]).below("a/b")

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from xckpt.core.names import KeyPath, join_keys, split_name
-from xckpt.core.tree import unflatten
+from xckpt.core.tree import flatten, unflatten
 from xckpt.errors import ManifestError, PlanError, TreeMismatchError
 
 
@@ -64,7 +64,7 @@ class StoredObject:
     @property
     def leaves(self) -> list[str]:
         """The names of all leaves in it."""
-        return list(_leaves(self.node))
+        return [str(name) for name in flatten(self.node).leaves.values()]
 
     def build(self, values: Mapping[str, object]) -> object:
         """The object with a value for each leaf name; a namedtuple becomes a tuple.
@@ -216,17 +216,6 @@ def _is_object(node: object, is_tensor: Callable[[str], bool]) -> bool:
     if isinstance(node, list):
         return all(_is_object(child, is_tensor) for child in node)
     return not (isinstance(node, str) and is_tensor(node))
-
-
-def _leaves(node: object) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    elif isinstance(node, dict):
-        for child in node.values():
-            yield from _leaves(child)
-    elif isinstance(node, list | tuple):
-        for child in node:
-            yield from _leaves(child)
 
 
 def _build(node: object, values: Mapping[str, object]) -> object:

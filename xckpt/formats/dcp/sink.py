@@ -156,31 +156,29 @@ class DCPSink(TensorSink):
             else:
                 path = self.folder / f"__0_{number}.distcp"
                 self._write_object(path, entry, places)
-                objects[fqn] = Where(path.name, 0, path.stat().st_size)
+                objects[fqn] = self._where(path.name)
         paths = {fqn: entry.path for fqn, entry in self._entries.items()}
         return DCPMetadata(tensors, objects, paths, tuple(self._entries))
 
     def _written(self) -> dict[str, tuple[Where, ...]]:
         """Mapping name of each tensor -> where its chunks are."""
-        missing: list[str] = []
-
-        def where(name: str, file: str) -> Where:
-            path = self.folder / file
-            if path.is_file():
-                return Where(file, 0, path.stat().st_size)
-            missing.append(f"{name}: {file}")
-            return Where(file, 0, 0)
-
-        places = {
-            name: tuple(
-                where(name, self._file(name, chunk))
-                for chunk in self._cells(name, Box.whole(spec.shape))
-            )
+        files = {
+            name: [self._file(name, chunk) for chunk in self._cells(name, Box.whole(spec.shape))]
             for name, spec in self._contents.specs.items()
         }
+        missing = [
+            f"{name}: {file}"
+            for name, listed in files.items()
+            for file in listed
+            if not (self.folder / file).is_file()
+        ]
         if missing:
             raise CorruptCheckpointError.listing(f"{self.folder}: files were not written", missing)
-        return places
+        return {name: tuple(map(self._where, listed)) for name, listed in files.items()}
+
+    def _where(self, file: str) -> Where:
+        """All of a file."""
+        return Where(file, 0, (self.folder / file).stat().st_size)
 
     def _write_object(
         self, path: Path, entry: StoredObject, places: Mapping[str, tuple[Where, ...]]

@@ -80,11 +80,7 @@ class DCPSource(MappedSource):
         with naming(folder):
             tree = flatten(_tree(described, leaves))
         super().__init__(folder, tree, MOST_OPEN)
-        self._state = hashlib.sha256(data).digest()
-
-    def identity(self) -> bytes:
-        """A digest of ``.metadata``."""
-        return self._state
+        self._identity = hashlib.sha256(data).digest()
 
 
 def _read_metadata(folder: FilePath) -> bytes:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +28,6 @@ from xckpt.errors import UnsupportedLeafError
 from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
 from xckpt.formats.sink import TensorSink, flat_names
 from xckpt.mapping.names import keys_of
-from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 from xckpt.storage.location import storage_errors
@@ -47,6 +47,7 @@ class OrbaxSink(TensorSink):
 
     Example:
         >>> from xckpt.formats.sink import Contents
+        >>> from xckpt.mapping.spec import TensorSpec
         >>> sink = OrbaxSink("for-orbax")
         >>> _ = sink.prepare(Contents({"a/w": TensorSpec((2, 2), "float32")}, {"step": 7}))
         >>> sink.write("a/w", Box((0, 0), (2, 2)), np.eye(2, dtype=np.float32))
@@ -64,9 +65,10 @@ class OrbaxSink(TensorSink):
     def _plan(self) -> object:
         """Name and cut the arrays, and encode the tree."""
         contents = self._contents
-        _check(contents.specs, contents.values)
         self._names = flat_names((*contents.specs, *contents.values))
-        _check_paths(self._names)
+        problems = [*_value_problems(contents.values), *_name_problems(self._names)]
+        if problems:
+            raise UnsupportedLeafError.listing("Orbax cannot carry this", problems)
         leaves = [Leaf(keys_of(name), "np.ndarray") for name in contents.specs]
         leaves += [Leaf(keys_of(name), _kind(value)) for name, value in contents.values.items()]
         self._tree = encode_tree(leaves, dict(contents.metadata) or None)
@@ -86,7 +88,7 @@ class OrbaxSink(TensorSink):
         with storage_errors(self.folder):
             if strings:
                 (self.folder / STRINGS).write_text(json.dumps(strings), "utf-8")
-            (self.folder / CHECKPOINT).write_text(json.dumps(_told_of_now()), "utf-8")
+            (self.folder / CHECKPOINT).write_text(json.dumps(_checkpoint_metadata()), "utf-8")
             (self.folder / TREE).write_bytes(self._tree)
 
     def _open(self) -> None:
@@ -107,8 +109,8 @@ class OrbaxSink(TensorSink):
         return f"it is no checkpoint of Orbax, which has {TREE}"
 
 
-def _told_of_now() -> dict[str, object]:
-    """What Orbax writes about a checkpoint made now."""
+def _checkpoint_metadata() -> dict[str, object]:
+    """What Orbax says of a checkpoint that is written now."""
     now = time.time_ns()
     return {
         "item_handlers": HANDLER,
@@ -126,37 +128,27 @@ def _kind(value: object) -> str:
     return "string" if isinstance(value, str) else "scalar"
 
 
-def _check(specs: Mapping[str, TensorSpec], values: Mapping[str, object]) -> None:
-    problems: list[str] = []
+def _value_problems(values: Mapping[str, object]) -> Iterator[str]:
     for name, value in values.items():
         if type(value) is int and not -(1 << 63) <= value < 1 << 63:
-            problems.append(f"{name}: an int beyond 64 bits")
+            yield f"{name}: an int beyond 64 bits"
         elif value is not None and type(value) not in (*NUMBERS, str):
-            problems.append(f"{name}: Orbax has no {type(value).__qualname__} as a leaf")
-    problems += [
-        f"{name or 'the root'}: an empty key"
-        for name in (*specs, *values)
-        if not name or "" in keys_of(name)
-    ]
-    if problems:
-        raise UnsupportedLeafError.listing("Orbax cannot carry this", problems)
+            yield f"{name}: Orbax has no {type(value).__qualname__} as a leaf"
 
 
-def _check_paths(names: Mapping[str, str]) -> None:
-    """Refuse names that are no paths, and arrays whose folders would lie in each other."""
-    problems = [
-        f"{name}: its name {problem}"
-        for name, flat in names.items()
-        if (problem := file_name_problem(flat))
-    ]
+def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
+    """Names that are no paths, and arrays whose folders would lie in each other."""
     reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", "array_metadatas", "commit_success.txt"}
-    places = {flat: name for name, flat in names.items()}
-    for flat, name in places.items():
+    places = set(names.values())
+    for name, flat in names.items():
+        if not name or "" in keys_of(name):
+            yield f"{name or 'the root'}: an empty key"
+            continue
+        if problem := file_name_problem(flat):
+            yield f"{name}: its name {problem}"
         parts = flat.split("/")
         if any(part in ("", ".") for part in parts) or parts[0] in reserved:
-            problems.append(f"{name}: {flat!r} is no name of an array of Orbax")
-        inside = next((p for d in range(1, len(parts)) if (p := "/".join(parts[:d])) in places), "")
+            yield f"{name}: {flat!r} is no name of an array of Orbax"
+        inside = [above for above in accumulate(parts[:-1], "{}/{}".format) if above in places]
         if inside:
-            problems.append(f"{name}: it would lie inside the array {inside}")
-    if problems:
-        raise UnsupportedLeafError.listing("Orbax cannot carry these names", problems)
+            yield f"{name}: it would lie inside the array {inside[0]}"

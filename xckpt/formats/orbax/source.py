@@ -117,7 +117,6 @@ class OrbaxSource(TensorSource):
         data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
-        self._state = hashlib.sha256(data)
         self.metadata = {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
         """The user's own, as JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
@@ -133,7 +132,7 @@ class OrbaxSource(TensorSource):
         }
         self.values = self._values(by_name, arrays)
         self.annotations = self._annotations(by_name)
-        self._note_times()
+        self._identity = self._digest(data)
 
     def _open(self, tree: Tree, leaves: Mapping[str, Leaf]) -> dict[str, StoredZarr]:
         """Every array, opened and checked."""
@@ -198,14 +197,14 @@ class OrbaxSource(TensorSource):
         names = {leaf.stored_name: name for name, leaf in leaves.items()}
         return {names[stored]: text for stored, text in kinds.items() if stored in names}
 
-    def _note_times(self) -> None:
-        """Have another save at the same place be another source."""
-        for path in (self.path / TREE, self.path / "manifest.ocdbt"):
-            self._state.update(state_of(path))
-        for folder in (self.path, self.path.parent):
-            if (folder / CHECKPOINT).is_file():
-                self._state.update(read_whole(folder / CHECKPOINT, MAX_BYTES))
-                break
+    def _digest(self, tree: bytes) -> bytes:
+        """A digest of the tree and of when it was written: another save is another source."""
+        parts = [tree, state_of(self.path / TREE), state_of(self.path / "manifest.ocdbt")]
+        noted = (folder / CHECKPOINT for folder in (self.path, self.path.parent))
+        first = next((path for path in noted if path.is_file()), None)
+        if first is not None:
+            parts.append(read_whole(first, MAX_BYTES))
+        return hashlib.sha256(b"".join(parts)).digest()
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """The shape of a chunk, which is decoded as one."""
@@ -219,10 +218,6 @@ class OrbaxSource(TensorSource):
             StorageError: the storage refused.
         """
         self._arrays[name].read(box.offsets, into)
-
-    def identity(self) -> bytes:
-        """A digest of the tree and of when it was written."""
-        return self._state.digest()
 
     def close(self) -> None:
         """Nothing is stored open beyond this object's life."""

@@ -16,7 +16,6 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -42,16 +41,6 @@ MAX_SHARD_BYTES: Final = 5_000_000_000
 FORMAT: Final = {"format": "pt"}
 
 _OURS: Final = re.compile(r"[^/]*(\.safetensors|\.safetensors\.index\.json)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A file to be written."""
-
-    name: str
-    first: bytes
-    """Length and header."""
-    header: Header
 
 
 class SafetensorsSink(TensorSink):
@@ -87,7 +76,8 @@ class SafetensorsSink(TensorSink):
         super().__init__(path, overwrite=overwrite)
         self.max_shard_bytes = max_shard_bytes
         self.single = self.path.name.endswith(SUFFIX)
-        self._planned: list[_Planned] = []
+        self._planned: dict[str, tuple[bytes, Header]] = {}
+        """Name of each file -> its first bytes, length and header."""
         self._places: dict[str, tuple[str, TensorSpan]] = {}
         self._files: dict[str, OpenFile] = {}
 
@@ -101,33 +91,42 @@ class SafetensorsSink(TensorSink):
         groups = [list(tensors)] if self.single else _split(tensors, self.max_shard_bytes)
         # Any box can be written.
         self._chunks = {name: (1,) * len(spec.shape) for name, spec in specs.items()}
-        self._planned = []
+        self._planned = {}
         for number, group in enumerate(groups, 1):
             series = f"-{number:05d}-of-{len(groups):05d}" if len(groups) > 1 else ""
-            first, header = lay_out({name: tensors[name] for name in group}, texts)
-            self._planned.append(_Planned(f"{STEM}{series}{SUFFIX}", first, header))
+            laid_out = lay_out({name: tensors[name] for name in group}, texts)
+            self._planned[f"{STEM}{series}{SUFFIX}"] = laid_out
         places = {
-            flat: (file.name, place)
-            for file in self._planned
-            for flat, place in file.header.places.items()
+            flat: (file, place)
+            for file, (_, header) in self._planned.items()
+            for flat, place in header.places.items()
         }
         self._places = {name: places[flat] for name, flat in names.items()}
-        return [[file.name, list(file.header.places)] for file in self._planned]
+        return [[file, list(header.places)] for file, (_, header) in self._planned.items()]
 
     def _lay_out(self) -> None:
         with storage_errors(self.path):
-            for file in self._planned:
-                _make(self.folder / file.name, file)
+            for file, (first, header) in self._planned.items():
+                with (self.folder / file).open("xb") as out:
+                    out.write(first)
+                    out.truncate(header.size)
             if len(self._planned) > 1:
-                text = json.dumps(_index(self._planned), indent=2, ensure_ascii=False)
+                text = json.dumps(self._index(), indent=2, ensure_ascii=False)
                 (self.folder / f"{STEM}{SUFFIX}{INDEX}").write_text(text, "utf-8")
 
     def _open(self) -> None:
         for file in self._planned:
-            path = self.folder / file.name
+            path = self.folder / file
             with storage_errors(path):
-                self._files[file.name] = OpenFile(path, write=True)
-            self._opened.callback(self._files[file.name].close)
+                self._files[file] = OpenFile(path, write=True)
+            self._opened.callback(self._files[file].close)
+
+    def _index(self) -> dict[str, object]:
+        """What says which file each tensor is in."""
+        headers = {file: header for file, (_, header) in self._planned.items()}
+        names = {name: file for file, header in headers.items() for name in header.places}
+        total = sum(place.nbytes for _, place in self._places.values())
+        return {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
 
     def _write(self, name: str, box: Box, data: NDArray[np.generic]) -> None:
         holder, place = self._places[name]
@@ -169,16 +168,3 @@ def _split(tensors: Mapping[str, tuple[str, tuple[int, ...]]], most: int) -> lis
         groups[-1].append(name)
         taken += size
     return groups
-
-
-def _index(files: list[_Planned]) -> dict[str, object]:
-    names = {name: file.name for file in files for name in file.header.places}
-    total = sum(place.nbytes for file in files for place in file.header.places.values())
-    return {"metadata": {"total_size": total}, "weight_map": dict(sorted(names.items()))}
-
-
-def _make(path: Path, file: _Planned) -> None:
-    """A file with its header, and as long as it will be."""
-    with path.open("xb") as out:
-        out.write(file.first)
-        out.truncate(file.header.size)

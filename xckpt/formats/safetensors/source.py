@@ -80,7 +80,8 @@ class SafetensorsSource(TensorSource):
         self.threads = reading_threads(self.path)
         files = find_files(self.path, SUFFIX)
         opened = map_named(self.path, _open, [(file.name, file) for file in files.paths])
-        self._state = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
+        # The files' headers, sizes and times of change.
+        self._identity = hashlib.sha256(b"".join(state for _, _, state in opened)).digest()
         contents = {file.path: header.places for file, header, _ in opened}
         self._files = {file.path: file for file, _, _ in opened}
         self._places = {
@@ -116,10 +117,6 @@ class SafetensorsSource(TensorSource):
         file, place = self._places[name]
         with storage_errors(f"{file.path}: {name}"):
             _tensor(file, place).read(box.offsets, into)
-
-    def identity(self) -> bytes:
-        """A digest of the files' headers, sizes and times of change."""
-        return self._state
 
     def close(self) -> None:
         """Close the files."""

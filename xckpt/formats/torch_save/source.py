@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +74,18 @@ class MappedParts:
     boxes: Boxes
     parts: tuple[MappedTensor, ...]
 
+    def regions(
+        self, box: Box, into: NDArray[np.generic]
+    ) -> Iterator[tuple[MappedTensor, Shape, NDArray[np.generic]]]:
+        """The parts that a box meets: each with offsets in it, and what it fills of ``into``."""
+        if len(self.parts) == 1:  # It has all elements.
+            yield self.parts[0], box.offsets, into
+            return
+        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), self.boxes)
+        for number, shared_box in zip(numbers.tolist(), shared, strict=True):
+            offsets = shared_box.relative_to(self.boxes[number].offsets).offsets
+            yield self.parts[number], offsets, into[shared_box.slices(box.offsets)]
+
 
 class MappedSource(TensorSource):
     """Tensors that lie in archives of `torch.save`, of one part or of several.
@@ -121,13 +133,9 @@ class MappedSource(TensorSource):
             StorageError: a file cannot be read.
         """
         tensor = self._tensors[name]
-        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), tensor.boxes)
-        for number, part in zip(numbers.tolist(), shared, strict=True):
-            stored = tensor.parts[number]
-            offsets = part.relative_to(tensor.boxes[number].offsets).offsets
-            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
-            with storage_errors(f"{stored.path}: {name}"):
-                stored.read(self._open(stored.path), offsets, region)
+        for part, offsets, region in tensor.regions(box, into):
+            with storage_errors(f"{part.path}: {name}"):
+                part.read(self._open(part.path), offsets, region)
 
     def _open(self, path: FilePath) -> RangeFile:
         """A file; it stays open until many others were opened, and as long as it is being read."""
@@ -171,14 +179,11 @@ class TorchSaveSource(MappedSource):
         read = map_named(place, _tree, [(file.name, file) for file in files.paths])
         trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
         super().__init__(place, _merged(files, trees))
-        self._state = hashlib.sha256(b"".join(state for _, state in read)).digest()
+        # The files' pickles, sizes and times of change.
+        self._identity = hashlib.sha256(b"".join(state for _, state in read)).digest()
         for file in files.paths:  # What takes the place of one from now on is not read.
             with storage_errors(file):
                 self._open(file)
-
-    def identity(self) -> bytes:
-        """A digest of the files' pickles, sizes and times of change."""
-        return self._state
 
 
 def _tree(path: FilePath) -> tuple[FlatTree, bytes]:

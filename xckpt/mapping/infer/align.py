@@ -158,12 +158,12 @@ def align(sources: Sequence[ModelLeaf], targets: Sequence[ModelLeaf]) -> Alignme
     for reason, key in KEYS.items():
         _pair_by_key(alignment, _singles(sources, key), _singles(targets, key), reason)
     for key in KEYS.values():
-        free = _free(alignment)
-        _pair_by_prefix(alignment, _singles(free[0], key), _singles(free[1], key))
+        one, other = _free(alignment)
+        _pair_by_prefix(alignment, _singles(one, key), _singles(other, key))
     for key in KEYS.values():
-        free = _free(alignment)
-        stacked = _stacks(free[0], key), _singles(free[1], key)
-        unstacked = _singles(free[0], key), _stacks(free[1], key)
+        one, other = _free(alignment)
+        stacked = _stacks(one, key), _singles(other, key)
+        unstacked = _singles(one, key), _stacks(other, key)
         for sides in (stacked, unstacked):
             _pair_by_key(alignment, *sides, "stacked")
         for sides in (stacked, unstacked):
@@ -221,12 +221,14 @@ def _pair_by_prefix(
             explained[prefixes].append((source, target))
     order = sorted(explained, key=lambda each: (-len(explained[each]), _length(each), repr(each)))
     for prefixes in order:
+        free = [pair for pair in explained[prefixes] if alignment.are_free(_leaves(pair))]
+        if not free:
+            continue
         rivals = [
             explained[each]
             for each in order
             if each != prefixes and _length(each) <= _length(prefixes)
         ]
-        free = [pair for pair in explained[prefixes] if alignment.are_free(_leaves(pair))]
         doubts = _doubts(alignment, free, rivals)
         left_out = " and ".join(".".join(map(str, prefix)) for prefix in prefixes if prefix)
         for source, target in free:

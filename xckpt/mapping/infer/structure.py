@@ -33,11 +33,11 @@ from xckpt.mapping.infer.leaves import CONCEPTS, LeafGroup, ModelLeaf, Path
 ROLES = frozenset(("weight", "bias", "mean", "var"))
 IGNORED = frozenset(("numbatchestracked",))
 """Leaves that only one framework's modules have."""
-_GENERIC = (
-    "dense linear fc conv embed embedding layernorm rmsnorm norm ln batchnorm bn groupnorm",
-    "layers layer blocks block net sequential module",
-)
-GENERIC = frozenset(" ".join(_GENERIC).split())
+_GENERIC = """
+dense linear fc conv embed embedding layernorm rmsnorm norm ln batchnorm bn groupnorm
+layers layer blocks block net sequential module
+"""
+GENERIC = frozenset(_GENERIC.split())
 """Names that frameworks give, or that say no more than a class: they may mean anything."""
 ALIKE = 0.6
 """From this similarity on (`difflib`) two names are taken to mean the same."""
@@ -75,13 +75,8 @@ class _Module:
 
     def contradicts(self, other: _Module) -> bool:
         """Whether the names forbid that the two are one."""
-        one, two = CONCEPTS.get(self.word), CONCEPTS.get(other.word)
-        return (
-            one is not None
-            and two is not None
-            and one != two
-            and not OF_ATTENTION.isdisjoint((one, two))
-        )
+        concepts = {CONCEPTS.get(self.word), CONCEPTS.get(other.word)}
+        return len(concepts) == 2 and None not in concepts and bool(concepts & OF_ATTENTION)
 
     @property
     def is_vector(self) -> bool:
@@ -89,8 +84,7 @@ class _Module:
 
     @property
     def is_norm(self) -> bool:
-        words = [each for each in self.path if isinstance(each, str)]
-        named = bool(words) and ("norm" in words[-1] or words[-1] in ("ln", "bn"))
+        named = "norm" in self.word or self.word in ("ln", "bn")
         return named or "bias" in self.leaves or self.leaves["weight"].flavour == "scale"
 
 

@@ -53,7 +53,8 @@ class Operation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         super().__init_subclass__()
         if not cls.name:
             return
-        if unsaid := [each for each in dir(cls) if _is_abstract(getattr(cls, each, None))]:
+        members = ((name, getattr(cls, name, None)) for name in dir(cls))
+        if unsaid := [n for n, member in members if getattr(member, "__isabstractmethod__", False)]:
             raise TypeError(f"operation {cls.name!r} does not say: {', '.join(unsaid)}")
         OPERATIONS[cls.name] = cls
 
@@ -137,10 +138,6 @@ class Paired(Operation, frozen=True):
         """The other one of the pair."""
         kind: Callable[..., Operation] = OPERATIONS[self.opposite]
         return kind(*msgspec.structs.astuple(self))
-
-
-def _is_abstract(member: object) -> bool:
-    return getattr(member, "__isabstractmethod__", False)
 
 
 def is_list(value: object) -> TypeGuard[Sequence[Any]]:

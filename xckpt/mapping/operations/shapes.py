@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from itertools import chain
 from math import prod
 from typing import ClassVar, Literal
 
@@ -120,7 +121,7 @@ class Rearrange(TensorOperation, frozen=True):
     def validate(self) -> None:
         """Both sides name the same dimensions, and the sizes suffice for either direction."""
         before, after = self._sides()
-        names = [[n for group in side for n in group if n != "1"] for side in (before, after)]
+        names = [list(chain.from_iterable(side)) for side in (before, after)]
         for side in names:
             if twice := {n for n in side if side.count(n) > 1}:
                 raise ValueError(f"{', '.join(sorted(twice))} stands twice on one side")
@@ -131,7 +132,7 @@ class Rearrange(TensorOperation, frozen=True):
         if wrong := {n: size for n, size in self.sizes.items() if size < 1}:
             raise ValueError(f"sizes are at least 1, got {wrong}")
         for group in (*before, *after):
-            unknown = [n for n in group if n != "1" and n not in self.sizes]
+            unknown = [n for n in group if n not in self.sizes]
             if len(unknown) > 1:
                 raise ValueError(
                     f"state the sizes of all but one of {', '.join(unknown)}; "
@@ -148,12 +149,10 @@ class Rearrange(TensorOperation, frozen=True):
         """The rearranged tensor."""
         before, after = self._sides()
         sizes = self._solved(before, tensor.shape)
-        flat = [n for group in before for n in group if n != "1"]
-        wanted = [n for group in after for n in group if n != "1"]
+        flat, wanted = (list(chain.from_iterable(side)) for side in (before, after))
         split = reshaped(tensor, tuple(sizes[n] for n in flat))
         ordered = transposed(split, [flat.index(n) for n in wanted])
-        shape = tuple(prod(sizes[n] for n in group if n != "1") for group in after)
-        return reshaped(ordered, shape)
+        return reshaped(ordered, tuple(prod(sizes[n] for n in group) for group in after))
 
     def _solved(self, before: Groups, shape: tuple[int, ...]) -> dict[str, int]:
         """The size of every named dimension."""
@@ -161,13 +160,15 @@ class Rearrange(TensorOperation, frozen=True):
             raise ValueError(f"it has {len(shape)} dimensions, not {len(before)}")
         sizes = dict(self.sizes)
         for group, size in zip(before, shape, strict=True):
-            open_names = [n for n in group if n != "1" and n not in sizes]
+            open_names = [n for n in group if n not in sizes]
             known = prod(sizes[n] for n in group if n in sizes)
             if open_names and size % known == 0:
                 sizes[open_names[0]] = size // known
             elif known != size:
                 stated = ", ".join(f"{n} = {sizes[n]}" for n in group if n in sizes)
-                raise ValueError(f"a dimension of {size} is not ({' '.join(group)}) with {stated}")
+                raise ValueError(
+                    f"a dimension of {size} is not ({' '.join(group) or 1}) with {stated}"
+                )
         return sizes
 
     def inverse(self) -> Rearrange:
@@ -181,17 +182,17 @@ class Rearrange(TensorOperation, frozen=True):
 
 @functools.lru_cache(maxsize=1024)
 def _groups(side: str) -> Groups:
-    """One side of an expression as groups of names."""
+    """One side of an expression as groups of names; a dimension of size 1 has none."""
     groups: list[tuple[str, ...]] = []
     end = 0
     text = side.rstrip()
     while end < len(text):
-        found = _AXES.match(text, end)
-        names = tuple((found[1] if found[1] is not None else found[2]).split()) if found else ()
-        if found is None or not all(_NAME.fullmatch(n) for n in names):
+        match = _AXES.match(text, end)
+        names = tuple((match[1] if match[1] is not None else match[2]).split()) if match else ()
+        if match is None or not all(_NAME.fullmatch(n) for n in names):
             raise ValueError(f"{side.strip()!r} is no list of names and (groups of names)")
-        groups.append(names)
-        end = found.end()
+        groups.append(tuple(n for n in names if n != "1"))
+        end = match.end()
     return tuple(groups)
 
 

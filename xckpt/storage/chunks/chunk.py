@@ -28,8 +28,8 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
-from xckpt.storage.array import SMALL_BYTES, open_array
-from xckpt.storage.integrity import Integrity, digest_array
+from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
@@ -55,14 +55,6 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return self.box.elements * item_size(self.array.dtype)
-
-    def allocate(self) -> NDArray[np.generic]:
-        """New memory for its elements.
-
-        Raises:
-            LeafTooLargeError: there is none.
-        """
-        return allocate(self.box.sizes, self.dtype, self.array.leaf)
 
 
 def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:

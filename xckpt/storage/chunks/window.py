@@ -25,8 +25,9 @@ from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import XckptError
+from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunks.chunk import SMALL_BYTES, Chunk, ChunkSource, PendingRead, chunks_of
+from xckpt.storage.chunks.chunk import Chunk, ChunkSource, PendingRead, allocate, chunks_of
 from xckpt.storage.chunks.stream import ChunkStream
 
 IN_FLIGHT = 4
@@ -213,14 +214,15 @@ class ChunkWindow:
             self._progress.add(request.nbytes)
 
     def _begin(self, request: ChunkRequest) -> _Begun:
-        direct = self._direct_view(request)
-        file = "" if direct is not None else self._source.plain_file(request.chunk)
+        chunk, direct = request.chunk, self._direct_view(request)
+        file = "" if direct is not None else self._source.plain_file(chunk)
         if file:
-            begun = _Begun(request, ChunkStream(self._source, request.chunk, file), False)
+            begun = _Begun(request, ChunkStream(self._source, chunk, file), False)
         else:
-            into = request.chunk.allocate() if direct is None else direct
-            pending = self._source.begin(request.chunk, into)
-            begun = _Begun(request, pending, direct is not None)
+            into = direct
+            if into is None:
+                into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
+            begun = _Begun(request, self._source.begin(chunk, into), direct is not None)
         self._in_flight.add(begun)
         return begun
 

@@ -31,7 +31,7 @@ from xckpt.core.plan.wanted import local_reads
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
-from xckpt.storage.integrity import digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.location import Location, is_location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted

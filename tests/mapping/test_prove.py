@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.mapping.mappings import Case, cases
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.cover import CoverFault
+from xckpt.mapping.prove import copies_fault
 from xckpt.mapping.strided_copy import Ints, StridedCopy
-from xckpt.mapping.strided_cover import copies_fault
 
 
 def writes(sizes: Ints, offsets: Ints, strides: tuple[Ints, ...]) -> StridedCopy:
