@@ -14,13 +14,9 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
-from xckpt.api import (
-    load,
-    load_into,
-    open,
-    save,
-    save_async,
-)
+from xckpt.api.load import load, load_into
+from xckpt.api.open import open
+from xckpt.api.save import save, save_async
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,

@@ -1,0 +1,158 @@
+"""`save` and `save_async`: find the group, make storage and planner, run the steps.
+
+The steps are in `xckpt.engine.save`; `xckpt.engine.background` runs them beside training.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+
+from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.plan.save import SavePlanner
+from xckpt.engine.adapters import find_group
+from xckpt.engine.background import SaveFuture, begin
+from xckpt.engine.group import Group
+from xckpt.engine.save import default_planner, save_state, settle
+from xckpt.engine.stager import AsyncStager
+from xckpt.options import SaveOptions
+
+Path = str | os.PathLike[str]
+
+
+def save(
+    path: Path,
+    state: object,
+    *,
+    overwrite: bool = False,
+    metadata: JSONValue = None,
+    planner: SavePlanner | None = None,
+    group: Group | None = None,
+    options: SaveOptions | None = None,
+) -> Metadata:
+    """Save a state; every rank of the group calls it with its own view of the same state.
+
+    Args:
+        path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
+        state: dicts, lists, tuples, namedtuples and registered JAX pytrees of torch, jax and NumPy
+            arrays and of None, bool, int, float, complex, str and bytes. With torch, an object
+            that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
+            own) stands for what its ``state_dict()`` gives; that is called once.
+        overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
+            is committed; then its folder is removed with all that is in it.
+        metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
+        planner: how to divide the work; by default every element is written exactly once, and
+            replicas share the writing.
+        group: the ranks that save together; by default all of torch.distributed or of
+            jax.distributed, where one is initialised.
+        options: chunk sizes, threads, memory, progress.
+
+    Returns:
+        The checkpoint's metadata, the same on every rank.
+
+    Raises:
+        CheckpointExistsError: something is at the path, and ``overwrite`` is False.
+        UnsupportedLeafError: leaves that cannot be saved, all listed by name.
+        ManifestError: ``metadata`` holds what JSON cannot carry.
+        PlanError: shards overlap or are missing, or the ranks disagree.
+        StorageError: the storage refused (full, read-only, no answer).
+        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> state = {"model": {"w": np.ones((4, 2), np.float32)}, "step": 3}
+        >>> saved = xckpt.save("memory://example", state)
+        >>> saved.state_dict_metadata["model/w"].size
+        (4, 2)
+    """
+    check_path(path, "save(path, state)")
+    from xckpt.storage.write_checkpoint import ZarrStorageWriter
+
+    options = options or SaveOptions()
+    group = find_group() if group is None else group
+    return save_state(
+        state,
+        ZarrStorageWriter(path, overwrite=overwrite, options=options),
+        group=group,
+        planner=default_planner(options) if planner is None else planner,
+        metadata=metadata,
+        failure=settle(group),
+    )
+
+
+def save_async(
+    path: Path,
+    state: object,
+    *,
+    stager: AsyncStager | None = None,
+    overwrite: bool = False,
+    metadata: JSONValue = None,
+    planner: SavePlanner | None = None,
+    group: Group | None = None,
+    options: SaveOptions | None = None,
+) -> SaveFuture:
+    """Save a state in the background; collective, as `save` is.
+
+    The state is copied into host memory (JAX arrays are only held) before this returns, unless the
+    stager says otherwise; then training may go on and change it. Saves follow each other: this one
+    begins, and its state is copied, when the one before it has ended; `save` waits as well, and so
+    does the interpreter's exit. The ranks talk over connections of their own, so training may use
+    its process group meanwhile.
+
+    Args:
+        path: see `save`.
+        state: see `save`.
+        stager: makes the copy. By default a `BlockingAsyncStager` that all such saves share; what
+            memory it keeps between them the system may take back. Getting the memory makes the
+            first save slower than a copy, unless you prepare a stager of your own.
+        overwrite: see `save`.
+        metadata: see `save`.
+        planner: see `save`; it is used from another thread.
+        group: see `save`.
+        options: see `save`; ``progress`` is called from other threads.
+
+    Returns:
+        A future: ``result()`` waits for the commit and returns the checkpoint's metadata, or raises
+        what `save` would have raised. If that is never called, the next save raises it.
+
+    Raises:
+        XckptError: an earlier asynchronous save failed, and its result was never asked for.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> weights = np.arange(4.0)
+        >>> saving = xckpt.save_async("memory://example-async", {"w": weights})
+        >>> weights += 1  # the next training step
+        >>> _ = saving.result()
+        >>> xckpt.load("memory://example-async")
+        {'w': array([0., 1., 2., 3.])}
+    """
+    check_path(path, "save_async(path, state)")
+    options = options or SaveOptions()
+    planner = default_planner(options) if planner is None else planner
+    kept = copy.deepcopy(metadata)
+
+    def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
+        # Here, so that the caller does not wait for TensorStore to be imported.
+        from xckpt.storage.write_checkpoint import ZarrStorageWriter
+
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=options),
+            group=group,
+            planner=planner,
+            metadata=kept,
+            failure=failure,
+        )
+
+    return begin(str(path), state, stager, find_group() if group is None else group, run)
+
+
+def check_path(path: object, call: str) -> None:
+    """Refuse a first argument that is no path.
+
+    Raises:
+        TypeError: it is none; the message names ``call`` as it should be.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
