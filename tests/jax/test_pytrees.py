@@ -17,7 +17,7 @@ import pytest
 from flax import nnx
 from jax.tree_util import DictKey, GetAttrKey
 
-from xckpt.jax.pytrees import children, rebuild
+from xckpt.jax.adapter import ADAPTER
 
 
 @flax.struct.dataclass
@@ -77,7 +77,7 @@ class Model(nnx.Module):
 
 
 def opened(node: object) -> tuple[str, list[tuple[str | int, object]]]:
-    found = children(node)
+    found = ADAPTER.children(node)
     assert found is not None
     return found
 
@@ -92,10 +92,10 @@ def through(node: object, change: Callable[[object], object]) -> object:
         parts = [through(child, change) for child in node]
         make = getattr(type(node), "_make", tuple)
         return make(parts)
-    found = children(node)
+    found = ADAPTER.children(node)
     if found is None:
         return change(node)
-    return rebuild(node, [through(child, change) for _, child in found[1]])
+    return ADAPTER.rebuild(node, [through(child, change) for _, child in found[1]])
 
 
 def trees() -> list[object]:
@@ -165,7 +165,7 @@ def test_the_int_0_and_the_string_0_are_distinct() -> None:
 
 def test_a_static_node_has_no_children() -> None:
     assert opened(Settings())[1] == []
-    assert rebuild(Settings(0.3), []) == Settings(0.3)
+    assert ADAPTER.rebuild(Settings(0.3), []) == Settings(0.3)
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_a_static_node_has_no_children() -> None:
     ],
 )
 def test_builtin_containers_and_leaves_are_not_ours(node: object) -> None:
-    assert children(node) is None
-    assert rebuild(node, []) is None
+    assert ADAPTER.children(node) is None
+    assert ADAPTER.rebuild(node, []) is None
 
 
 def test_an_attribute_key_is_its_name() -> None:

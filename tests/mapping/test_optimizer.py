@@ -262,6 +262,20 @@ def test_numbers_that_follow_no_pattern_are_refused() -> None:
     assert "optim/state/{layer}/exp_avg" in {rule.source[0] for rule in whole.rules}
 
 
+def test_numbered_moments_of_layers_with_a_gap() -> None:
+    layers = (0, 1, 3)
+    torch_state = {f"model/layers.{n}.w": spec(2) for n in layers}
+    optax_state = {"opt_state/0/count": spec(dtype="int32")}
+    for n in layers:
+        torch_state |= adam(f"optim/state/{n}", spec(2))
+        roots = ("params", "opt_state/0/mu", "opt_state/0/nu")
+        optax_state |= {f"{root}/layers/{n}/w": spec(2) for root in roots}
+    mapping = LeafMapping([Rule("layers.{layer}.w", "layers/{layer}/w")])
+    order = [f"layers.{n}.w" for n in range(4)]
+    whole = with_optimizer(mapping, torch_state, optax_state, parameters=order)
+    whole.check(torch_state, optax_state)
+
+
 def test_a_tied_weight_has_one_moment() -> None:
     """torch keeps one state for a tensor of two names."""
     torch_state = TORCH | {"model/head.weight": spec(4, 2)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import msgspec
@@ -26,8 +27,18 @@ def schemas() -> dict[str, Schema]:
     }
 
 
+def _components(struct: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]]:
+    """The schema of a type, and of the types that it refers to."""
+    (body,), parts = msgspec.json.schema_components([struct], ref_template="#/$defs/{name}")
+    for part in parts.values():
+        if "description" in part:
+            # A docstring is indented up to Python 3.12 and not from 3.13 on.
+            part["description"] = inspect.cleandoc(part["description"])
+    return body, parts
+
+
 def _manifest() -> Schema:
-    (body,), parts = msgspec.json.schema_components([Manifest], ref_template="#/$defs/{name}")
+    body, parts = _components(Manifest)
     return {
         "$schema": DRAFT,
         "title": "xckpt.json, the manifest",
@@ -42,7 +53,7 @@ def _manifest() -> Schema:
 
 
 def _claim() -> Schema:
-    (body,), parts = msgspec.json.schema_components([ClaimText], ref_template="#/$defs/{name}")
+    body, parts = _components(ClaimText)
     return {"$schema": DRAFT, "title": "xckpt.saving, a claim", **body, "$defs": parts}
 
 

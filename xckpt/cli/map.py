@@ -35,19 +35,16 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 def family_options(command: Command) -> Command:
     """Add the options of a command that takes a mapping's file or a family's name."""
-    for option in (
-        click.option("--inverse", is_flag=True, help="Use the inverse of the mapping."),
-        click.option(
-            "--choose",
-            "choices",
-            multiple=True,
-            metavar="KEY=VALUE",
-            help="A choice that the family has, such as scanned=true.",
-        ),
-        click.option("--config", metavar="FILE", help="The config.json that a family needs."),
-    ):
-        command = option(command)
-    return command
+    config = click.option("--config", metavar="FILE", help="The config.json that a family needs.")
+    choose = click.option(
+        "--choose",
+        "choices",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A choice that the family has, such as scanned=true.",
+    )
+    inverse = click.option("--inverse", is_flag=True, help="Use the inverse of the mapping.")
+    return config(choose(inverse(command)))
 
 
 def mapping_argument(

@@ -16,7 +16,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from xckpt.convert.conversion import Conversion, Opened
@@ -216,25 +216,24 @@ class _Work:
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
-        digest = self.opened.identity(format, self.options.memory_bytes)
-        contents = replace(self._contents(), origin=digest)
+        contents = self._contents(self.opened.identity(format, self.options.memory_bytes))
         target = SinkTarget(self.destination, format, self.overwrite, contents)
-        writer = SinkWriter(target, digest, self.share)
+        writer = SinkWriter(target, self.share)
         writer.write(self.group)
         return self._converted(writer.bytes_before)
 
-    def _contents(self) -> Contents:
+    def _contents(self, digest: bytes) -> Contents:
         """What a sink is to carry."""
         opened, source = self.opened, self.opened.source
-        targets, places = opened.resolved.targets, find_places(opened, self.like)
+        targets = opened.resolved.targets
         return Contents(
             targets,
             source.values,
             source.metadata if self.metadata is None else metadata_texts(self.metadata),
-            places.leaf_names,
-            places.containers,
+            *find_places(opened, self.like),
             {name: source.chunks(name) for name in targets} if opened.as_it_is else {},
             max(1, self.options.memory_bytes // 4),
+            origin=digest,
         )
 
     def _converted(self, bytes_before: int, metadata: Metadata | None = None) -> Converted:

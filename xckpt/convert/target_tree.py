@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -36,22 +35,15 @@ def user_metadata(texts: Mapping[str, str]) -> JSONValue:
     return dict(texts) or None
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where the leaves of a target lie in its tree."""
-
-    leaf_names: Mapping[str, str]
-    """Mapping name -> leaf name."""
-    containers: Mapping[str, str]
-    """The containers of the tree; see `xckpt.core.tree`."""
-
-
-def find_places(opened: Opened, like: object) -> Places:
+def find_places(opened: Opened, like: object) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Where the target's leaves, tensors and Python values, lie in its tree.
 
     Args:
         opened: the source, and what is made of it.
         like: the target's tree; None if it is not known.
+
+    Returns:
+        Mapping name -> leaf name, and the containers of the tree (see `xckpt.core.tree`).
 
     Raises:
         MappingError: Python values have no place, or the names of targets; all are listed.
@@ -62,8 +54,8 @@ def find_places(opened: Opened, like: object) -> Places:
     if like is not None:
         return _places_in(like, names)
     if opened.as_it_is:
-        return Places(source.leaf_names, source.containers)
-    return Places({name: join_keys(keys_of(name)) for name in names}, {})
+        return source.leaf_names, source.containers
+    return {name: join_keys(keys_of(name)) for name in names}, {}
 
 
 def target_tree(
@@ -79,17 +71,17 @@ def target_tree(
     Raises:
         MappingError: see `find_places`; or leaves lie inside others. All such are listed.
     """
-    places = find_places(opened, like)
+    leaf_names, containers = find_places(opened, like)
     leaves = {**_tensors(opened, units), **opened.source.values}
-    by_leaf_name = {leaf: leaves[name] for name, leaf in places.leaf_names.items()}
+    by_leaf_name = {leaf: leaves[name] for name, leaf in leaf_names.items()}
     tree: object
     if like is not None:
         tree = rebuild(like, lambda name, _: by_leaf_name[name], loaded_adapters())
     elif opened.as_it_is:
-        tree = unflatten(by_leaf_name, places.containers)
+        tree = unflatten(by_leaf_name, containers)
     else:
         tree = tree_of(leaves)
-    return places.leaf_names, tree  # type: ignore[return-value]  # our planners take any tree
+    return leaf_names, tree  # type: ignore[return-value]  # our planners take any tree
 
 
 def _check_values(source: TensorSource, targets: Mapping[str, object]) -> None:
@@ -123,7 +115,7 @@ def _tensors(opened: Opened, units: Iterable[WorkUnit]) -> dict[str, object]:
     }
 
 
-def _places_in(like: object, names: Collection[str]) -> Places:
+def _places_in(like: object, names: Collection[str]) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """Where the leaves of a tree are that has just these."""
     flat = flatten(like, loaded_adapters())
     known = by_mapping_name(flat.leaves)
@@ -131,7 +123,7 @@ def _places_in(like: object, names: Collection[str]) -> Places:
     problems += [f"{name}: in like, but not in the source" for name in known if name not in names]
     if problems:
         raise MappingError.listing("like does not have the leaves that are made", problems)
-    return Places(known, flat.containers)
+    return known, flat.containers
 
 
 def _not_here(index: int) -> NDArray[np.generic]:

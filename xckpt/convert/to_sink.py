@@ -92,17 +92,14 @@ class SinkWriter:
 
     Args:
         target: what is written where.
-        digest: that of the conversion; see `xckpt.convert.journal`.
         share: plans the units for a sink's chunks; this rank's share of them.
     """
 
-    def __init__(
-        self, target: SinkTarget, digest: bytes, share: Callable[[Chunks], UnitShare]
-    ) -> None:
+    def __init__(self, target: SinkTarget, share: Callable[[Chunks], UnitShare]) -> None:
         self.target = target
         self.bytes_before = 0
         """Bytes of this rank's share that an earlier process had written, once it is written."""
-        self._digest = digest
+        self._digest = target.contents.origin
         self._share = share
         self._sink: TensorSink | None = None
         self._coordinates = False

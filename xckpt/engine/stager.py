@@ -9,8 +9,8 @@
    memory of the stage before.
 3. Build the tree again with the new leaves.
 
-JAX arrays cannot change, so nothing of them is copied on the host; they are held so that donation
-takes other memory.
+JAX arrays cannot change, so nothing of them is copied on the host; they are kept alive, so that
+donation takes other memory.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class BlockingAsyncStager(AsyncStager):
     (0-d ones too) over copied memory, NumPy arrays, Python values. What shares memory in the state,
     tied weights or views of one buffer, shares it in the copy and is copied once. An object with a
     ``state_dict`` is asked for it once and becomes that dict. JAX arrays of the CPU back end are
-    not copied, but held against donation; they become descriptions with NumPy views.
+    not copied, but kept alive, so that donation spares them; they become descriptions with NumPy
+    views.
 
     Args:
         cache_staged_state_dict: keep the memory, and have the next `stage` overwrite it; the stager
@@ -138,17 +139,17 @@ class BlockingAsyncStager(AsyncStager):
         """
         self._wait_until_free()
         adapters = loaded_adapters()
-        flat, found = self._look(state_dict, adapters)
+        flat, copyables = self._look(state_dict, adapters)
 
         def build(copies: list[NDArray[np.generic]]) -> object:
-            left = iter(copies)
-            made = {
-                identity: leaf.rebuild([next(left) for _ in leaf.parts])
-                for identity, leaf in found.items()
+            remaining = iter(copies)
+            rebuilt = {
+                identity: leaf.rebuild([next(remaining) for _ in leaf.parts])
+                for identity, leaf in copyables.items()
             }
 
             def replace(name: str, leaf: object) -> object:
-                return made.get(id(flat.leaves[name]), leaf)
+                return rebuilt.get(id(flat.leaves[name]), leaf)
 
             # Objects that keep their own state were asked for it once, and that is enough.
             states = {
@@ -157,7 +158,7 @@ class BlockingAsyncStager(AsyncStager):
             }
             return rebuild(state_dict, replace, adapters, finished=states)
 
-        return self._copies.copy(_parts(found), build)
+        return self._copies.copy(_parts(copyables), build)
 
     def prepare(self, state_dict: Any) -> None:  # noqa: ANN401  # any tree
         """Get the memory for a state like this one now, so that the first stage is as fast as any.
@@ -170,8 +171,8 @@ class BlockingAsyncStager(AsyncStager):
         if not self.cache_staged_state_dict:
             raise ValueError("prepare is for BlockingAsyncStager(cache_staged_state_dict=True)")
         self._wait_until_free()
-        _, found = self._look(state_dict, loaded_adapters())
-        self._copies.prepare(_parts(found))
+        _, copyables = self._look(state_dict, loaded_adapters())
+        self._copies.prepare(_parts(copyables))
 
     def lend(self, until: Future[Any]) -> None:
         """Leave cached memory as it is until a future is done: what was staged last is in use."""
@@ -193,23 +194,23 @@ class BlockingAsyncStager(AsyncStager):
     def _look(self, state: object, adapters: Adapters) -> tuple[FlatTree, dict[int, Copyable]]:
         """The state's leaves by name, and what must be done for those that can change, by id."""
         flat = flatten(state, adapters)
-        found: dict[int, Copyable] = {}
+        copyables: dict[int, Copyable] = {}
         problems: list[str] = []
         for name, leaf in flat.leaves.items():
-            if id(leaf) in found or value_kind(leaf) is not None:
+            if id(leaf) in copyables or value_kind(leaf) is not None:
                 continue
             try:
-                found[id(leaf)] = self._copyable(leaf, name, adapters)
+                copyables[id(leaf)] = self._copyable(leaf, name, adapters)
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
             raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
-        return flat, found
+        return flat, copyables
 
     def _copyable(self, leaf: object, name: str, adapters: Adapters) -> Copyable:
-        found = adapters.copyable(leaf, name)
-        if found is not None:
-            return found
+        copyable = adapters.copyable(leaf, name)
+        if copyable is not None:
+            return copyable
         if self.type_check:
             raise UnsupportedLeafError(
                 f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is "
@@ -225,5 +226,5 @@ class BlockingAsyncStager(AsyncStager):
         return fresh(size) if memory is None else memory
 
 
-def _parts(found: Mapping[int, Copyable]) -> list[Part]:
-    return [part for leaf in found.values() for part in leaf.parts]
+def _parts(copyables: Mapping[int, Copyable]) -> list[Part]:
+    return [part for leaf in copyables.values() for part in leaf.parts]

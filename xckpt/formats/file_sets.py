@@ -101,9 +101,7 @@ def _check_presence(
     folder: FilePath, files: list[str], names: Mapping[str, str], suffix: str
 ) -> None:
     """Refuse an index whose files are missing, or that leaves out files of the same series."""
-    first: dict[str, str] = {}
-    for name, file in names.items():
-        first.setdefault(file, name)
+    first = {file: name for name, file in reversed(list(names.items()))}
     problems = [
         f"{first[file]}: its file {file} is missing"
         for file in files

@@ -7,7 +7,10 @@
 2. `target_for` gives a `JaxTarget` of the same shape, dtype and sharding. JAX arrays are
    immutable, so there is no loading in place.
 3. Typed PRNG keys are their key data, annotated with the implementation (`xckpt.jax.target`).
-4. Containers registered with JAX are opened one level at a time (`xckpt.jax.pytrees`).
+4. A container registered with JAX (Flax, Optax, Equinox, custom nodes) is opened one level at a
+   time through JAX's default registry. Each key entry becomes a str or an int: a dict key, an
+   attribute name or an index; if two children would share a key, all are numbered instead. Dicts,
+   lists, tuples, namedtuples and None are left to the core.
 
 A NumPy view pins the memory that it shows: once a save holds it, donating or deleting the array
 neither changes nor frees what is being written.
@@ -15,6 +18,7 @@ neither changes nor frees what is being written.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +26,14 @@ from typing import Final
 import jax
 import numpy as np
 from jax.core import Tracer
+from jax.tree_util import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter, Children
@@ -30,7 +42,6 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable, HostSource
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.pytrees import children, rebuild
 from xckpt.jax.shardings import (
     LocalLayout,
     concrete,
@@ -78,6 +89,8 @@ class ArraySource:
 
 
 Leaf = jax.Array | jax.ShapeDtypeStruct
+_OF_THE_CORE: Final = (dict, OrderedDict, list, tuple, type(None))
+"""Containers that the core opens itself."""
 
 
 class JaxAdapter(Adapter[Leaf]):
@@ -194,12 +207,35 @@ class JaxAdapter(Adapter[Leaf]):
         return _fetch(data) if isinstance(data, jax.Array) else super().to_numpy(data)
 
     def children(self, node: object) -> Children | None:
-        """What a container registered with JAX holds."""
-        return children(node)
+        """What a container registered with JAX holds; None for leaves and builtin containers.
+
+        Example:
+            >>> from collections import defaultdict
+            >>> ADAPTER.children(defaultdict(list, a=1))
+            ('pytree:collections.defaultdict', [('a', 1)])
+            >>> ADAPTER.children({"a": 1}) is None, ADAPTER.children(1.5) is None
+            (True, True)
+        """
+        opened = _open(node)
+        if opened is None:
+            return None
+        entries, _ = opened
+        keys = [_key(entry) for entry, _ in entries]
+        if len({(type(key), key) for key in keys}) < len(keys):
+            keys = list(range(len(entries)))
+        kind = f"pytree:{type(node).__module__}.{type(node).__qualname__}"
+        return kind, [(key, child) for key, (_, child) in zip(keys, entries, strict=True)]
 
     def rebuild(self, node: object, children: list[object]) -> object | None:
-        """A container registered with JAX, with other children."""
-        return rebuild(node, children)
+        """A container registered with JAX, with other children, in the order of `children`.
+
+        Example:
+            >>> from collections import defaultdict
+            >>> ADAPTER.rebuild(defaultdict(list, a=1), [2])
+            defaultdict(<class 'list'>, {'a': 2})
+        """
+        opened = _open(node)
+        return None if opened is None else tree_unflatten(opened[1], children)
 
 
 ADAPTER: Final = JaxAdapter()
@@ -262,3 +298,27 @@ def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sh
     if isinstance(like, jax.ShapeDtypeStruct):
         return sharding != default_sharding()
     return bool(getattr(like, "committed", getattr(like, "_committed", True)))
+
+
+def _open(node: object) -> tuple[list[tuple[object, object]], object] | None:
+    """(key entry, child) pairs and the treedef of one level; None for any other object."""
+    if type(node) in _OF_THE_CORE or isinstance(node, jax.Array | np.ndarray):
+        return None
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return None
+    flat, treedef = tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
+    if len(flat) == 1 and not flat[0][0]:
+        return None  # An empty path leads to a leaf: the object itself.
+    return [(path[0], child) for path, child in flat], treedef
+
+
+def _key(entry: object) -> str | int:
+    key: object = entry
+    match entry:
+        case DictKey() | FlattenedIndexKey():
+            key = entry.key
+        case GetAttrKey():
+            key = entry.name
+        case SequenceKey():
+            key = entry.idx
+    return key if isinstance(key, str | int) and not isinstance(key, bool) else str(key)

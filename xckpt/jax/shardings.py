@@ -14,7 +14,7 @@ from typing import Protocol
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 
@@ -63,28 +63,28 @@ def local_layout(sharding: jax.sharding.Sharding, shape: tuple[int, ...], name: 
         raise UnsupportedLeafError(
             f"{name}: {sharding} does not fit the shape {shape}; JAX says: {error}"
         ) from error
-    holders: dict[tuple[tuple[int, int], ...], list[Device]] = {}
+    holders: dict[Box, list[Device]] = {}
     for device, index in indices.items():
-        holders.setdefault(_bounds(index, shape, sharding, name), []).append(device)
-    pairs = [(tuple(lo for lo, _ in box), tuple(hi - lo for lo, hi in box)) for box in holders]
+        holders.setdefault(_box(index, shape, sharding, name), []).append(device)
+    pairs = [(box.offsets, box.sizes) for box in holders]
     return LocalLayout(
         Boxes.of(pairs, rank=len(shape)), tuple(tuple(devices) for devices in holders.values())
     )
 
 
-def _bounds(
+def _box(
     index: tuple[slice, ...] | None,
     shape: tuple[int, ...],
     sharding: jax.sharding.Sharding,
     name: str,
-) -> tuple[tuple[int, int], ...]:
+) -> Box:
     if index is None or not all(isinstance(part, slice) for part in index):
         raise UnsupportedLeafError(
             f"{name}: {type(sharding).__name__} does not cut a tensor into boxes of its own rank; "
             f"use jax.device_put with a NamedSharding first"
         )
-    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
-    return tuple((lo, max(lo, hi)) for lo, hi, _ in ranges)
+    ranges = [part.indices(size) for part, size in zip(index, shape, strict=True)]
+    return Box(tuple(lo for lo, _, _ in ranges), tuple(max(0, hi - lo) for lo, hi, _ in ranges))
 
 
 def _refuse_unreduced(sharding: jax.sharding.Sharding, name: str) -> None:

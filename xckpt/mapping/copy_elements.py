@@ -46,8 +46,8 @@ def view(
     # With an ellipsis even an array without dimensions gives a view, not a scalar.
     start = array[(*(slice(offset, None) for offset in offsets), ...)]
     # NumPy does not stride over all types of ml_dtypes; it does over their bits.
-    view = np.lib.stride_tricks.as_strided(bits_of(start), shape=sizes, strides=steps)
-    return view.view(array.dtype)
+    elements = np.lib.stride_tricks.as_strided(bits_of(start), shape=sizes, strides=steps)
+    return elements.view(array.dtype)
 
 
 def copy_elements(

@@ -104,11 +104,11 @@ class _Lookup:
                 self._add((number, place, pattern))
 
     def _add(self, entry: Entry) -> None:
-        found = entry[2].skeleton
-        if found is None:
+        required = entry[2].skeleton
+        if required is None:
             self._with_texts.append(entry)
             return
-        text, runs = found
+        text, runs = required
         literal = tuple(i for i, run in enumerate(runs) if run is not None)
         key = tuple(run for run in runs if run is not None)
         by_runs = self._others.setdefault(text, {}).setdefault(literal, {})

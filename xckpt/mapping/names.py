@@ -57,16 +57,16 @@ def by_mapping_name(leaf_names: Iterable[str]) -> dict[str, str]:
         >>> by_mapping_name(["layers/0/w", "%30/w"])
         {'layers/0/w': 'layers/0/w', '0/w': '%30/w'}
     """
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     problems: list[str] = []
     for leaf in leaf_names:
         name = mapping_name(split_name(leaf))
-        if name in found:
-            problems.append(f"{name}: {found[name]} and {leaf} are two leaves with this name")
-        found[name] = leaf
+        if name in names:
+            problems.append(f"{name}: {names[name]} and {leaf} are two leaves with this name")
+        names[name] = leaf
     if problems:
         raise MappingError.listing("a mapping cannot tell some leaves apart", problems)
-    return found
+    return names
 
 
 def specs_of(tree: object) -> dict[str, TensorSpec]:

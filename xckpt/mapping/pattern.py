@@ -52,12 +52,12 @@ class Affine:
         factors: dict[str, int] = {}
         constant = 0
         for term in text.replace(" ", "").split("+"):
-            found = _TERM.fullmatch(term)
-            if found is None:
+            match = _TERM.fullmatch(term)
+            if match is None:
                 raise MappingError(
                     f"{{{text}}}: an index is a name, a number times a name, or a sum of these"
                 )
-            before, name, after, number = found.groups()
+            before, name, after, number = match.groups()
             if number is not None:
                 constant += int(number)
             else:
@@ -186,17 +186,17 @@ class Pattern:
         Raises:
             MappingError: several values of the indices give this name.
         """
-        found = self.expression.fullmatch(name)
-        if found is None:
+        match = self.expression.fullmatch(name)
+        if match is None:
             return None
         if self.lazy is not None:
             other = self.lazy.fullmatch(name)
-            if other is not None and other.groups() != found.groups():
+            if other is not None and other.groups() != match.groups():
                 raise MappingError(f"{self.text!r} matches {name!r} in several ways")
         values: dict[str, Value] = {}
         equations: list[tuple[Affine, int]] = []
         placeholders = [part for part in self.parts if not isinstance(part, str)]
-        for part, text in zip(placeholders, found.groups(), strict=True):
+        for part, text in zip(placeholders, match.groups(), strict=True):
             if isinstance(part, Affine):
                 equations.append((part, int(text)))
             elif values.setdefault(part[0], text) != text:

@@ -64,13 +64,13 @@ def _whole(spec: TensorSpec) -> str:
 def _misfits(
     resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule]
 ) -> Iterator[str]:
-    for name, made in resolved.targets.items():
+    for name, spec in resolved.targets.items():
         maker = resolved.makers[name]
         if maker in failed:
             continue
         if name in target:
-            if made != target[name]:
-                yield f"target {name!r} is {target[name]}, but rule {maker} makes {made}"
+            if spec != target[name]:
+                yield f"target {name!r} is {target[name]}, but rule {maker} makes {spec}"
             continue
         sources = (copy.source for copy in resolved.copies[name])
         again = next((source for source in sources if source in target), None)
@@ -80,7 +80,7 @@ def _misfits(
                 "a target already"
             )
         else:
-            yield f"target {name!r} is not wanted, but rule {maker} makes {_whole(made)} of it"
+            yield f"target {name!r} is not wanted, but rule {maker} makes {_whole(spec)} of it"
 
 
 def _unmade(

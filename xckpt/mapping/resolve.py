@@ -130,13 +130,13 @@ class Resolution:
         self.failed += matches.failed
         for instance in matches.instances:
             try:
-                made = _targets(instance, leaves, self.trace, wanted)
+                targets = _targets(instance, leaves, self.trace, wanted)
             except MappingError as error:
                 where = _where(instance, leaves)
                 self.problems.append(f"rule {instance.rule}{where}: {error}")
                 self.failed.append(instance.rule)
                 continue
-            for name, tensor in made:
+            for name, tensor in targets:
                 self._add(name, tensor, instance.rule)
         if self.steps == 0:
             self.unused = matches.unused
@@ -185,16 +185,16 @@ def _targets(
         Slot(instance.stacked, {key: leaves[name] for key, name in by_key.items()})
         for by_key in instance.sources
     )
-    made: list[tuple[str, str, Traced]] = []
+    possible: list[tuple[str, str, Traced]] = []
     for pattern, slot in zip(patterns, run(rule.operations, bundle, trace), strict=True):
         for key, tensor in slot.tensors.items():
             values = {**instance.values, **dict(zip(slot.indices, key, strict=True))}
-            made.append((pattern.text, pattern.name(values), tensor))
-    return _without_unwanted(made, rule, wanted)
+            possible.append((pattern.text, pattern.name(values), tensor))
+    return _without_unwanted(possible, rule, wanted)
 
 
 def _without_unwanted(
-    made: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
+    possible: Sequence[tuple[str, str, Traced]], rule: Rule, wanted: Mapping[str, TensorSpec] | None
 ) -> list[tuple[str, Traced]]:
     """The leaves that stay, as (name, tensor).
 
@@ -202,15 +202,15 @@ def _without_unwanted(
     those of the first pattern carry the data.
 
     Args:
-        made: (pattern, name, tensor) of each leaf that the rule can make.
+        possible: (pattern, name, tensor) of each leaf that the rule can make.
     """
     kept = [
         (name, tensor)
-        for text, name, tensor in made
+        for text, name, tensor in possible
         if text not in rule.optional or (wanted is not None and name in wanted)
     ]
-    if made and not kept and wanted is None:
-        return [(name, tensor) for text, name, tensor in made if text == made[0][0]]
+    if possible and not kept and wanted is None:
+        return [(name, tensor) for text, name, tensor in possible if text == possible[0][0]]
     return kept
 
 

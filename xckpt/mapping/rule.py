@@ -175,17 +175,20 @@ class Rule:
 
     def to_document(self) -> dict[str, Any]:
         """The table that stands for the rule in a mapping file."""
-        document: dict[str, Any] = {"source": _short(self.source), "target": _short(self.target)}
-        if self.operations:
-            document["operations"] = [operation.to_document() for operation in self.operations]
-        if self.indices:
-            document["indices"] = {
-                name: [r.start, r.stop] if r.step == 1 else [r.start, r.stop, r.step]
-                for name, r in self.indices.items()
-            }
-        if self.optional:
-            document["optional"] = _short(self.optional)
-        return document
+        ranges = {
+            name: [r.start, r.stop] if r.step == 1 else [r.start, r.stop, r.step]
+            for name, r in self.indices.items()
+        }
+        document: dict[str, Any] = {
+            "source": _short(self.source),
+            "target": _short(self.target),
+            "operations": [operation.to_document() for operation in self.operations],
+            "indices": ranges,
+            "optional": _short(self.optional),
+        }
+        return {
+            key: value for key, value in document.items() if value or key in ("source", "target")
+        }
 
     def __str__(self) -> str:
         return f"{_listed(self.source)} -> {_listed(self.target)}"
@@ -196,14 +199,14 @@ class Rule:
 
 def _indices_of(operations: Sequence[Operation], kind: type[Stack] | type[Unstack]) -> list[str]:
     """The index of every stack or unstack; one in several branches of an `Each` counts once."""
-    found: list[str] = []
+    names: list[str] = []
     for operation in operations:
         if isinstance(operation, kind):
-            found.append(operation.index)
+            names.append(operation.index)
         elif isinstance(operation, Each):
             inner = [name for branch in operation.branches for name in _indices_of(branch, kind)]
-            found += dict.fromkeys(inner)
-    return found
+            names += dict.fromkeys(inner)
+    return names
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +30,9 @@ MANIFEST = "xckpt.json"
 DIGESTS = "xckpt.digests"
 """Key of the digests of all chunks."""
 
+_UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
+"""TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
+for other bytes."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
 S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
 """TensorStore's defaults (32 tries, up to 32 s apart) wait 15 minutes for a dead endpoint."""
@@ -85,8 +89,7 @@ class Location:
 
     @classmethod
     def _local(cls, path: str) -> Location:
-        # TensorStore takes a backslash for a slash, and its specs carry UTF-8 only.
-        if "\\" in path or "\0" in path or not _is_utf8(path):
+        if _UNUSABLE.search(path):
             raise StorageError(
                 f"{path!r}: a path with a backslash, a NUL or bytes that are no UTF-8 "
                 f"cannot be used"
@@ -137,14 +140,6 @@ def is_location(path: object) -> bool:
     try:
         Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
     except (StorageError, TypeError):
-        return False
-    return True
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
         return False
     return True
 

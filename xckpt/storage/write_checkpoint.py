@@ -134,7 +134,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         if self._staging is not None:
             store = open_store(self._staging.location)
             with storage_errors(self.target):
-                self._written += [store.write(key, content) for key, content in contents]
+                self._written.extend(store.write(key, content) for key, content in contents)
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = self.storage_meta()

@@ -212,10 +212,13 @@ WRONG: dict[str, tuple[Callable[[Metadata], object], str]] = {
     "int names": (lambda m: m.state_dict_metadata.update(cast(Any, {1: None})), "no dict of names"),
     "no storage": (lambda m: setattr(m, "storage_data", None), "FileSystemWriter"),
     "no such entry": (lambda m: m.state_dict_metadata.update(x=cast(Any, 3)), "x: a int stands"),
-    "no place": (lambda m: m.storage_data.pop(MetadataIndex("lr")), "lr: nothing tells where it"),
+    "no place": (
+        lambda m: m.storage_data.pop(MetadataIndex("lr")),
+        "lr: its storage_data does not say where it",
+    ),
     "no chunk's place": (
         lambda m: m.storage_data.pop(MetadataIndex("model.w", [0, 0])),
-        r"model.w: nothing tells where its chunk at \(0, 0\)",
+        r"model.w: its storage_data does not say where its chunk at \(0, 0\)",
     ),
     "negative offset": (lambda m: setattr(w_info(m), "offset", -1), "file and a range"),
     "absurd length": (lambda m: setattr(w_info(m), "length", 1 << 80), "file and a range"),

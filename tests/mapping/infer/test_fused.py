@@ -156,7 +156,7 @@ def test_of_a_leaf_whose_parts_are_not_all_found_nothing_is_certain() -> None:
     assert "of the 3 tensors that lie in one leaf only 2 are certain" in ambiguity.reason
 
 
-def test_parts_that_do_not_fit_are_told_with_the_whole() -> None:
+def test_parts_that_do_not_fit_are_reported_with_the_whole() -> None:
     inference = infer(FUSED, {"attn": attention((WIDTH, HEADS, WIDTH))})
     assert not inference.certain
     assert "[12, 12] and [12, 3, 12]" in inference.unmatched.source["attn.in_proj_weight"]

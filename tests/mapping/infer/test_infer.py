@@ -1,4 +1,4 @@
-"""Inferred mappings: what is certain gives the other framework's outputs; what is not is told."""
+"""Inferred mappings: what is certain gives the other framework's outputs; the rest is reported."""
 
 from __future__ import annotations
 
@@ -325,7 +325,7 @@ def test_a_transposed_convolution_is_left_open() -> None:
     assert "flipped" in ambiguity.reason
 
 
-def test_shapes_that_do_not_fit_are_told() -> None:
+def test_shapes_that_do_not_fit_are_reported() -> None:
     inference = infer(tensors(wte__weight=(10, 4)), {"wte": {"embedding": np.zeros((12, 4), "f4")}})
     assert not inference.certain
     assert "[10, 4] and [12, 4] do not fit" in inference.unmatched.source["wte.weight"]

@@ -321,8 +321,8 @@ class BoxLookup:
         boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
         near = self._near(box)
         holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= boxes.ends[near]).all(axis=1)
-        found = near[holds]
-        return int(found[0]) if len(found) else None
+        holders = near[holds]
+        return int(holders[0]) if len(holders) else None
 
     def _near(self, box: Box) -> Int64s:
         """The numbers of the boxes that may hold a box, as far as one dimension says."""

@@ -118,9 +118,9 @@ def _copy(target: Array, source: Array) -> None:
     scratch = _scratch(sizes, fastest, target.dtype)
     for tile in _tiles(target.shape, sizes):
         part = source[tile]
-        held = scratch[tuple(slice(0, n) for n in part.shape)]
-        np.copyto(held, part)
-        _write(target[tile], held)
+        piece = scratch[tuple(slice(0, n) for n in part.shape)]
+        np.copyto(piece, part)
+        _write(target[tile], piece)
 
 
 def _tile(shape: Sequence[int], fastest: Sequence[int], elements: int) -> list[int]:
@@ -157,10 +157,10 @@ def _tiles(shape: Sequence[int], sizes: Sequence[int]) -> Iterator[tuple[slice, 
         yield tuple(slice(a, a + n) for a, n in zip(low, sizes, strict=True))
 
 
-def _write(target: Array, held: Array) -> None:
+def _write(target: Array, piece: Array) -> None:
     """Copy a tile from scratch memory to its place."""
     if target.ndim < 2 or target.shape[-1] > SHORT:
-        np.copyto(target, held)
+        np.copyto(target, piece)
         return
     for position in range(target.shape[-1]):
-        np.copyto(target[..., position], held[..., position])
+        np.copyto(target[..., position], piece[..., position])

@@ -3,7 +3,7 @@
 1. The file's bytes are bounded, then described by `xckpt.formats.torch_save.pickle_machine`, for
    which only the names in `NAMES` exist: those that torch 2.0 to 2.13 writes. None of them is
    imported.
-2. The description is held against torch's schema, strictly, and becomes a `DCPMetadata`: tensors
+2. The description is checked strictly against torch's schema and becomes a `DCPMetadata`: tensors
    with their chunks, entries of bytes, where each is stored, and the key path of each.
 
 Every fault of every entry is found before any is reported.
@@ -135,7 +135,7 @@ def parse(data: bytes) -> DCPMetadata:
 
 
 class _Reader:
-    """Holds the entries against the schema, and gathers what is wrong with them."""
+    """Checks the entries against the schema, and gathers what is wrong with them."""
 
     def __init__(self, storage_data: object, planner_data: object) -> None:
         self.unsupported: list[str] = []
@@ -200,7 +200,7 @@ class _Reader:
         place = self.places.get((name, offset))
         if place is None:
             which = "it" if offset is None else f"its chunk at {offset}"
-            raise ManifestError(f"{name}: nothing tells where {which} is stored")
+            raise ManifestError(f"{name}: its storage_data does not say where {which} is stored")
         return place
 
     def _tensor(self, name: str, entry: Mapping[str, object]) -> StoredTensor | None:

@@ -76,7 +76,7 @@ class _Value(msgspec.Struct):
     value_type: str
 
 
-class _Entry(msgspec.Struct):
+class _TreeEntry(msgspec.Struct):
     """What the document says of one leaf."""
 
     key_metadata: list[_Key]
@@ -119,7 +119,7 @@ def parse_tree(text: bytes) -> Tree:
     problems: list[str] = []
     for name, entry in document.tree_metadata.items():
         try:
-            leaves.append(_leaf(msgspec.convert(entry, _Entry)))
+            leaves.append(_leaf(msgspec.convert(entry, _TreeEntry)))
         except ValueError as error:
             problems.append(f"{name}: {str(error)[:200]}")
     if problems:
@@ -133,7 +133,7 @@ def parse_tree(text: bytes) -> Tree:
     )
 
 
-def _leaf(entry: _Entry) -> Leaf:
+def _leaf(entry: _TreeEntry) -> Leaf:
     """The leaf of an entry.
 
     Raises:

@@ -57,7 +57,7 @@ class SafetensorsSource(TensorSource):
         path: a file, a folder, or an index.
 
     Raises:
-        NotACheckpointError: nothing is there, or it is not told which files belong together.
+        NotACheckpointError: nothing is there, or several files that do not belong together.
         ManifestError: a header or the index is damaged, or they contradict each other.
         CorruptCheckpointError: files are missing.
         UnsupportedLeafError: tensors of a dtype that the format lacks.

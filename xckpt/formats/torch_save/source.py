@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,6 +74,18 @@ class MappedParts:
     boxes: Boxes
     parts: tuple[MappedTensor, ...]
 
+    def regions(
+        self, box: Box, into: NDArray[np.generic]
+    ) -> Iterator[tuple[MappedTensor, Shape, NDArray[np.generic]]]:
+        """The parts that a box meets: each with offsets in it, and what it fills of ``into``."""
+        if len(self.parts) == 1:  # It has all elements.
+            yield self.parts[0], box.offsets, into
+            return
+        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), self.boxes)
+        for number, shared_box in zip(numbers.tolist(), shared, strict=True):
+            offsets = shared_box.relative_to(self.boxes[number].offsets).offsets
+            yield self.parts[number], offsets, into[shared_box.slices(box.offsets)]
+
 
 class MappedSource(TensorSource):
     """Tensors that lie in archives of `torch.save`, of one part or of several.
@@ -121,13 +133,9 @@ class MappedSource(TensorSource):
             StorageError: a file cannot be read.
         """
         tensor = self._tensors[name]
-        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), tensor.boxes)
-        for number, part in zip(numbers.tolist(), shared, strict=True):
-            stored = tensor.parts[number]
-            offsets = part.relative_to(tensor.boxes[number].offsets).offsets
-            region = into[(*part.slices(box.offsets), ...)]  # a view even without dimensions
-            with storage_errors(f"{stored.path}: {name}"):
-                stored.read(self._open(stored.path), offsets, region)
+        for part, offsets, region in tensor.regions(box, into):
+            with storage_errors(f"{part.path}: {name}"):
+                part.read(self._open(part.path), offsets, region)
 
     def _open(self, path: FilePath) -> RangeFile:
         """A file; it stays open until many others were opened, and as long as it is being read."""

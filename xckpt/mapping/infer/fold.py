@@ -233,5 +233,5 @@ def range_of(values: Iterable[int]) -> range | None:
     """The range that has just these values; None if there is none."""
     ordered = sorted(set(values))
     step = ordered[1] - ordered[0] if len(ordered) > 1 else 1
-    found = range(ordered[0], ordered[-1] + 1, step)
-    return found if list(found) == ordered else None
+    full = range(ordered[0], ordered[-1] + 1, step)
+    return full if list(full) == ordered else None

@@ -51,14 +51,14 @@ class Cast(TensorOperation, frozen=True):
         before, after = self.dtypes
         if tensor.dtype != before:
             raise ValueError(f"it is {tensor.dtype}, not {before}")
-        made = computed(tensor, Arithmetic("cast", before, after))
+        result = computed(tensor, Arithmetic("cast", before, after))
         if self.exactness == "side data":
-            again = computed(made, Arithmetic("cast", after, before))
+            again = computed(result, Arithmetic("cast", after, before))
             words = f"each element must come back from {after} as the same {before}"
             trace.must_equal(aliased(tensor), again, words)
         elif self.exactness == "lossy":
             trace.loses(str(self), f"a value comes back to {cast_bound(after)}")
-        return made
+        return result
 
     def inverse(self) -> Cast:
         """The cast back."""

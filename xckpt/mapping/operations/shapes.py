@@ -187,12 +187,12 @@ def _groups(side: str) -> Groups:
     end = 0
     text = side.rstrip()
     while end < len(text):
-        found = _AXES.match(text, end)
-        names = tuple((found[1] if found[1] is not None else found[2]).split()) if found else ()
-        if found is None or not all(_NAME.fullmatch(n) for n in names):
+        match = _AXES.match(text, end)
+        names = tuple((match[1] if match[1] is not None else match[2]).split()) if match else ()
+        if match is None or not all(_NAME.fullmatch(n) for n in names):
             raise ValueError(f"{side.strip()!r} is no list of names and (groups of names)")
         groups.append(tuple(n for n in names if n != "1"))
-        end = found.end()
+        end = match.end()
     return tuple(groups)
 
 

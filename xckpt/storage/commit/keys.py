@@ -209,7 +209,7 @@ def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes
     """
     if not seen:
         raise StorageError(
-            f"the storage does not tell the generation of {key}, so that two saves at once could "
+            f"the storage does not say the generation of {key}, so that two saves at once could "
             f"not be told apart; save to another storage"
         )
     written = store.write(key, content, if_equal=seen).result().generation

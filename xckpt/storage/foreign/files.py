@@ -5,7 +5,7 @@
    not end the process.
 2. `StoredFile` is an object. Each range is a request, with several in flight. Each answer carries
    the object's generation, so that contents from before and after a replacement never mix.
-3. TensorStore does not tell how long an object is. A format that says where its file ends has that
+3. TensorStore does not say how long an object is. A format that says where its file ends has that
    checked, by asking for the last byte and for the one after it.
 """
 
@@ -34,7 +34,7 @@ REQUEST_BYTES: Final = 1 << 22
 IN_FLIGHT: Final = 2
 """Requests that one call has in flight."""
 LONGEST_FILE: Final = 1 << 62
-"""`RangeFile.most_bytes` of an object, whose length the store does not tell."""
+"""`RangeFile.most_bytes` of an object, whose length the store does not say."""
 
 Range = tuple[int, int]
 """[start, stop), bytes."""

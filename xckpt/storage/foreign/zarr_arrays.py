@@ -81,8 +81,6 @@ class StoredZarr:
             self._region(offsets, data.shape).write(data).result()
 
     def _region(self, offsets: Sequence[int], sizes: Sequence[int]) -> ts.TensorStore:
-        if not sizes:
-            return self._store
         return self._store[Box(tuple(offsets), tuple(sizes)).slices()]
 
 

@@ -25,13 +25,15 @@ part of an array at a time, whatever chunks that part touches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 
+import numpy as np
 import torch
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import (
     Metadata,
@@ -39,7 +41,15 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import (
+    Block,
+    LeafRow,
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItems,
+    WriteItemType,
+)
 from xckpt.core.plan.merge import global_plan
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
@@ -107,13 +117,8 @@ def described(
     # In the order of the state, which the items have lost where replicas were given away.
     ordered = dict.fromkeys(fqn for mapping in mappings for fqn in mapping if fqn in planned)
     leaves = name_leaves([*ordered, *planned], mappings)
-    shares, merged = global_plan(
-        [
-            SavePlan([write_item(item, leaves.names[item.index.fqn]) for item in plan.items])
-            for plan in plans
-        ],
-        options,
-    )
+    columns = [SavePlan(_columns(plan, leaves.names)) for plan in plans]
+    shares, merged = global_plan(columns, options)
     stored = {name: merged.state_dict_metadata[name] for name in leaves.names.values()}
     return shares, Metadata(stored, leaves.containers), leaves
 
@@ -124,22 +129,57 @@ def _check_single_writers(plans: Sequence[dcp.SavePlan]) -> None:
     Raises:
         PlanError: lists all of them.
     """
-    writers: dict[tuple[str, Box | None], list[int]] = {}
+    writers: dict[tuple[str, tuple[Shape, Shape]], int] = {}
+    problems: list[str] = []
     for rank, plan in enumerate(plans):
         for item in plan.items:
-            box = None
-            if item.tensor_data is not None:
-                chunk = item.tensor_data.chunk
-                box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-            if box is None or box.elements:
-                writers.setdefault((item.index.fqn, box), []).append(rank)
-    problems = [
-        f"{fqn}: {f'{box} is ' if box else ''}to be written by ranks {ranks[:8]}, not by one"
-        for (fqn, box), ranks in writers.items()
-        if len(ranks) > 1
-    ]
+            fqn, box = item.index.fqn, _box_of(item)
+            if (fqn, box) not in writers:
+                writers[fqn, box] = rank
+            elif prod(box[1]):
+                what = f"{Box(*box)} is " if item.tensor_data is not None else ""
+                ranks = [writers[fqn, box], rank]
+                problems.append(f"{fqn}: {what}to be written by ranks {ranks}, not by one")
     if problems:
         raise PlanError.listing("the planner's items do not make up whole tensors", problems)
+
+
+def _columns(plan: dcp.SavePlan, names: Mapping[str, str]) -> WriteItems:
+    """A rank's items as columns; there may be too many to make a `WriteItem` of each.
+
+    Raises:
+        PlanError: two items of a leaf disagree on what it is.
+    """
+    rows: dict[str, LeafRow] = {}
+    numbers: dict[str, int] = {}
+    columns: dict[int, tuple[list[int], list[tuple[Shape, Shape]]]] = {}
+    for item in plan.items:
+        name, data, box = names[item.index.fqn], item.tensor_data, _box_of(item)
+        row = LeafRow(name, "opaque")
+        if data is not None:
+            dtype = format_dtype(data.properties.dtype) or ""
+            row = LeafRow(name, dtype=dtype, shape=tuple(data.size), sharded=True)
+        first = rows.setdefault(name, row)
+        if row != first or not len(box[0]) == len(box[1]) == len(row.shape):
+            raise PlanError(
+                f"{name}: one item is of {first.dtype or 'bytes'} of shape {first.shape}, another "
+                f"of {row.dtype or 'bytes'} of shape {row.shape} with a box of {len(box[1])} "
+                f"dimensions"
+            )
+        leaf, boxes = columns.setdefault(len(row.shape), ([], []))
+        leaf.append(numbers.setdefault(name, len(numbers)))
+        boxes.append(box)
+    return WriteItems(
+        tuple(rows.values()),
+        [Block(np.array(leaf, np.int32), Boxes.of(boxes)) for leaf, boxes in columns.values()],
+    )
+
+
+def _box_of(item: dcp.WriteItem) -> tuple[Shape, Shape]:
+    """(offsets, sizes); those of a scalar for bytes."""
+    if item.tensor_data is None:
+        return (), ()
+    return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
 
 _unsent: set[str] = set()
@@ -159,7 +199,7 @@ def whole_plans(
     Raises:
         PlanError: plans were left out that cannot be found.
     """
-    usable = [_is_usable(plan) for plan in plans]
+    usable = [plan.usable for plan in plans]
     if all(usable):
         return plans
     keys = _keys_of(plans)
@@ -169,20 +209,20 @@ def whole_plans(
                 "the planner sends only those plans that have changed since an earlier save, and "
                 "the others cannot be found; save with enable_plan_caching=False"
             )
-    elif _is_usable(local):
-        gathered = _cache("all_plans")
+    elif local.usable:
+        gathered = dcp.SavePlanner._cached_all_plans
         keys = [key for key in keys if gathered[key][rank].items == local.items]
     elif len(keys) != 1 or keys[0] not in _unsent:
         return None
     if not keys:
         return None
     _unsent.discard(keys[0])
-    return _cache("global_plan")[keys[0]]
+    return dcp.SavePlanner._cached_global_plan[keys[0]]
 
 
 def note_unsent(plans: Sequence[dcp.SavePlan]) -> None:
     """A save has failed before all ranks could get these plans."""
-    if any(_is_usable(plan) for plan in plans):
+    if any(plan.usable for plan in plans):
         _unsent.update(_keys_of(plans))
 
 
@@ -190,22 +230,12 @@ def _keys_of(plans: Sequence[dcp.SavePlan]) -> list[str]:
     """Under which keys of the cache the plans may be; one, as soon as one of them is usable."""
     return [
         key
-        for key, cached in _cache("global_plan").items()
+        for key, cached in dcp.SavePlanner._cached_global_plan.items()
         if len(cached) == len(plans)
         and all(
-            new.items is old.items
-            for new, old in zip(plans, cached, strict=True)
-            if _is_usable(new)
+            new.items is old.items for new, old in zip(plans, cached, strict=True) if new.usable
         )
     ]
-
-
-def _is_usable(plan: dcp.SavePlan) -> bool:
-    return getattr(plan, "usable", True)
-
-
-def _cache(name: str) -> dict[str, list[dcp.SavePlan]]:
-    return getattr(dcp.SavePlanner, f"_cached_{name}", {})
 
 
 def check_metadata(planned: dcp.Metadata, laid_out: Metadata, names: Mapping[str, str]) -> None:

@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
@@ -233,15 +232,13 @@ def _local_boxes(
     _check_order(tensor, coordinate, name)
     shape = tuple(tensor.shape)
     possible = [_readings(tensor, coordinate, dim, size) for dim, size in enumerate(shape)]
-    if len(local_shape) != len(shape):
-        raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
-    chosen: list[tuple[Interval, ...]] = []
-    for rows, size in zip(possible, local_shape, strict=True):
-        fitting = [intervals for intervals in rows if length(intervals) == size]
-        if not fitting:
-            raise _misfit(tensor, name, [rows[0] for rows in possible], local_shape)
-        chosen.append(fitting[0])
-    return combined(chosen)
+    fitting = [
+        [rows for rows in of_dim if length(rows) == size]
+        for of_dim, size in zip(possible, local_shape, strict=False)
+    ]
+    if len(local_shape) != len(shape) or not all(fitting):
+        raise _misfit(tensor, name, [of_dim[0] for of_dim in possible], local_shape)
+    return combined([of_dim[0] for of_dim in fitting])
 
 
 def _check_placements(placements: Sequence[Placement], name: str) -> None:
@@ -291,9 +288,16 @@ def _readings(
     """The rows of dimension ``dim`` that the rank at ``coordinate`` may hold, likelier first."""
     placements, mesh = tensor.placements, tensor.device_mesh
     axes = [axis for axis, placement in enumerate(placements) if _sharded_dim(placement) == dim]
-    cuts = {axis: _cut(placements[axis], mesh, coordinate, axis) for axis in axes}
     if not axes:
         return [((0, size),) if size else ()]
+    cuts = {
+        axis: Cut(
+            parts=mesh.size(axis),
+            part=coordinate[axis],
+            factor=int(getattr(placements[axis], "split_factor", 1)),
+        )
+        for axis in axes
+    }
     # What torch keeps beside the placements; absent before 2.9 or so, where only the two
     # conventions that `readings` knows exist.
     spec = getattr(tensor, "_spec", None)
@@ -305,11 +309,6 @@ def _readings(
         if entry.tensor_dim == dim:
             axes = list(entry.mesh_dims)
     return [nested(size, [cuts[axis] for axis in axes])]
-
-
-def _cut(placement: Placement, mesh: DeviceMesh, coordinate: Sequence[int], axis: int) -> Cut:
-    factor = int(getattr(placement, "split_factor", 1))
-    return Cut(parts=mesh.size(axis), part=coordinate[axis], factor=factor)
 
 
 def _misfit(

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import torch
 
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Box, Boxes
 from xckpt.errors import UnsupportedLeafError
 
 _REFUSED: Final = {2: "TUPLE", 4: "MANUAL"}
@@ -152,16 +152,16 @@ class ShardLayout:
             >>> layout.boxes, layout.holders, layout.shard, layout.padded
             (Boxes([0, 4), [4, 7)), ((0, 1), (2, 3)), (4,), True)
         """
-        holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+        holders: dict[Box, list[int]] = {}
         for device, index in enumerate(indices):
-            box = tuple((part.start, part.stop - part.start) for part in index)
-            if all(size for _, size in box):
+            starts = tuple(part.start for part in index)
+            box = Box(starts, tuple(part.stop - part.start for part in index))
+            if box.elements:
                 holders.setdefault(box, []).append(device)
-        boxes = [tuple(zip(*box, strict=True)) for box in holders]
         return cls(
-            Boxes.of([(lo, sizes) for lo, sizes in boxes], rank=len(shape)),
+            Boxes.of([(box.offsets, box.sizes) for box in holders], rank=len(shape)),
             tuple(tuple(devices) for devices in holders.values()),
-            tuple(tuple(slice(0, size) for size in sizes) for _, sizes in boxes),
+            tuple(Box.whole(box.sizes).slices() for box in holders),
             tuple(-(-size // parts) for size, parts in zip(shape, tiles, strict=True)),
             len(indices),
             False,
