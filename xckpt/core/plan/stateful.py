@@ -15,8 +15,8 @@ shorter. So the checkpoint decides wherever the object has nothing to load into:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import ObjectState
@@ -34,18 +34,25 @@ class Names:
         ['a/b/c', 'a/b']
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._places = {name: place for place, name in enumerate(names)}
-        self._sorted = sorted(self._places)
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    @cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {name: place for place, name in enumerate(self._names)}
+
+    @cached_property
+    def _sorted(self) -> Sequence[str]:
+        return sorted(self._names)
 
     def below(self, name: str) -> list[str]:
         """The name itself, if it is one of these, and those beneath it, in the order given."""
         if not name:
-            return list(self._places)
+            return list(self._names)
         itself = [name] if name in self._places else []
         # "0" is what follows "/".
         first, last = (bisect_left(self._sorted, name + end) for end in "/0")
-        return sorted(itself + self._sorted[first:last], key=self._places.__getitem__)
+        return sorted([*itself, *self._sorted[first:last]], key=self._places.__getitem__)
 
 
 def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
@@ -77,31 +84,28 @@ def places(flat: FlatTree, name: str, stored: Names) -> list[str]:
     return list(open_places)
 
 
-@dataclass(slots=True)
 class LoadedObjects:
     """The objects of a target tree, and what of the checkpoint goes to each."""
 
-    flat: FlatTree
-    metadata: Metadata
-    adapters: Adapters
-    likes: dict[str, object] = field(init=False)
-    """Leaf name -> target, for the whole tree."""
-    fresh: set[str] = field(default_factory=set[str], init=False)
-    """The targets that stand for new leaves, even in a load in place."""
-    _places: dict[str, list[str]] = field(default_factory=dict[str, list[str]], init=False)
-
-    def __post_init__(self) -> None:
-        self.likes = dict(self.flat.leaves)
-        if not self.flat.objects:
-            return
-        stored, own = self._stored(), Names(self.flat.leaves)
-        known = Names([*self.metadata.state_dict_metadata, *self.metadata.containers])
-        for name, state in self.flat.objects.items():
-            self._places[name] = places(self.flat, name, known)
+    def __init__(self, flat: FlatTree, metadata: Metadata, adapters: Adapters) -> None:
+        self.flat = flat
+        self.likes: dict[str, object] = dict(flat.leaves)
+        """Leaf name -> target, for the whole tree."""
+        self.fresh: set[str] = set()
+        """The targets that stand for new leaves, even in a load in place."""
+        self._metadata = metadata
+        self._adapters = adapters
+        self._stored = Names(metadata.state_dict_metadata)
+        self._places: dict[str, list[str]] = {}
+        """Object name -> the places where the checkpoint decides."""
+        own = Names(flat.leaves)
+        known = Names([*metadata.state_dict_metadata, *metadata.containers])
+        for name, state in flat.objects.items():
+            self._places[name] = places(flat, name, known)
             for place in self._places[name]:
                 for leaf in own.below(place):
                     del self.likes[leaf]
-                for leaf in stored.below(place):
+                for leaf in self._stored.below(place):
                     self.likes[leaf] = self._like(state, leaf, name)
                     self.fresh.add(leaf)
 
@@ -111,22 +115,19 @@ class LoadedObjects:
         Args:
             loaded: leaf name -> what was loaded.
         """
-        if not self.flat.objects:
-            return {}
-        stored, kinds = self._stored(), Names(self.metadata.containers)
+        kinds = self._metadata.containers
+        containers = Names(kinds)
         states: dict[str, object] = {}
         for name, state in self.flat.objects.items():
             finished: dict[str, object] = {}
             for place in self._places[name]:
-                leaves = {_from(leaf, place): loaded[leaf] for leaf in stored.below(place)}
-                containers = {
-                    _from(at, place): self.metadata.containers[at] for at in kinds.below(place)
-                }
-                finished[place] = unflatten(leaves, containers)
+                leaves = {_from(leaf, place): loaded[leaf] for leaf in self._stored.below(place)}
+                inside = {_from(at, place): kinds[at] for at in containers.below(place)}
+                finished[place] = unflatten(leaves, inside)
             states[name] = rebuild(
                 state.tree,
                 lambda leaf, _: loaded[leaf],
-                self.adapters,
+                self._adapters,
                 at=split_name(name),
                 finished=finished,
             )
@@ -137,11 +138,8 @@ class LoadedObjects:
         for name, tree in self.states(loaded).items():
             self.flat.objects[name].load(tree)
 
-    def _stored(self) -> Names:
-        return Names(self.metadata.state_dict_metadata)
-
     def _like(self, state: ObjectState, leaf: str, name: str) -> object:
-        stored = self.metadata.state_dict_metadata[leaf]
+        stored = self._metadata.state_dict_metadata[leaf]
         if not isinstance(stored, TensorStorageMetadata):
             return None
         keys = split_name(_from(leaf, name))
