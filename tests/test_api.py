@@ -11,7 +11,7 @@ import pytest
 import xckpt
 from tests.support.states import LAYOUTS, arrays, everything, expected, same
 from xckpt.core.dtypes import DTYPES
-from xckpt.storage.checkpoint import StoredArray
+from xckpt.storage.stored_array import StoredArray
 
 Point = namedtuple("Point", "x y")
 

@@ -45,6 +45,10 @@ def load(
             ``state_dict`` is not changed: in its place comes the loaded state dict, which its
             ``load_state_dict`` takes. None loads everything as NumPy arrays in the saved
             containers.
+            A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
+            0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
+            rounded, and an int become a float or back if it stays the same number. Between two
+            Python values the stored one comes back as it was.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.

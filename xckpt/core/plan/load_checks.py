@@ -20,6 +20,7 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.numbers import NumberTarget, number_difference
 from xckpt.errors import PlanError
 
 
@@ -51,17 +52,26 @@ def compare(
                 difference = "wanted, but not in the checkpoint"
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
-                difference = f"the checkpoint holds a Python {stored.kind}, not a tensor"
+                difference = _value_difference(target, stored.kind, cast)
         elif target is None:
             difference = (
                 f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
                 f"{stored.size}, not a Python value"
             )
+        elif isinstance(target, NumberTarget):
+            difference = number_difference(target.stored, target.kind, cast=cast)
         else:
             difference = "; ".join(_tensor_differences(target, stored, cast))
         if difference:
             differing[name] = f"{name or 'the root'}: {difference}"
     return differing
+
+
+def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
+    """Why a stored Python value cannot fill a tensor; empty if it may."""
+    if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
+        return f"the checkpoint holds a Python {kind}, not a tensor"
+    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
 
 
 def _tensor_differences(
