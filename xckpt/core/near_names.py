@@ -10,7 +10,10 @@ import difflib
 from collections.abc import Iterable
 
 COMPARED = 2_000
-"""How many names are compared letter by letter; of more, those of nearly the same length."""
+"""Of more names than these, only those of nearly the same length are compared."""
+
+MOST_COMPARED = 30_000
+"""How many names are compared at most: about a second."""
 
 
 def near_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
@@ -27,10 +30,10 @@ def near_names(name: str, names: Iterable[str], most: int = 3) -> list[str]:
     ends = [other for other in known if other.endswith(end)][:most]
     if ends or not name:
         return ends
-    for slack in (8, 2, 0):
+    for slack in (8, 2):
         if len(known) > COMPARED:
             known = [other for other in known if abs(len(other) - len(name)) <= slack]
-    return difflib.get_close_matches(name, known[: 4 * COMPARED], n=most)
+    return difflib.get_close_matches(name, known[:MOST_COMPARED], n=most)
 
 
 def no_such_name(name: str, names: Iterable[str], where: str, otherwise: str = "") -> str:

@@ -29,12 +29,13 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -216,16 +217,12 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError: lists every difference of every rank.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        problems = merged_problems([plan.problems for plan in global_plan])
         if self.strict:
             wanted = {name for plan in global_plan for name in plan.names}
             problems += unexpected(self.metadata, wanted)
         if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
+            raise mismatch(problems, "strict=False loads what both have")
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
