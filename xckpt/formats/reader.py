@@ -100,7 +100,7 @@ class SourceReader:
         source = self.source
         self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
         described = {leaf: self._described(name) for leaf, name in self._names.items()}
-        return Metadata(described, source.containers, user=user_of(source.metadata))
+        return Metadata(described, source.containers, user_metadata=user_of(source.metadata))
 
     def _described(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         spec = self.source.specs.get(name)
