@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_the_attributes_cure_works(mixed: Path) -> None:
     assert names >= {"model/known", "model/int4", "opt/nu/2"}
 
 
+@pytest.mark.thorough
 def test_dask_opens_arrays(mixed: Path) -> None:
     script = """
 import dask.array as da
@@ -119,6 +121,16 @@ flat = xarray.open_zarr(path, group="model", consolidated=False)
 assert sorted(flat) == ["kernel", "square", "step"]
 """
     alone(script, tmp_path / "ckpt")
+
+
+@pytest.mark.thorough
+def test_the_page_about_zarr_runs(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/zarr.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    strictly = "import warnings\nwarnings.simplefilter('error')\n"
+    command = [sys.executable, "-c", strictly + code]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_names_of_dimensions_are_checked_before_anything_is_written(tmp_path: Path) -> None:
