@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import translate
 
 from xckpt.cli.output import Failure
+from xckpt.core.near_names import no_such_name
 
 
 def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -35,6 +35,4 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
 
 def no_such_leaf(path: str, names: Sequence[str], name: str) -> Failure:
     """The failure of a command whose leaf is not there."""
-    close = get_close_matches(name, names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "xckpt ls lists the leaves"
-    return Failure(f"{path} has no leaf {name!r}; {hint}")
+    return Failure(no_such_name(name, names, path, "xckpt ls lists the leaves"))
