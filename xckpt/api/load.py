@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, check_planner
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -29,7 +29,7 @@ def load(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -53,7 +53,7 @@ def load(
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
         planner: what goes where.
-        group: the ranks that load together; found by itself.
+        group: the ranks that load together; see `save`.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -71,6 +71,7 @@ def load(
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
+        TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
         >>> import numpy as np, xckpt
@@ -89,7 +90,7 @@ def load_into(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -142,17 +143,20 @@ def _load(
     strict: bool,
     cast: bool,
     planner: LoadPlanner | None,
-    group: Group | None,
+    group: Group | TorchProcesses | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
     allow_lossy: bool,
 ) -> Any:  # noqa: ANN401  # a tree like the caller's
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    group = find_group() if group is None else group
+    ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         from xckpt.convert.mapped_load import MappedLoadPlanner
@@ -163,14 +167,14 @@ def _load(
             strict=strict,
             cast=cast,
             allow_lossy=allow_lossy,
-            rank=group.rank,
-            ranks=group.size,
+            rank=ranks.rank,
+            ranks=ranks.size,
             options=options,
         )
     planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     return load_state(
-        tree, reader, group=group, planner=planner, in_place=in_place, others=others
+        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
     ).tree
 
 

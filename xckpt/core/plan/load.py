@@ -28,13 +28,19 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.load_checks import (
+    compare,
+    stands_for_nothing,
+    target_problems,
+    unexpected,
+)
+from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -208,7 +214,9 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(stored)
-        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *empty)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
@@ -216,16 +224,12 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError: lists every difference of every rank.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        problems = merged_problems([plan.problems for plan in global_plan])
         if self.strict:
             wanted = {name for plan in global_plan for name in plan.names}
             problems += unexpected(self.metadata, wanted)
         if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
+            raise mismatch(problems, "strict=False loads what both have")
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
