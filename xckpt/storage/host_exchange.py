@@ -68,8 +68,8 @@ class Exchange:
         self._slots: Bytes = np.empty((0, 0), np.uint8)
         """The shared memory, a slot a row."""
         self._free: LifoQueue[int] = LifoQueue()
-        """Numbers of the slots that hold nothing; after a failure any number. The slot that was free
-        last is used first: its pages are there, in all processes, and perhaps in a cache."""
+        """Numbers of the slots that hold nothing; after a failure any number. The slot that became
+        free last is used first: its pages are there, in all processes, and perhaps in a cache."""
         self._users: dict[int, Countdown] = {}
         """Number of a slot -> how many still need what it holds."""
         self._failure: BaseException | None = None
