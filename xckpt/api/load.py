@@ -6,17 +6,17 @@ load needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, check_planner
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -34,7 +34,7 @@ def load(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -50,6 +50,10 @@ def load(
             ``state_dict`` is not changed: in its place comes the loaded state dict, which its
             ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
             arrays or what ``framework`` says.
+            A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
+            0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
+            rounded, and an int become a float or back if it stays the same number. Between two
+            Python values the stored one comes back as it was.
         at: name of a container or leaf of the checkpoint, such as ``"model"``: only what is below
             it is loaded, ``like`` is a tree of that, and leaf names count from there.
         select: patterns of leaf names: only what fits one is loaded, the rest of ``like`` is
@@ -64,7 +68,7 @@ def load(
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
         planner: what goes where.
-        group: the ranks that load together; found by itself.
+        group: the ranks that load together; see `save`.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -82,7 +86,7 @@ def load(
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
-        ValueError: arguments that contradict each other, or a framework that is not known.
+        TypeError, ValueError: an argument makes no sense; it is named.
         ImportError: the framework is not installed.
 
     Example:
@@ -111,7 +115,7 @@ def load_into(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -168,7 +172,7 @@ def _load(
     strict: bool,
     cast: bool,
     planner: LoadPlanner | None,
-    group: Group | None,
+    group: Group | TorchProcesses | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
     allow_lossy: bool,
@@ -177,29 +181,44 @@ def _load(
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
     if mapping is not None and not wanted.everything:
         raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    group = find_group() if group is None else group
+    ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
-        from xckpt.convert.mapped_load import MappedLoadPlanner
-
-        planner = MappedLoadPlanner(
-            mapping,
-            lambda: others().open_source(),
-            strict=strict,
-            cast=cast,
-            allow_lossy=allow_lossy,
-            rank=group.rank,
-            ranks=group.size,
-            options=options,
-        )
+        planner = _mapped_planner(mapping, others, strict, cast, allow_lossy, ranks, options)
     planner = wanted.planner(planner, like, strict=strict, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     return load_state(
-        tree, reader, group=group, planner=planner, in_place=in_place, others=others
+        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
     ).tree
+
+
+def _mapped_planner(
+    mapping: LeafMapping,
+    others: Callable[[], FormatsAt],
+    strict: bool,
+    cast: bool,
+    allow_lossy: bool,
+    group: Group,
+    options: LoadOptions | None,
+) -> LoadPlanner:
+    from xckpt.convert.mapped_load import MappedLoadPlanner
+
+    return MappedLoadPlanner(
+        mapping,
+        lambda: others().open_source(),
+        strict=strict,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=group.rank,
+        ranks=group.size,
+        options=options,
+    )
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

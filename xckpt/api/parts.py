@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from xckpt.core.leaf import TargetPlace
+from xckpt.core.part.selection import Selection
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.new_leaves import NewLeaves, leaves_of, numpy_leaves
-from xckpt.core.selection import Selection
 from xckpt.engine.adapters import framework_adapter
 
 Patterns = str | Iterable[str]
@@ -82,6 +82,6 @@ class PartialLoad:
         if part == ALL:
             return planner
         # Not on the plain way of a load.
-        from xckpt.core.plan.part import PartPlanner
+        from xckpt.core.part.planner import PartPlanner
 
         return PartPlanner(planner, part)

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from xckpt.core.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.jax.shardings import Device

@@ -12,7 +12,7 @@ from typing import cast
 
 import torch
 
-from xckpt.core.cut_axes import cut_axes, refuse_other_axes
+from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Sharding, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError

@@ -26,12 +26,14 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
+from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -178,8 +180,9 @@ class DefaultLoadPlanner(LoadPlanner):
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
     def _want(self, name: str, like: object) -> WantedLeaf | None:
-        if value_kind(like) is not None:
-            return None
+        if kind := value_kind(like):
+            number = number_target(name, kind, self.metadata.state_dict_metadata.get(name))
+            return number and WantedLeaf(name, number)
         in_place = self.in_place and name not in self._objects.fresh
         target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
@@ -206,11 +209,11 @@ class DefaultLoadPlanner(LoadPlanner):
             stored = self.metadata.state_dict_metadata.get(name)
             if stored is None or name in problems:
                 continue
-            if wanted is None:
+            if isinstance(stored, BytesStorageMetadata):
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
-            assert isinstance(stored, TensorStorageMetadata)
+            assert wanted is not None
             items += wanted.reads(stored)
         return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
 
@@ -220,16 +223,12 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError: lists every difference of every rank.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        problems = merged_problems([plan.problems for plan in global_plan])
         if self.strict:
             wanted = {name for plan in global_plan for name in plan.names}
             problems += unexpected(self.metadata, wanted)
         if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
+            raise mismatch(problems, "strict=False loads what both have")
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -249,7 +248,9 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: leaf and leaf.boxes for name, leaf in self._wanted.items() if name in stored
+            name: leaf.boxes if leaf and isinstance(stored[name], TensorStorageMetadata) else None
+            for name, leaf in self._wanted.items()
+            if name in stored
         }
         problems = target_problems(plan.items, wanted)
         if problems:
@@ -258,11 +259,21 @@ class DefaultLoadPlanner(LoadPlanner):
             )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Decode a Python value, or keep opaque bytes as they are."""
+        """Decode a Python value, or keep opaque bytes as they are; a number may fill an array.
+
+        Raises:
+            TreeMismatchError: the array's dtype cannot hold the number.
+        """
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        self._values[name] = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_content(name, stored.kind, value.getvalue())
+        wanted = self._wanted[name]
+        if wanted is None:
+            self._values[name] = decoded
+        else:
+            assert isinstance(decoded, int | float | complex)
+            fill(wanted.target, decoded, name, self.adapters, cast=self.cast)
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
         """The part of the wanted box's buffer that the item fills.

@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
-from xckpt.core.selection import NamePattern, Selection, below_name, did_you_mean, with_containers
+from xckpt.core.part.selection import (
+    NamePattern,
+    Selection,
+    below_name,
+    did_you_mean,
+    with_containers,
+)
 from xckpt.core.tree import flatten, unflatten
 from xckpt.errors import TreeMismatchError
 

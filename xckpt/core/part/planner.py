@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import Metadata
+from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
-from xckpt.core.selection import Selection
 
 
 class PartPlanner(LoadPlanner):
