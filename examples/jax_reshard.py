@@ -24,7 +24,8 @@ import xckpt
 from examples import phase
 from examples.phase import Check, Layout, Report
 from examples.record import Record, leaves, same
-from xckpt.storage.checkpoint import Checkpoint, StoredArray
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.stored_array import StoredArray
 
 
 def reshard(folder: Path) -> Report:

@@ -14,9 +14,11 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
+from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.save import save, save_async
+from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -35,6 +37,7 @@ from xckpt.errors import (
     MappingError,
     NotACheckpointError,
     PlanError,
+    Problem,
     RankFailure,
     RanksFailedError,
     StorageError,
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
     from xckpt import metadata as metadata
     from xckpt import planner as planner
     from xckpt import storage as storage
-    from xckpt.storage.checkpoint import Checkpoint, StoredArray
+    from xckpt.storage.checkpoint import Checkpoint
+    from xckpt.storage.stored_array import StoredArray
 
 __version__ = "0.1.0"
 
@@ -67,6 +71,7 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "Difference",
     "LeafTooLargeError",
     "LoadOptions",
     "ManifestError",
@@ -75,6 +80,7 @@ __all__ = [
     "MetadataIndex",
     "NotACheckpointError",
     "PlanError",
+    "Problem",
     "Progress",
     "RankFailure",
     "RanksFailedError",
@@ -89,6 +95,7 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "diff",
     "load",
     "load_into",
     "load_state_dict",
@@ -104,8 +111,10 @@ def __getattr__(name: str) -> object:
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """
-    if name in ("Checkpoint", "StoredArray"):
-        return getattr(importlib.import_module("xckpt.storage.checkpoint"), name)
+    if name == "Checkpoint":
+        return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
+    if name == "StoredArray":
+        return importlib.import_module("xckpt.storage.stored_array").StoredArray
     if name in ("metadata", "planner", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

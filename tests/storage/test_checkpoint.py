@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import xckpt
 from tests.support.states import LAYOUTS, everything, expected, same
-from xckpt.storage.checkpoint import StoredArray
+from xckpt.storage.stored_array import StoredArray
 
 keys_of = st.one_of(
     st.integers(-9, 8),

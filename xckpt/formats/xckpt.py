@@ -19,7 +19,8 @@ from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.checkpoint import Checkpoint, StoredArray
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.stored_array import StoredArray
 
 
 class XckptSource(TensorSource):

@@ -1,112 +1,32 @@
 """An open checkpoint: look at it, slice it, verify it, without loading it.
 
-`Checkpoint` is a mapping from leaf name to `StoredArray` or Python value. Slicing a `StoredArray`
-reads and verifies the chunks that the slice touches.
+`Checkpoint` is a mapping from leaf name to `StoredArray` (`xckpt.storage.stored_array`) or Python
+value.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size, numpy_dtype
-from xckpt.core.geometry.box import Box
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, arrays
-from xckpt.core.metadata import Metadata, Sharding
+from xckpt.core.dtypes import item_size
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
+from xckpt.core.metadata import Metadata
+from xckpt.core.near_names import no_such_name
+from xckpt.core.problem import Problem
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunks.chunk import ChunkSource, allocate, chunks_of
-from xckpt.storage.chunks.window import ChunkRequest, ChunkWindow, read_box
+from xckpt.storage.chunks.chunk import chunks_of
+from xckpt.storage.chunks.window import ChunkRequest, ChunkWindow
 from xckpt.storage.read_checkpoint import ZarrStorageReader
-
-Index = int | slice | EllipsisType
-
-
-@dataclass(frozen=True, slots=True)
-class StoredArray:
-    """A tensor in a checkpoint. Slicing it with ints, slices and ``...`` reads just that.
-
-    Example:
-        >>> import xckpt
-        >>> _ = xckpt.save("memory://stored-array", {"w": np.arange(12).reshape(3, 4)})
-        >>> stored = xckpt.open("memory://stored-array")["w"]
-        >>> stored.shape, stored.dtype, stored[1:, ::2]
-        ((3, 4), 'int64', array([[ 4,  6],
-               [ 8, 10]]))
-    """
-
-    name: str
-    """The leaf name."""
-    shape: tuple[int, ...]
-    """The global shape, elements."""
-    dtype: str
-    """The format's name of the element type."""
-    pieces: Sequence[ZarrArray]
-    """The zarr arrays that hold it."""
-    sharding: Sharding | None
-    """The sharding that wrote it."""
-    annotation: str
-    _source: ChunkSource
-
-    @property
-    def chunks(self) -> tuple[int, ...] | None:
-        """The chunk shape; None for a leaf in pieces, which each have their own."""
-        return self.pieces[0].chunk if self.regular else None
-
-    @property
-    def regular(self) -> bool:
-        """Whether one zarr array is all of the tensor."""
-        return len(self.pieces) == 1 and self.pieces[0].piece_of is None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return prod(self.shape) * numpy_dtype(self.dtype).itemsize
-
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> NDArray[np.generic]:
-        """The elements of a slice, as NumPy would give them, always as an array.
-
-        Raises:
-            IndexError: the index does not fit the shape.
-            CorruptCheckpointError: a chunk is not what was saved.
-            LeafTooLargeError: there is no memory for so many elements.
-            StorageError: another save has replaced the checkpoint meanwhile.
-        """
-        keys = _expanded(index, self.shape, self.name)
-        box = _touched(keys, self.shape)
-        elements = allocate(box.sizes, numpy_dtype(self.dtype), self.name)
-        self.read(box, elements)
-        steps = (0 if isinstance(key, int) else slice(None, None, key.step) for key in keys)
-        return np.asarray(elements[tuple(steps)])
-
-    def read(self, box: Box, into: NDArray[np.generic]) -> None:
-        """Read a box into memory, verified; in the calling thread, a few chunks at a time.
-
-        Args:
-            box: which elements, counted from the tensor's first.
-            into: writable memory of the box's sizes and the tensor's dtype, of any strides.
-
-        Raises:
-            CorruptCheckpointError: a chunk is not what was saved.
-            StorageError: the storage refused, or another save has replaced the checkpoint.
-        """
-        if box.elements:
-            read_box(self._source, self.pieces, box, into)
-
-    def __array__(
-        self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
-    ) -> NDArray[np.generic]:
-        whole = self[...]
-        return whole if dtype is None else whole.astype(dtype)
+from xckpt.storage.stored_array import StoredArray
 
 
 class Checkpoint(Mapping[str, StoredArray | Value]):
@@ -145,7 +65,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __getitem__(self, name: str) -> StoredArray | Value:
         entry = self._entries.get(name)
         if entry is None:
-            raise KeyError(f"{name!r} is no leaf of {self.location}")
+            raise KeyError(no_such_name(name, self._entries, str(self.location)))
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
@@ -169,11 +89,13 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location}: {len(self)} leaves>"
 
-    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[str]:
+    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
 
         Returns:
-            A line for each thing that is wrong; empty if the checkpoint is whole.
+            A problem, which prints as a line, for each thing that is wrong; empty if the
+            checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
+            (a zarr.json) or ``"digests"``.
         """
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
@@ -182,8 +104,9 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         except XckptError as error:
             digests = str(error)
         if digests:
-            return [f"{digests}; without it no chunk can be verified", *problems]
-        damaged: list[str] = []
+            text = f"{digests}; without it no chunk can be verified"
+            return [Problem(kind="digests", text=text), *problems]
+        damaged: list[Problem] = []
         stored = list(arrays(self.manifest))
         total = sum(prod(array.shape) * item_size(array.dtype) for array in stored)
         destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
@@ -193,56 +116,18 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             threads=self.options.threads,
             budget=self.options.memory_bytes,
             progress=ProgressCounter(total, progress),
-            on_error=lambda error: damaged.append(str(error)),
+            on_error=lambda error: damaged.extend(_problems_of(error)),
         ) as window:
             for array in stored:
                 try:
                     integrity.prepare([array])
                 except XckptError as error:
-                    damaged.append(str(error))
+                    damaged.extend(_problems_of(error))
                     continue
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
 
 
-def _expanded(
-    index: Index | tuple[Index, ...], shape: tuple[int, ...], name: str
-) -> list[int | slice]:
-    """One int, counted from the front, or slice for each dimension."""
-    keys = index if isinstance(index, tuple) else (index,)
-    at = next((position for position, key in enumerate(keys) if key is Ellipsis), len(keys))
-    before, after = keys[:at], keys[at + 1 :]
-    if any(key is Ellipsis for key in after):
-        raise IndexError("an index can have one ellipsis")
-    given = len(before) + len(after)
-    if given > len(shape):
-        raise IndexError(f"too many indices: {given} for {len(shape)} dimensions")
-    full = (*before, *[slice(None)] * (len(shape) - given), *after)
-    return [_checked(key, d, shape[d], name) for d, key in enumerate(full)]
-
-
-def _checked(key: Index, d: int, size: int, name: str) -> int | slice:
-    """The key for dimension ``d``.
-
-    Raises:
-        IndexError: it is no int or slice, or outside the dimension.
-    """
-    if isinstance(key, slice):
-        if key.step is not None and key.step < 1:
-            raise IndexError("slices with a negative step are not supported")
-        return key
-    if not isinstance(key, int | np.integer):
-        raise IndexError(f"index with ints, slices and ..., not {type(key).__name__}")
-    if not -size <= key < size:
-        raise IndexError(f"{name}: index {key} is outside dimension {d} with size {size}")
-    return int(key) % size
-
-
-def _touched(keys: list[int | slice], shape: tuple[int, ...]) -> Box:
-    """The smallest box without steps that has all that the keys pick."""
-    bounds = [
-        key.indices(size)[:2] if isinstance(key, slice) else (key, key + 1)
-        for key, size in zip(keys, shape, strict=True)
-    ]
-    return Box(tuple(low for low, _ in bounds), tuple(max(0, high - low) for low, high in bounds))
+def _problems_of(error: XckptError) -> tuple[Problem, ...]:
+    return error.problems or (Problem.of(str(error)),)

@@ -14,12 +14,9 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Callable, Mapping
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -28,12 +25,20 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.load_checks import (
+    compare,
+    stands_for_nothing,
+    target_problems,
+    unexpected,
+)
+from xckpt.core.plan.mismatch import merged_problems, mismatch
+from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
+from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -120,6 +125,8 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place: fill the targets themselves instead of new ones like them, in any load.
         keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
             even if strict.
+        new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        picks: which leaves of the target tree are loaded, by name; the others stay as they are.
     """
 
     def __init__(
@@ -129,11 +136,15 @@ class DefaultLoadPlanner(LoadPlanner):
         cast: bool = False,
         in_place: bool = False,
         keep_values: bool = False,
+        new_leaves: NewLeaves = numpy_leaves,
+        picks: Callable[[str], bool] | None = None,
     ) -> None:
         self.strict = strict
         self.cast = cast
         self.in_place = self.always_in_place = in_place
         self.keep_values = keep_values
+        self._new_leaves = new_leaves
+        self._picks = picks
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -159,11 +170,13 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self._state = state_dict
         self._objects = LoadedObjects(flat, metadata, self.adapters)
-        self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
+        self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
         for name, like in self._likes.items():
+            if self._picks is not None and not self._picks(name):
+                continue
             try:
                 self._wanted[name] = self._want(name, like)
             except UnsupportedLeafError as error:
@@ -172,8 +185,9 @@ class DefaultLoadPlanner(LoadPlanner):
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
     def _want(self, name: str, like: object) -> WantedLeaf | None:
-        if value_kind(like) is not None:
-            return None
+        if kind := value_kind(like):
+            number = number_target(name, kind, self.metadata.state_dict_metadata.get(name))
+            return number and WantedLeaf(name, number)
         in_place = self.in_place and name not in self._objects.fresh
         target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
@@ -200,13 +214,15 @@ class DefaultLoadPlanner(LoadPlanner):
             stored = self.metadata.state_dict_metadata.get(name)
             if stored is None or name in problems:
                 continue
-            if wanted is None:
+            if isinstance(stored, BytesStorageMetadata):
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
-            assert isinstance(stored, TensorStorageMetadata)
+            assert wanted is not None
             items += wanted.reads(stored)
-        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *empty)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
@@ -214,16 +230,12 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError: lists every difference of every rank.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
+        problems = merged_problems([plan.problems for plan in global_plan])
         if self.strict:
             wanted = {name for plan in global_plan for name in plan.names}
             problems += unexpected(self.metadata, wanted)
         if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
+            raise mismatch(problems, "strict=False loads what both have")
         return global_plan
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -243,7 +255,9 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: leaf and leaf.boxes for name, leaf in self._wanted.items() if name in stored
+            name: leaf.boxes if leaf and isinstance(stored[name], TensorStorageMetadata) else None
+            for name, leaf in self._wanted.items()
+            if name in stored
         }
         problems = target_problems(plan.items, wanted)
         if problems:
@@ -252,11 +266,21 @@ class DefaultLoadPlanner(LoadPlanner):
             )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Decode a Python value, or keep opaque bytes as they are."""
+        """Decode a Python value, or keep opaque bytes as they are; a number may fill an array.
+
+        Raises:
+            TreeMismatchError: the array's dtype cannot hold the number.
+        """
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        self._values[name] = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_content(name, stored.kind, value.getvalue())
+        wanted = self._wanted[name]
+        if wanted is None:
+            self._values[name] = decoded
+        else:
+            assert isinstance(decoded, int | float | complex)
+            fill(wanted.target, decoded, name, self.adapters, cast=self.cast)
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
         """The part of the wanted box's buffer that the item fills.
@@ -288,7 +312,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
-            wanted = self._wanted[name]
+            wanted = self._wanted.get(name)
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
             elif wanted is None:
@@ -303,14 +327,3 @@ class DefaultLoadPlanner(LoadPlanner):
             return whole
         states = self._objects.states(loaded)
         return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)
-
-
-def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
-    """For each stored leaf something of its shape and dtype that takes no memory."""
-    likes: dict[str, object] = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        likes[name] = None
-        if isinstance(stored, TensorStorageMetadata):
-            zero = np.zeros((), numpy_dtype(stored.properties.dtype))
-            likes[name] = np.broadcast_to(zero, stored.size)
-    return likes

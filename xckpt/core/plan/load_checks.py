@@ -20,6 +20,9 @@ from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.mismatch import MISSING, UNEXPECTED
+from xckpt.core.plan.numbers import NumberTarget, number_difference
+from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
 
 
@@ -29,7 +32,7 @@ def compare(
     *,
     strict: bool = True,
     cast: bool = False,
-) -> dict[str, str]:
+) -> dict[str, Problem]:
     """Leaf name -> how the target does not fit the checkpoint; empty if everything fits.
 
     Args:
@@ -42,26 +45,37 @@ def compare(
         >>> compare({"step": None}, Metadata({}))
         {'step': 'step: wanted, but not in the checkpoint'}
     """
-    differing: dict[str, str] = {}
+    differing: dict[str, Problem] = {}
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
-        difference = ""
+        difference, kind = "", "value"
         if stored is None:
             if strict:
-                difference = "wanted, but not in the checkpoint"
+                difference, kind = "wanted, but not in the checkpoint", MISSING
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
-                difference = f"the checkpoint holds a Python {stored.kind}, not a tensor"
+                difference = _value_difference(target, stored.kind, cast)
         elif target is None:
             difference = (
                 f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
                 f"{stored.size}, not a Python value"
             )
+        elif isinstance(target, NumberTarget):
+            difference = number_difference(target.stored, target.kind, cast=cast)
         else:
-            difference = "; ".join(_tensor_differences(target, stored, cast))
+            differences = list(_tensor_differences(target, stored, cast))
+            difference = "; ".join(differences)
+            kind = difference.partition(" ")[0]
         if difference:
-            differing[name] = f"{name or 'the root'}: {difference}"
+            differing[name] = Problem(name, kind=kind, text=difference)
     return differing
+
+
+def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
+    """Why a stored Python value cannot fill a tensor; empty if it may."""
+    if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
+        return f"the checkpoint holds a Python {kind}, not a tensor"
+    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
 
 
 def _tensor_differences(
@@ -81,10 +95,24 @@ def _tensor_differences(
         yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
 
 
-def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
-    """A line for each leaf of the checkpoint that no rank wants."""
+def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
+    """Names of containers of the target for which the checkpoint holds a None.
+
+    So Orbax stores a container of no leaves, such as ``optax.EmptyState()``.
+
+    Example:
+        >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
+        >>> stands_for_nothing(["opt", "opt/1"], stored)
+        ['opt/1']
+    """
+    leaves = metadata.state_dict_metadata
+    return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
+
+
+def unexpected(metadata: Metadata, wanted: set[str]) -> list[Problem]:
+    """A problem for each leaf of the checkpoint that no rank wants."""
     return [
-        f"{name or 'the root'}: in the checkpoint, but not wanted"
+        Problem(name, kind=UNEXPECTED, text="in the checkpoint, but not wanted")
         for name in metadata.state_dict_metadata
         if name not in wanted
     ]
