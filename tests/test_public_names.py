@@ -61,6 +61,8 @@ NAMES = {
     | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"},
+    "xckpt.adapters": {"Adapter", "ArrayAdapter", "register", "unregister"}
+    | {"Box", "Boxes", "Copyable", "SourceLeaf", "TargetLeaf"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,

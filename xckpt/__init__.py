@@ -51,6 +51,7 @@ from xckpt.options import LoadOptions, Progress, SaveOptions
 from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
+    from xckpt import adapters as adapters
     from xckpt import metadata as metadata
     from xckpt import planner as planner
     from xckpt import storage as storage
@@ -115,6 +116,6 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
     if name == "StoredArray":
         return importlib.import_module("xckpt.storage.stored_array").StoredArray
-    if name in ("metadata", "planner", "storage"):
+    if name in ("adapters", "metadata", "planner", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

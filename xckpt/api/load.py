@@ -191,7 +191,9 @@ def _load(
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         planner = _mapped_planner(mapping, others, strict, cast, allow_lossy, ranks, options)
-    planner = wanted.planner(planner, like, strict=strict, cast=cast)
+    planner = wanted.planner(
+        planner, like, strict=strict, cast=cast, deserialise=options.deserialise
+    )
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     return load_state(
         tree, reader, group=ranks, planner=planner, in_place=in_place, others=others

@@ -121,7 +121,11 @@ class MappedLoadPlanner(LoadPlanner):
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
         self._targets = DefaultLoadPlanner(
-            strict=self.strict, cast=self.cast, in_place=self.in_place, keep_values=True
+            strict=self.strict,
+            cast=self.cast,
+            in_place=self.in_place,
+            keep_values=True,
+            deserialise=self.options.deserialise,
         )
         self._targets.use_adapters(self.adapters)
         imagined: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

@@ -35,10 +35,11 @@ from xckpt.core.plan.load_checks import (
 from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.numbers import fill, number_target
+from xckpt.core.plan.objects import Deserialise, check_object_target, decode_object
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
-from xckpt.core.values import decode_content, value_kind
+from xckpt.core.values import value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 
@@ -127,6 +128,7 @@ class DefaultLoadPlanner(LoadPlanner):
         keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
             even if strict.
         new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        deserialise: makes an object of bytes that a save's ``serialise`` gave; see `LoadOptions`.
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
     """
 
@@ -139,6 +141,7 @@ class DefaultLoadPlanner(LoadPlanner):
         keep_values: bool = False,
         new_leaves: NewLeaves = numpy_leaves,
         picks: Callable[[str], bool] | None = None,
+        deserialise: Deserialise | None = None,
     ) -> None:
         self.strict = strict
         self.cast = cast
@@ -146,6 +149,7 @@ class DefaultLoadPlanner(LoadPlanner):
         self.keep_values = keep_values
         self._new_leaves = new_leaves
         self._picks = picks
+        self._deserialise = deserialise
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -192,10 +196,9 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place = self.in_place and name not in self._objects.fresh
         target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
-            raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
-                f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
-            )
+            stored = self.metadata.state_dict_metadata.get(name)
+            check_object_target(name, like, stored, self._deserialise)
+            return None
         return WantedLeaf(name, target)
 
     @property
@@ -210,7 +213,8 @@ class DefaultLoadPlanner(LoadPlanner):
             stored_names = self.metadata.state_dict_metadata.keys()
             targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
-        problems |= opaque_differences(self._likes, self.metadata)
+        if self._deserialise is None:
+            problems |= opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)
@@ -276,7 +280,7 @@ class DefaultLoadPlanner(LoadPlanner):
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        decoded = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_object(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
         if wanted is None:
             self._values[name] = decoded
