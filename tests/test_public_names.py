@@ -55,7 +55,7 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "LoadReport", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"},
@@ -83,10 +83,10 @@ SIGNATURES = {
     " options=None",
     "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
     " group=None, options=None",
-    "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None, options=None,"
-    " mapping=None, allow_lossy=False",
-    "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None, options=None,"
-    " mapping=None, allow_lossy=False",
+    "load": "path, like=None, *, strict=True, missing=None, unexpected=None, cast=False,"
+    " planner=None, group=None, options=None, mapping=None, allow_lossy=False, report=None",
+    "load_into": "path, state, *, strict=True, missing=None, unexpected=None, cast=False,"
+    " planner=None, group=None, options=None, mapping=None, allow_lossy=False",
     "open": "path, *, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",

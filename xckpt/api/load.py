@@ -6,12 +6,13 @@ load needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.save import Path, check_path
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.report import Difference, Differences, LoadReport
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group
 from xckpt.engine.load import load_state
@@ -21,19 +22,61 @@ if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
 
+Tree = TypeVar("Tree")
+"""A tree of targets, and what is loaded into one like it."""
 
+
+@overload
 def load(
     path: Path,
-    like: object = None,
+    like: None = None,
     *,
     strict: bool = True,
+    missing: Difference | None = None,
+    unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
+
+
+@overload
+def load(
+    path: Path,
+    like: Tree,
+    *,
+    strict: bool = True,
+    missing: Difference | None = None,
+    unexpected: Difference | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Tree: ...
+
+
+def load(
+    path: Path,
+    like: object = None,
+    *,
+    strict: bool = True,
+    missing: Difference | None = None,
+    unexpected: Difference | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any:
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
@@ -50,7 +93,12 @@ def load(
             rounded, and an int become a float or back if it stays the same number. Between two
             Python values the stored one comes back as it was.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
-            sides have is loaded and the rest of ``like`` is returned as it is.
+            sides have is loaded and the rest of ``like`` is returned as it is. Another shape or
+            type is an error in any case.
+        missing: what to do about leaves of ``like`` that the checkpoint lacks, whatever ``strict``
+            says: ``"error"``, ``"ignore"``, or ``"warn"``, which ignores them with a warning. Where
+            the checkpoint has none of them at all, that is always an error.
+        unexpected: the same for leaves of the checkpoint that no rank asks for.
         cast: allow another dtype than the stored one.
         planner: what goes where.
         group: the ranks that load together; found by itself.
@@ -59,9 +107,11 @@ def load(
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
             with string keys come back.
         allow_lossy: allow steps of the mapping that do not bring every value back.
+        report: called with a `LoadReport` once all is loaded, on every rank: which leaves were
+            loaded, cast, kept as they were, and left in the checkpoint. ``report=print`` shows it.
 
     Returns:
-        A tree like ``like``.
+        A tree like ``like``; to a type checker, of its type.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
@@ -71,15 +121,26 @@ def load(
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
+        ValueError: ``missing`` or ``unexpected`` is none of the three, or comes with a planner.
 
     Example:
         >>> import numpy as np, xckpt
         >>> _ = xckpt.save("memory://example-load", {"w": np.arange(4.0), "step": 3})
         >>> xckpt.load("memory://example-load")
         {'w': array([0., 1., 2., 3.]), 'step': 3}
+        >>> xckpt.load("memory://example-load", {"step": 0}, unexpected="ignore", report=print)
+        loaded 1 leaf
+        left 1 leaf: w
+        {'step': 3}
     """
     check_path(path, "load(path, like)")
-    return _load(path, like, False, strict, cast, planner, group, options, mapping, allow_lossy)
+    differences = _differences(strict, missing, unexpected, planner)
+    tree, done = _load(
+        path, like, False, differences, cast, planner, group, options, mapping, allow_lossy
+    )
+    if report is not None:
+        report(done)
+    return tree
 
 
 def load_into(
@@ -87,13 +148,15 @@ def load_into(
     state: object,
     *,
     strict: bool = True,
+    missing: Difference | None = None,
+    unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> None:
+) -> LoadReport:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
 
     Python values are replaced in the dicts and lists that hold them.
@@ -109,12 +172,17 @@ def load_into(
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
             a jax.Array, is refused.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
+        missing: see `load`.
+        unexpected: see `load`.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
+
+    Returns:
+        Which leaves were loaded, cast, kept as they were, and left in the checkpoint.
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
@@ -126,27 +194,42 @@ def load_into(
         >>> _ = xckpt.save("memory://example-into", {"w": np.arange(4.0), "step": 3})
         >>> state = {"w": np.zeros(4), "step": 0}
         >>> xckpt.load_into("memory://example-into", state)
+        LoadReport(2 loaded, 0 cast, 0 kept, 0 left)
         >>> state
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    _load(path, state, True, strict, cast, planner, group, options, mapping, allow_lossy)
+    differences = _differences(strict, missing, unexpected, planner)
+    return _load(
+        path, state, True, differences, cast, planner, group, options, mapping, allow_lossy
+    )[1]
+
+
+def _differences(
+    strict: bool,
+    missing: Difference | None,
+    unexpected: Difference | None,
+    planner: LoadPlanner | None,
+) -> Differences:
+    if planner is not None and (missing or unexpected):
+        raise ValueError("missing= and unexpected= are for the planner: give them to it")
+    return Differences.of(strict, missing, unexpected)
 
 
 def _load(
     path: Path,
     like: object,
     in_place: bool,
-    strict: bool,
+    differences: Differences,
     cast: bool,
     planner: LoadPlanner | None,
     group: Group | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
     allow_lossy: bool,
-) -> Any:  # noqa: ANN401  # a tree like the caller's
+) -> tuple[object, LoadReport]:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
     from xckpt.storage.read_checkpoint import ZarrStorageReader
@@ -160,18 +243,23 @@ def _load(
         planner = MappedLoadPlanner(
             mapping,
             lambda: others().open_source(),
-            strict=strict,
+            missing=differences.missing,
+            unexpected=differences.unexpected,
             cast=cast,
             allow_lossy=allow_lossy,
             rank=group.rank,
             ranks=group.size,
             options=options,
         )
-    planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
+    if planner is None:
+        planner = DefaultLoadPlanner(
+            missing=differences.missing, unexpected=differences.unexpected, cast=cast
+        )
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    return load_state(
+    loaded = load_state(
         tree, reader, group=group, planner=planner, in_place=in_place, others=others
-    ).tree
+    )
+    return loaded.tree, planner.report()
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

@@ -120,6 +120,7 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     planner_data: object
     names: tuple[str, ...]
     problems: tuple[str, ...]
+    left: tuple[str, ...]
 
 
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
@@ -168,12 +169,12 @@ class LoadPlanCodec:
         """
         items = plan.items
         raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-        return _sendable(
-            _LoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, plan.problems)
-        )
+        named = plan.names, plan.problems, plan.left
+        return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
         items = _EncodedItems(wire.items)
-        return LoadPlan(items, wire.storage_data, wire.planner_data, wire.names, wire.problems)
+        named = wire.names, wire.problems, wire.left
+        return LoadPlan(items, wire.storage_data, wire.planner_data, *named)

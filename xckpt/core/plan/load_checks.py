@@ -91,13 +91,9 @@ def _tensor_differences(
         yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
 
 
-def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
+def unexpected(left: Iterable[str]) -> list[str]:
     """A line for each leaf of the checkpoint that no rank wants."""
-    return [
-        f"{name or 'the root'}: in the checkpoint, but not wanted"
-        for name in metadata.state_dict_metadata
-        if name not in wanted
-    ]
+    return [f"{name or 'the root'}: in the checkpoint, but not wanted" for name in left]
 
 
 def check_sources(plan: LoadPlan, metadata: Metadata) -> None:
