@@ -132,7 +132,7 @@ def test_the_root_may_be_anything(tmp_path: Path, state: object) -> None:
 )
 def test_metadata_comes_back(metadata) -> None:
     saved = xckpt.save("memory://metadata", {"w": 1}, overwrite=True, metadata=metadata)
-    assert saved.user == metadata
+    assert saved.user_metadata == metadata
     assert xckpt.open("memory://metadata").user_metadata == metadata
 
 

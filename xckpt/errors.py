@@ -17,7 +17,8 @@
     ├── StorageError             (also an OSError)           the disk or the bucket refused
     └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
 
-Errors that can have several causes carry them all in ``problems``, one line each.
+Errors that can have several causes carry them all in ``problems``: lines that say as values which
+leaf, box and rank each is about (`xckpt.core.problem.Problem`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
+
+from xckpt.core.problem import Problem
 
 __all__ = [
     "CheckpointExistsError",
@@ -34,6 +37,7 @@ __all__ = [
     "MappingError",
     "NotACheckpointError",
     "PlanError",
+    "Problem",
     "RankFailure",
     "RanksFailedError",
     "StorageError",
@@ -59,19 +63,24 @@ class XckptError(Exception):
           - b: dtype
         >>> error.problems
         ('a: shape', 'b: dtype')
+        >>> error.problems[0].text
+        'a: shape'
     """
 
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.problems = tuple(problems)
+        self.problems = tuple(map(Problem.of, problems))
 
     @classmethod
     def listing(cls, summary: str, problems: Iterable[str]) -> Self:
-        """An error whose message is ``summary`` and one line for each problem."""
+        """An error whose message is ``summary`` and one line for each problem.
+
+        Further lines of a problem stand indented under its first.
+        """
         problems = tuple(problems)
-        lines = [f"  - {problem}" for problem in problems[:SHOWN_PROBLEMS]]
+        lines = ["  - " + problem.replace("\n", "\n    ") for problem in problems[:SHOWN_PROBLEMS]]
         if len(problems) > SHOWN_PROBLEMS:
             lines.append(f"  ... and {len(problems) - SHOWN_PROBLEMS} more")
         return cls("\n".join([summary, *lines]), problems)
@@ -163,7 +172,7 @@ class RanksFailedError(XckptError, RuntimeError):
         ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
         error = cls.listing(
             f"{ranks} failed to {step}",
-            [f"rank {f.rank}: {f.kind}: {f.message}" for f in failures],
+            [Problem(rank=f.rank, kind=f.kind, text=f.message) for f in failures],
         )
         error.failures = failures
         return error

@@ -117,7 +117,7 @@ class _TellingPlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = super().create_global_plan(all_plans)
         kept = Metadata(
-            metadata.state_dict_metadata, metadata.containers, metadata.user, self._data
+            metadata.state_dict_metadata, metadata.containers, metadata.user_metadata, self._data
         )
         return plans, kept
 

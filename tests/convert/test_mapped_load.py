@@ -166,7 +166,7 @@ def test_a_tensor_that_no_rule_takes_is_unexpected(tmp_path: Path) -> None:
         report = xckpt.load_into(path, state, mapping=mapping, unexpected="warn")
     assert report == xckpt.LoadReport(("v",), left=("head",))
     assert state["v"].tolist() == [0.0, 1.0, 2.0]
-    with pytest.raises(TreeMismatchError, match="nothing would be loaded: wanted is vv, "):
+    with pytest.raises(TreeMismatchError, match="since nothing would be loaded"):
         xckpt.load(path, {"vv": np.zeros(3)}, mapping=mapping, strict=False)
 
 

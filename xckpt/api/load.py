@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from xckpt.api.save import Path, check_path
+from xckpt.api.save import Path, check_path, check_planner
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.report import Difference, Differences, LoadReport
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -36,7 +36,7 @@ def load(
     unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -54,7 +54,7 @@ def load(
     unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -71,7 +71,7 @@ def load(
     unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -101,7 +101,7 @@ def load(
         unexpected: the same for leaves of the checkpoint that no rank asks for.
         cast: allow another dtype than the stored one.
         planner: what goes where.
-        group: the ranks that load together; found by itself.
+        group: the ranks that load together; see `save`.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -121,7 +121,7 @@ def load(
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
-        ValueError: ``missing`` or ``unexpected`` is none of the three, or comes with a planner.
+        TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
         >>> import numpy as np, xckpt
@@ -152,7 +152,7 @@ def load_into(
     unexpected: Difference | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -225,41 +225,55 @@ def _load(
     differences: Differences,
     cast: bool,
     planner: LoadPlanner | None,
-    group: Group | None,
+    group: Group | TorchProcesses | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
     allow_lossy: bool,
 ) -> tuple[object, LoadReport]:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    group = find_group() if group is None else group
+    ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
-    if mapping is not None:
-        from xckpt.convert.mapped_load import MappedLoadPlanner
-
-        planner = MappedLoadPlanner(
-            mapping,
-            lambda: others().open_source(),
-            missing=differences.missing,
-            unexpected=differences.unexpected,
-            cast=cast,
-            allow_lossy=allow_lossy,
-            rank=group.rank,
-            ranks=group.size,
-            options=options,
-        )
     if planner is None:
-        planner = DefaultLoadPlanner(
-            missing=differences.missing, unexpected=differences.unexpected, cast=cast
-        )
+        missing, unexpected = differences.missing, differences.unexpected
+        planner = DefaultLoadPlanner(missing=missing, unexpected=unexpected, cast=cast)
+        if mapping is not None:
+            planner = _mapped(mapping, others, ranks, differences, cast, allow_lossy, options)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     loaded = load_state(
-        tree, reader, group=group, planner=planner, in_place=in_place, others=others
+        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
     )
     return loaded.tree, planner.report()
+
+
+def _mapped(
+    mapping: LeafMapping,
+    others: Callable[[], FormatsAt],
+    ranks: Group,
+    differences: Differences,
+    cast: bool,
+    allow_lossy: bool,
+    options: LoadOptions | None,
+) -> LoadPlanner:
+    from xckpt.convert.mapped_load import MappedLoadPlanner
+
+    return MappedLoadPlanner(
+        mapping,
+        lambda: others().open_source(),
+        missing=differences.missing,
+        unexpected=differences.unexpected,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=ranks.rank,
+        ranks=ranks.size,
+        options=options,
+    )
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

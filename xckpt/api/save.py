@@ -9,13 +9,14 @@ import copy
 import os
 
 from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.background import SaveFuture, begin
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, checked_options
 
 Path = str | os.PathLike[str]
 
@@ -27,7 +28,7 @@ def save(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: SaveOptions | None = None,
 ) -> Metadata:
     """Save a state; every rank of the group calls it with its own view of the same state.
@@ -43,8 +44,8 @@ def save(
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
-        group: the ranks that save together; by default all of torch.distributed or of
-            jax.distributed, where one is initialised.
+        group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
+            default all of torch.distributed or of jax.distributed, where one is initialised.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -57,19 +58,21 @@ def save(
         PlanError: shards overlap or are missing, or the ranks disagree.
         StorageError: the storage refused (full, read-only, no answer).
         RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
         >>> import numpy as np, xckpt
         >>> state = {"model": {"w": np.ones((4, 2), np.float32)}, "step": 3}
         >>> saved = xckpt.save("memory://example", state)
-        >>> saved.state_dict_metadata["model/w"].size
+        >>> saved["model/w"].shape
         (4, 2)
     """
     check_path(path, "save(path, state)")
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-    options = options or SaveOptions()
-    group = find_group() if group is None else group
+    options = checked_options(options, SaveOptions, "save")
+    check_planner(planner, SavePlanner, "save")
+    group = find_group(group)
     return save_state(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
@@ -88,7 +91,7 @@ def save_async(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: Group | None = None,
+    group: Group | TorchProcesses | None = None,
     options: SaveOptions | None = None,
 ) -> SaveFuture:
     """Save a state in the background; collective, as `save` is.
@@ -128,7 +131,8 @@ def save_async(
         {'w': array([0., 1., 2., 3.])}
     """
     check_path(path, "save_async(path, state)")
-    options = options or SaveOptions()
+    options = checked_options(options, SaveOptions, "save_async")
+    check_planner(planner, SavePlanner, "save_async")
     planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
@@ -145,7 +149,7 @@ def save_async(
             failure=failure,
         )
 
-    return begin(str(path), state, stager, find_group() if group is None else group, run)
+    return begin(str(path), state, stager, find_group(group), run)
 
 
 def check_path(path: object, call: str) -> None:
@@ -156,3 +160,14 @@ def check_path(path: object, call: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+
+
+def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], call: str) -> None:
+    """Refuse a planner of another kind.
+
+    Raises:
+        TypeError: it is none of ``kind``; the message names ``call``.
+    """
+    if planner is not None and not isinstance(planner, kind):
+        name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
+        raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")

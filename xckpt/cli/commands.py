@@ -113,11 +113,10 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
 
 
 def _no_such_leaf(report: CheckpointReport, name: str) -> str:
-    import difflib
+    from xckpt.core.near_names import no_such_name
 
-    close = difflib.get_close_matches(name, [leaf.name for leaf in report.leaves], n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "xckpt ls lists the leaves"
-    return f"{report.path} has no leaf {name!r}; {hint}"
+    names = [leaf.name for leaf in report.leaves]
+    return no_such_name(name, names, report.path, "xckpt ls lists the leaves")
 
 
 def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:

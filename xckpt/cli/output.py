@@ -35,10 +35,10 @@ class Fault(Failure):
 
 
 def print_json(document: object) -> None:
-    """Print a document of plain values or msgspec structs."""
+    """Print a document of plain values or msgspec structs; a problem is its line."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2))
 
 
 @contextmanager

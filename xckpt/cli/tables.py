@@ -59,8 +59,8 @@ def checkpoint_table(report: CheckpointReport) -> RenderableType:
     for row in tree_rows(report.leaves, report.containers):
         table.add_row(*_tree_cells(row))
     facts = [("checkpoint", report.path), ("holds", holdings(report))]
-    if report.user is not None:
-        facts.append(("metadata", repr(report.user)))
+    if report.user_metadata is not None:
+        facts.append(("user metadata", repr(report.user_metadata)))
     return Group(_facts(facts), Text(), table)
 
 

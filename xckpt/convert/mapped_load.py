@@ -145,7 +145,7 @@ class MappedLoadPlanner(LoadPlanner):
             if not made and isinstance(described, BytesStorageMetadata):
                 imagined[likes.get(name, leaf)] = described
         self._targets.set_up_planner(
-            state_dict, Metadata(imagined, user=metadata.user), is_coordinator
+            state_dict, Metadata(imagined, user_metadata=metadata.user_metadata), is_coordinator
         )
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:

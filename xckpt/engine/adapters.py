@@ -69,8 +69,9 @@ def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group
     """The group of processes that work together.
 
     Args:
-        process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
-            if it is initialised, else of JAX if there are several, else this process alone.
+        process_group: a `Group`, or a torch process group or DeviceMesh. None: all processes of
+            torch.distributed if it is initialised, else of JAX if there are several, else this
+            process alone.
         coordinator_rank: the rank within the group that decides and commits. A `Group` has its
             own coordinator, so only 0 or that rank may be given with it.
 
@@ -97,8 +98,8 @@ def find_group(process_group: object = None, coordinator_rank: int = 0) -> Group
                 return group
     if process_group is not None:
         raise TypeError(
-            f"process_group must be a torch process group or an xckpt Group, not a "
-            f"{type(process_group).__name__}"
+            f"a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a "
+            f"DeviceMesh, not a {type(process_group).__name__}"
         )
     if coordinator_rank:
         raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")

@@ -42,6 +42,17 @@ class Group(Protocol):
         ...
 
 
+class TorchProcesses(Protocol):
+    """A ``torch.distributed.ProcessGroup`` or a ``DeviceMesh``, by what they have in common.
+
+    Calls that take a `Group` take these too, and make a `Group` of them.
+    """
+
+    def size(self) -> int:
+        """How many processes take part."""
+        ...
+
+
 class LocalGroup:
     """One process on its own.
 

@@ -100,7 +100,7 @@ class SourceReader:
         source = self.source
         self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
         described = {leaf: self._described(name) for leaf, name in self._names.items()}
-        return Metadata(described, source.containers, user=dict(source.metadata) or None)
+        return Metadata(described, source.containers, user_metadata=dict(source.metadata) or None)
 
     def _described(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         spec = self.source.specs.get(name)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
 from xckpt.core.metadata import Metadata
+from xckpt.core.near_names import no_such_name
+from xckpt.core.problem import Problem
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import XckptError
@@ -63,7 +65,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __getitem__(self, name: str) -> StoredArray | Value:
         entry = self._entries.get(name)
         if entry is None:
-            raise KeyError(f"{name!r} is no leaf of {self.location}")
+            raise KeyError(no_such_name(name, self._entries, str(self.location)))
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
@@ -87,11 +89,13 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location}: {len(self)} leaves>"
 
-    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[str]:
+    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
 
         Returns:
-            A line for each thing that is wrong; empty if the checkpoint is whole.
+            A problem, which prints as a line, for each thing that is wrong; empty if the
+            checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
+            (a zarr.json) or ``"digests"``.
         """
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
@@ -100,8 +104,9 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         except XckptError as error:
             digests = str(error)
         if digests:
-            return [f"{digests}; without it no chunk can be verified", *problems]
-        damaged: list[str] = []
+            text = f"{digests}; without it no chunk can be verified"
+            return [Problem(kind="digests", text=text), *problems]
+        damaged: list[Problem] = []
         stored = list(arrays(self.manifest))
         total = sum(prod(array.shape) * item_size(array.dtype) for array in stored)
         destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
@@ -111,14 +116,18 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             threads=self.options.threads,
             budget=self.options.memory_bytes,
             progress=ProgressCounter(total, progress),
-            on_error=lambda error: damaged.append(str(error)),
+            on_error=lambda error: damaged.extend(_problems_of(error)),
         ) as window:
             for array in stored:
                 try:
                     integrity.prepare([array])
                 except XckptError as error:
-                    damaged.append(str(error))
+                    damaged.extend(_problems_of(error))
                     continue
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
+
+
+def _problems_of(error: XckptError) -> tuple[Problem, ...]:
+    return error.problems or (Problem.of(str(error)),)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import tensorstore as ts
 
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, documents
+from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
+from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import (
@@ -187,16 +188,21 @@ class Integrity:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
         self._checked.update(each.key for each in requested)
 
-    def altered_documents(self) -> list[str]:
-        """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
-        problems: list[str] = []
+    def altered_documents(self) -> list[Problem]:
+        """A problem for each zarr.json of the checkpoint that is not what the manifest implies."""
+        problems: list[Problem] = []
+        leaves = {array.path: array.leaf for array in arrays(self.manifest)}
         for document in self._request(documents(self.manifest)):
             try:
                 problem = self._problem(document)
             except StorageError as error:
                 problem = str(error)
             if problem:
-                problems.append(f"{document.key}: {problem}")
+                leaf, line = (
+                    leaves.get(document.key.removesuffix("/zarr.json")),
+                    f"{document.key}: {problem}",
+                )
+                problems.append(Problem(leaf, kind="document", text=problem, line=line))
         return problems
 
     def _request(self, expected: Iterable[tuple[str, bytes]]) -> list[RequestedDocument]:

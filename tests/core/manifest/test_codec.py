@@ -53,9 +53,9 @@ def test_metadata_comes_back_as_planned(case):
     planned, values = case
     back = to_metadata(build(planned, values))
     assert list(back.state_dict_metadata) == list(planned.state_dict_metadata)
-    assert (back.containers, back.user, back.planner_data) == (
+    assert (back.containers, back.user_metadata, back.planner_data) == (
         planned.containers,
-        planned.user,
+        planned.user_metadata,
         planned.planner_data,
     )
     for name, tensor in planned.state_dict_metadata.items():

@@ -130,10 +130,15 @@ def complete(
 
 def _with_data(manifest: Manifest, metadata: Metadata) -> Manifest:
     """A manifest with the caller's and the planners' own data."""
-    for data, what in ((metadata.user, "metadata"), (metadata.planner_data, "planner_data")):
+    for data, what in (
+        (metadata.user_metadata, "metadata"),
+        (metadata.planner_data, "planner_data"),
+    ):
         if data is not None:
             check_json(data, what)
-    return msgspec.structs.replace(manifest, user=metadata.user, planner=metadata.planner_data)
+    return msgspec.structs.replace(
+        manifest, user=metadata.user_metadata, planner=metadata.planner_data
+    )
 
 
 _GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
+from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
 
 
@@ -126,7 +127,7 @@ class LoadPlan:
     planner_data: object = None
     names: tuple[str, ...] = ()
     """Every leaf that the rank asks for, those without elements included."""
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     """Why this rank cannot do the load; the coordinator reports them."""
     left: tuple[str, ...] = ()
     """In the coordinator's answer: every leaf of the checkpoint that no rank asks for."""

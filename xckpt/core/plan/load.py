@@ -16,7 +16,6 @@ import abc
 import io
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -30,14 +29,14 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.load_checks import compare, decide_load, target_problems
 from xckpt.core.plan.numbers import fill, number_target
-from xckpt.core.plan.report import Difference, Differences, LoadReport, reported, unfound
+from xckpt.core.plan.report import Difference, Differences, LoadReport, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -228,22 +227,7 @@ class DefaultLoadPlanner(LoadPlanner):
         Raises:
             TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
-        stored = self.metadata.state_dict_metadata
-        wanted = dict.fromkeys(name for plan in global_plan for name in plan.names)
-        left = (*(name for name in stored if name not in wanted), *self._beside)
-        if self.differences.unexpected == "error":
-            problems += unexpected(left)
-        if not problems and (problem := unfound(wanted, stored)):
-            raise TreeMismatchError(problem, (problem,))
-        if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
-        self.differences.warn([name for name in wanted if name not in stored], left)
-        return [replace(plan, left=left) for plan in global_plan] if left else global_plan
+        return decide_load(global_plan, self.metadata, self.differences, self._beside)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""

@@ -30,6 +30,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, TensorStorageMetadata
+from xckpt.core.problem import Problem
 from xckpt.errors import TreeMismatchError
 
 Number = bool | int | float | complex
@@ -201,5 +202,6 @@ def _same(number: Number, value: Number) -> bool:
 
 
 def _changed(name: str, value: Number, what: str, how: str = "") -> TreeMismatchError:
-    line = f"{name or 'the root'}: the checkpoint holds {value!r}, which {what} cannot hold{how}"
-    return TreeMismatchError(line, (line,))
+    text = f"the checkpoint holds {value!r}, which {what} cannot hold{how}"
+    problem = Problem(name, kind="value", text=text)
+    return TreeMismatchError(problem, (problem,))

@@ -2,15 +2,13 @@
 
 1. `Differences` holds the caller's two rules: for leaves of the target that the checkpoint lacks
    (missing), and for leaves of the checkpoint that no rank asks for (unexpected).
-2. `unfound` finds the load that would do nothing: not one leaf of the target is in the checkpoint.
-   That is an error under any rule, since a wrong key looks just so.
-3. `LoadReport` says what became of each leaf, on one rank.
+2. `LoadReport` says what became of each leaf, on one rank.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -58,25 +56,6 @@ class Differences:
         if unexpected and self.unexpected == "warn":
             left = f"{_counted(unexpected)} left in the checkpoint, not wanted"
             warnings.warn(f"{left}: {_listed(unexpected)}", UserWarning, stacklevel=2)
-
-
-def unfound(wanted: Collection[str], stored: Collection[str]) -> str:
-    """Why a load would do nothing; empty if it does something, or if nothing is stored.
-
-    Args:
-        wanted: the leaves that any rank asks for.
-        stored: the leaves of the checkpoint.
-
-    Example:
-        >>> unfound({"modle/w"}, ["model/w", "step"])
-        'nothing would be loaded: wanted is modle/w, in the checkpoint are model/w, step'
-        >>> unfound({"model/w", "head"}, ["model/w", "step"])
-        ''
-    """
-    if not stored or not set(wanted).isdisjoint(stored):
-        return ""
-    asked = f"wanted is {_listed(sorted(wanted))}" if wanted else "the target has no leaf"
-    return f"nothing would be loaded: {asked}, in the checkpoint are {_listed(list(stored))}"
 
 
 @dataclass(frozen=True, slots=True)
