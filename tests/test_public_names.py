@@ -58,6 +58,7 @@ NAMES = {
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
     | {"LoadOptions", "LoadReport", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
+    | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"},
     "xckpt.errors": ERRORS,
@@ -88,6 +89,7 @@ SIGNATURES = {
     " planner=None, group=None, options=None, mapping=None, allow_lossy=False, report=None",
     "load_into": "path, state, *, strict=True, missing=None, unexpected=None, cast=False,"
     " planner=None, group=None, options=None, mapping=None, allow_lossy=False",
+    "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",

@@ -6,7 +6,7 @@ Options are checked when they are made, so that a wrong one names itself.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -109,6 +109,9 @@ class SaveOptions:
     """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool = False
     """Refuse plain tensors and values that differ between the ranks that hold them."""
+    dimension_names: Mapping[str, Sequence[str]] | None = None
+    """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
+    are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
     """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
     progress: Callable[[Progress], None] | None = None

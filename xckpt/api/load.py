@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.save import Path, check_path, check_planner
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
-from xckpt.core.plan.report import Difference, Differences, LoadReport
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
@@ -32,8 +32,8 @@ def load(
     like: None = None,
     *,
     strict: bool = True,
-    missing: Difference | None = None,
-    unexpected: Difference | None = None,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -50,8 +50,8 @@ def load(
     like: Tree,
     *,
     strict: bool = True,
-    missing: Difference | None = None,
-    unexpected: Difference | None = None,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -67,8 +67,8 @@ def load(
     like: object = None,
     *,
     strict: bool = True,
-    missing: Difference | None = None,
-    unexpected: Difference | None = None,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -134,9 +134,9 @@ def load(
         {'step': 3}
     """
     check_path(path, "load(path, like)")
-    differences = _differences(strict, missing, unexpected, planner)
+    strictness = _strictness(strict, missing, unexpected, planner)
     tree, done = _load(
-        path, like, False, differences, cast, planner, group, options, mapping, allow_lossy
+        path, like, False, strictness, cast, planner, group, options, mapping, allow_lossy
     )
     if report is not None:
         report(done)
@@ -148,8 +148,8 @@ def load_into(
     state: object,
     *,
     strict: bool = True,
-    missing: Difference | None = None,
-    unexpected: Difference | None = None,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -201,28 +201,28 @@ def load_into(
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    differences = _differences(strict, missing, unexpected, planner)
+    strictness = _strictness(strict, missing, unexpected, planner)
     return _load(
-        path, state, True, differences, cast, planner, group, options, mapping, allow_lossy
+        path, state, True, strictness, cast, planner, group, options, mapping, allow_lossy
     )[1]
 
 
-def _differences(
+def _strictness(
     strict: bool,
-    missing: Difference | None,
-    unexpected: Difference | None,
+    missing: Severity | None,
+    unexpected: Severity | None,
     planner: LoadPlanner | None,
-) -> Differences:
+) -> Strictness:
     if planner is not None and (missing or unexpected):
         raise ValueError("missing= and unexpected= are for the planner: give them to it")
-    return Differences.of(strict, missing, unexpected)
+    return Strictness.of(strict, missing, unexpected)
 
 
 def _load(
     path: Path,
     like: object,
     in_place: bool,
-    differences: Differences,
+    strictness: Strictness,
     cast: bool,
     planner: LoadPlanner | None,
     group: Group | TorchProcesses | None,
@@ -241,10 +241,10 @@ def _load(
     ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if planner is None:
-        missing, unexpected = differences.missing, differences.unexpected
+        missing, unexpected = strictness.missing, strictness.unexpected
         planner = DefaultLoadPlanner(missing=missing, unexpected=unexpected, cast=cast)
         if mapping is not None:
-            planner = _mapped(mapping, others, ranks, differences, cast, allow_lossy, options)
+            planner = _mapped(mapping, others, ranks, strictness, cast, allow_lossy, options)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     loaded = load_state(
         tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
@@ -256,7 +256,7 @@ def _mapped(
     mapping: LeafMapping,
     others: Callable[[], FormatsAt],
     ranks: Group,
-    differences: Differences,
+    strictness: Strictness,
     cast: bool,
     allow_lossy: bool,
     options: LoadOptions | None,
@@ -266,8 +266,8 @@ def _mapped(
     return MappedLoadPlanner(
         mapping,
         lambda: others().open_source(),
-        missing=differences.missing,
-        unexpected=differences.unexpected,
+        missing=strictness.missing,
+        unexpected=strictness.unexpected,
         cast=cast,
         allow_lossy=allow_lossy,
         rank=ranks.rank,

@@ -42,7 +42,7 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
-from xckpt.core.plan.report import Difference, Differences, LoadReport
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import MappingError, PlanError, UnsupportedLeafError
@@ -79,8 +79,8 @@ class MappedLoadPlanner(LoadPlanner):
         open_source: Callable[[], TensorSource],
         *,
         strict: bool = True,
-        missing: Difference | None = None,
-        unexpected: Difference | None = None,
+        missing: Severity | None = None,
+        unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
         allow_lossy: bool = False,
@@ -89,7 +89,7 @@ class MappedLoadPlanner(LoadPlanner):
         options: LoadOptions | None = None,
     ) -> None:
         self.mapping = mapping
-        self.differences = Differences.of(strict, missing, unexpected)
+        self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
         self.allow_lossy = allow_lossy
@@ -127,8 +127,8 @@ class MappedLoadPlanner(LoadPlanner):
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
         self._targets = DefaultLoadPlanner(
-            missing=self.differences.missing,
-            unexpected=self.differences.unexpected,
+            missing=self.strictness.missing,
+            unexpected=self.strictness.unexpected,
             cast=self.cast,
             in_place=self.in_place,
             beside=[self._stored_names[name] for name in self._resolved.unused],
@@ -156,7 +156,7 @@ class MappedLoadPlanner(LoadPlanner):
             if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
         }
         resolved = self.mapping.resolve(sources, wanted)
-        all_used = self.differences.unexpected == "error"
+        all_used = self.strictness.unexpected == "error"
         if problems := problems_with(resolved, resolved.targets, all_used=all_used):
             raise MappingError.listing("the mapping does not fit the checkpoint", problems)
         if not self.allow_lossy:
@@ -217,7 +217,7 @@ class MappedLoadPlanner(LoadPlanner):
         return stored
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse the load if any target does not fit, or as the rules for differences say."""
+        """Refuse the load if any target does not fit, or as the caller's rules say."""
         return self._targets.create_global_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:

@@ -133,6 +133,10 @@ class Integrity:
         start = number * DIGEST_BYTES
         return self._digests[array.path][start : start + DIGEST_BYTES]
 
+    def digests(self, array: ZarrArray) -> bytes:
+        """The saved digests of a prepared array's chunks, one after the other."""
+        return self._digests[array.path]
+
     def digest_file_problem(self) -> str:
         """What is wrong with the digest file as a whole; empty if nothing.
 
@@ -166,10 +170,10 @@ class Integrity:
 
     def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
         """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
-        codecs = self.manifest.codecs
+        codecs, edition = self.manifest.codecs, self.manifest.zarr_json
         new = {f"{array.path}/zarr.json": array for array in wanted}
         return self._request(
-            (key, array_document(array, codecs))
+            (key, array_document(array, codecs, edition))
             for key, array in new.items()
             if key not in self._checked
         )

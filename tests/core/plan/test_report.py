@@ -11,7 +11,7 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.jobs import fresh_path
 from xckpt import LoadReport
-from xckpt.core.plan.report import Difference, Differences
+from xckpt.core.plan.report import Severity, Strictness
 from xckpt.errors import TreeMismatchError
 from xckpt.planner import DefaultLoadPlanner
 
@@ -63,7 +63,7 @@ def test_the_report_of_a_whole_load_is_complete(path: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["error", "warn", "ignore"])
-def test_a_missing_leaf(path: str, rule: Difference) -> None:
+def test_a_missing_leaf(path: str, rule: Severity) -> None:
     like = {**SAVED, "head": np.full(2, 7.0)}
 
     def load() -> object:
@@ -80,7 +80,7 @@ def test_a_missing_leaf(path: str, rule: Difference) -> None:
 
 
 @pytest.mark.parametrize("rule", ["error", "warn", "ignore"])
-def test_an_unexpected_leaf(path: str, rule: Difference) -> None:
+def test_an_unexpected_leaf(path: str, rule: Severity) -> None:
     like = {"model": SAVED["model"]}
 
     def load() -> object:
@@ -118,7 +118,6 @@ def test_a_load_of_nothing_is_an_error_even_when_both_are_ignored(path: str, lik
             call(path, like, strict=False)
     with pytest.raises(TreeMismatchError) as caught:
         xckpt.load(path, {"modle": 0, "steps": 1}, strict=False)
-    assert "probably renamed: step in the checkpoint is steps in the target" in str(caught.value)
     leaves = [problem.leaf for problem in caught.value.problems]
     assert leaves == ["modle", "steps", "model/w", "opt/mu", "step"]
 
@@ -177,4 +176,4 @@ def test_long_lists_are_cut() -> None:
     names = tuple(f"layer{i}" for i in range(25))
     assert str(LoadReport(left=names)).endswith("layer18, layer19 and 5 more")
     with pytest.warns(UserWarning, match="25 leaves .* layer19 and 5 more$"):
-        Differences("warn", "error").warn(names, [])
+        Strictness("warn", "error").warn(names, [])

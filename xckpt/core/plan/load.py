@@ -29,9 +29,14 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, decide_load, target_problems
+from xckpt.core.plan.load_checks import (
+    compare,
+    decide_load,
+    stands_for_nothing,
+    target_problems,
+)
 from xckpt.core.plan.numbers import fill, number_target
-from xckpt.core.plan.report import Difference, Differences, LoadReport, reported
+from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
@@ -137,13 +142,13 @@ class DefaultLoadPlanner(LoadPlanner):
         self,
         *,
         strict: bool = True,
-        missing: Difference | None = None,
-        unexpected: Difference | None = None,
+        missing: Severity | None = None,
+        unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
         beside: Sequence[str] = (),
     ) -> None:
-        self.differences = Differences.of(strict, missing, unexpected)
+        self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
         self.metadata = Metadata({})
@@ -206,7 +211,7 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        strict = self.differences.missing == "error"
+        strict = self.strictness.missing == "error"
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
@@ -219,15 +224,17 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(stored)
-        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *empty)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse the load if any target does not fit, or as the rules for differences say.
+        """Refuse the load if any target does not fit, or as the caller's rules say.
 
         Raises:
             TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
         """
-        return decide_load(global_plan, self.metadata, self.differences, self._beside)
+        return decide_load(global_plan, self.metadata, self.strictness, self._beside)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""

@@ -24,7 +24,7 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
 from xckpt.core.plan.numbers import NumberTarget, number_difference
-from xckpt.core.plan.report import Differences
+from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
 
@@ -100,6 +100,20 @@ def _tensor_differences(
         yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
 
 
+def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
+    """Names of containers of the target for which the checkpoint holds a None.
+
+    So Orbax stores a container of no leaves, such as ``optax.EmptyState()``.
+
+    Example:
+        >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
+        >>> stands_for_nothing(["opt", "opt/1"], stored)
+        ['opt/1']
+    """
+    leaves = metadata.state_dict_metadata
+    return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
+
+
 def unexpected(left: Iterable[str]) -> list[Problem]:
     """A problem for each leaf of the checkpoint that no rank wants."""
     text = "in the checkpoint, but not wanted"
@@ -107,14 +121,14 @@ def unexpected(left: Iterable[str]) -> list[Problem]:
 
 
 def decide_load(
-    plans: list[LoadPlan], metadata: Metadata, differences: Differences, beside: Sequence[str] = ()
+    plans: list[LoadPlan], metadata: Metadata, strictness: Strictness, beside: Sequence[str] = ()
 ) -> list[LoadPlan]:
     """All ranks' plans, with what no rank wants, if the rules allow what they differ in.
 
     Args:
         plans: by rank.
         metadata: the checkpoint's.
-        differences: the rules.
+        strictness: the rules.
         beside: unexpected leaves that the metadata do not mention.
 
     Raises:
@@ -125,7 +139,7 @@ def decide_load(
     wanted = dict.fromkeys(name for plan in plans for name in plan.names)
     left = (*(name for name in stored if name not in wanted), *beside)
     missing = [name for name in wanted if name not in stored]
-    if differences.unexpected == "error":
+    if strictness.unexpected == "error":
         problems += unexpected(left)
     if problems:
         raise mismatch(problems, "strict=False loads what both have")
@@ -134,7 +148,7 @@ def decide_load(
         all_missing = [Problem(name, kind=MISSING, text=NOT_STORED) for name in missing]
         advice = "an error under any rule, since nothing would be loaded"
         raise mismatch([*all_missing, *unexpected(left)], advice)
-    differences.warn(missing, left)
+    strictness.warn(missing, left)
     return [replace(plan, left=left) for plan in plans] if left else plans
 
 

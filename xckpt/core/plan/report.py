@@ -1,6 +1,6 @@
 """What a load does about leaves that one side lacks, and what it reports when it is done.
 
-1. `Differences` holds the caller's two rules: for leaves of the target that the checkpoint lacks
+1. `Strictness` holds the caller's two rules: for leaves of the target that the checkpoint lacks
    (missing), and for leaves of the checkpoint that no rank asks for (unexpected).
 2. `LoadReport` says what became of each leaf, on one rank.
 """
@@ -17,35 +17,33 @@ from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.numbers import NumberTarget
 from xckpt.errors import SHOWN_PROBLEMS
 
-Difference = Literal["error", "warn", "ignore"]
+Severity = Literal["error", "warn", "ignore"]
 """What to do about a leaf that one side lacks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Differences:
+class Strictness:
     """What to do about leaves that one side lacks.
 
     Example:
-        >>> Differences.of(strict=False, missing="warn", unexpected=None)
-        Differences(missing='warn', unexpected='ignore')
+        >>> Strictness.of(strict=False, missing="warn", unexpected=None)
+        Strictness(missing='warn', unexpected='ignore')
     """
 
-    missing: Difference = "error"
-    unexpected: Difference = "error"
+    missing: Severity = "error"
+    unexpected: Severity = "error"
 
     @classmethod
-    def of(
-        cls, strict: bool, missing: Difference | None, unexpected: Difference | None
-    ) -> Differences:
+    def of(cls, strict: bool, missing: Severity | None, unexpected: Severity | None) -> Strictness:
         """The rules that a caller gave; ``strict`` speaks for those that are None.
 
         Raises:
             ValueError: a rule is none of the three.
         """
         for name, rule in (("missing", missing), ("unexpected", unexpected)):
-            if rule is not None and rule not in get_args(Difference):
+            if rule is not None and rule not in get_args(Severity):
                 raise ValueError(f'{name} must be "error", "warn" or "ignore", not {rule!r}')
-        usual: Difference = "error" if strict else "ignore"
+        usual: Severity = "error" if strict else "ignore"
         return cls(missing or usual, unexpected or usual)
 
     def warn(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
