@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, check_planner
-from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
@@ -49,6 +50,8 @@ def load(
     path: Path,
     like: Tree,
     *,
+    at: str = "",
+    select: Patterns | None = None,
     strict: bool = True,
     missing: Severity | None = None,
     unexpected: Severity | None = None,
@@ -66,6 +69,10 @@ def load(
     path: Path,
     like: object = None,
     *,
+    at: str = "",
+    select: Patterns | None = None,
+    framework: str | None = None,
+    device: object = None,
     strict: bool = True,
     missing: Severity | None = None,
     unexpected: Severity | None = None,
@@ -86,12 +93,22 @@ def load(
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
             Python value. Only shape, dtype, device and sharding are read. An object with a
             ``state_dict`` is not changed: in its place comes the loaded state dict, which its
-            ``load_state_dict`` takes. None loads everything as NumPy arrays in the saved
-            containers.
+            ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
+            arrays or what ``framework`` says.
             A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
             0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
             rounded, and an int become a float or back if it stays the same number. Between two
             Python values the stored one comes back as it was.
+        at: name of a container or leaf of the checkpoint, such as ``"model"``: only what is below
+            it is loaded, ``like`` is a tree of that, and leaf names count from there.
+        select: patterns of leaf names: only what fits one is loaded, the rest of ``like`` is
+            returned as it is, and the rest of the checkpoint is not missed. ``*`` is any text
+            without a ``/``, ``**`` any text, ``?`` one character; a container's name stands for
+            all in it. Without ``like`` a list that is not loaded as a whole becomes a dict.
+        framework: ``"torch"``, ``"jax"`` or ``"numpy"``: whose arrays come back where there is no
+            ``like``. Every rank gets the whole of each.
+        device: with ``framework``, where they are: a device or its name. None is the CPU for
+            torch, the default device for JAX.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is. Another shape or
             type is an error in any case.
@@ -122,22 +139,27 @@ def load(
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
         TypeError, ValueError: an argument makes no sense; it is named.
+        ImportError: the framework is not installed.
 
     Example:
         >>> import numpy as np, xckpt
-        >>> _ = xckpt.save("memory://example-load", {"w": np.arange(4.0), "step": 3})
+        >>> _ = xckpt.save("memory://example-load", {"model": {"w": np.arange(4.0)}, "step": 3})
         >>> xckpt.load("memory://example-load")
-        {'w': array([0., 1., 2., 3.]), 'step': 3}
+        {'model': {'w': array([0., 1., 2., 3.])}, 'step': 3}
+        >>> xckpt.load("memory://example-load", {"w": np.zeros(4)}, at="model")
+        {'w': array([0., 1., 2., 3.])}
+        >>> xckpt.load("memory://example-load", framework="torch", select="model")
+        {'model': {'w': tensor([0., 1., 2., 3.], dtype=torch.float64)}}
         >>> xckpt.load("memory://example-load", {"step": 0}, unexpected="ignore", report=print)
         loaded 1 leaf
-        left 1 leaf: w
+        left 1 leaf: model/w
         {'step': 3}
     """
     check_path(path, "load(path, like)")
+    wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
     strictness = _strictness(strict, missing, unexpected, planner)
-    tree, done = _load(
-        path, like, False, strictness, cast, planner, group, options, mapping, allow_lossy
-    )
+    rules = strictness, cast, allow_lossy
+    tree, done = _load(path, like, False, wanted, *rules, planner, group, options, mapping)
     if report is not None:
         report(done)
     return tree
@@ -147,6 +169,8 @@ def load_into(
     path: Path,
     state: object,
     *,
+    at: str = "",
+    select: Patterns | None = None,
     strict: bool = True,
     missing: Severity | None = None,
     unexpected: Severity | None = None,
@@ -171,6 +195,8 @@ def load_into(
         path: where the checkpoint is; every format that `load` reads.
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
             a jax.Array, is refused.
+        at: see `load`; ``state`` is what the checkpoint has there.
+        select: see `load`; what does not fit stays as it is.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
         missing: see `load`.
         unexpected: see `load`.
@@ -201,10 +227,10 @@ def load_into(
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
+    wanted = PartialLoad.asked(at, select)
     strictness = _strictness(strict, missing, unexpected, planner)
-    return _load(
-        path, state, True, strictness, cast, planner, group, options, mapping, allow_lossy
-    )[1]
+    rules = strictness, cast, allow_lossy
+    return _load(path, state, True, wanted, *rules, planner, group, options, mapping)[1]
 
 
 def _strictness(
@@ -222,16 +248,19 @@ def _load(
     path: Path,
     like: object,
     in_place: bool,
+    wanted: PartialLoad,
     strictness: Strictness,
     cast: bool,
+    allow_lossy: bool,
     planner: LoadPlanner | None,
     group: Group | TorchProcesses | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
-    allow_lossy: bool,
 ) -> tuple[object, LoadReport]:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    if mapping is not None and not wanted.everything:
+        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
     call = "load_into" if in_place else "load"
     check_planner(planner, LoadPlanner, call)
     options = checked_options(options, LoadOptions, call)
@@ -240,11 +269,9 @@ def _load(
     reader = ZarrStorageReader(path, options=options)
     ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
-    if planner is None:
-        missing, unexpected = strictness.missing, strictness.unexpected
-        planner = DefaultLoadPlanner(missing=missing, unexpected=unexpected, cast=cast)
-        if mapping is not None:
-            planner = _mapped(mapping, others, ranks, strictness, cast, allow_lossy, options)
+    if mapping is not None:
+        planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
+    planner = wanted.planner(planner, like, strictness, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     loaded = load_state(
         tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
@@ -252,13 +279,13 @@ def _load(
     return loaded.tree, planner.report()
 
 
-def _mapped(
+def _mapped_planner(
     mapping: LeafMapping,
     others: Callable[[], FormatsAt],
-    ranks: Group,
     strictness: Strictness,
     cast: bool,
     allow_lossy: bool,
+    group: Group,
     options: LoadOptions | None,
 ) -> LoadPlanner:
     from xckpt.convert.mapped_load import MappedLoadPlanner
@@ -270,8 +297,8 @@ def _mapped(
         unexpected=strictness.unexpected,
         cast=cast,
         allow_lossy=allow_lossy,
-        rank=ranks.rank,
-        ranks=ranks.size,
+        rank=group.rank,
+        ranks=group.size,
         options=options,
     )
 

@@ -38,6 +38,7 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
+from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
@@ -180,10 +181,11 @@ class ZarrStorageWriter(PlainStorageWriter):
                 f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
             )
         content = data.getvalue()
-        if item.kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
-            return ValueEntry(name, item.kind, content.decode("utf-8", "surrogatepass")), content
+        kind = data.kind if isinstance(data, ValueText) else item.kind
+        if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
+            return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
         chunk = max(1, min(len(content), self.options.chunk_bytes))
-        return BytesEntry(name, item.kind, len(content), chunk), content
+        return BytesEntry(name, kind, len(content), chunk), content
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
         """Check that every chunk was written once, write digests and zarr.json files, and publish.

@@ -55,6 +55,11 @@ def test_a_load_in_place_returns_its_report(path: str) -> None:
     assert state["model"]["w"].tolist() == [0, 1, 2]
 
 
+def test_the_report_of_a_part_has_the_names_of_the_part(path: str) -> None:
+    report = xckpt.load_into(path, {"w": np.zeros(3, np.float32), "b": 1}, at="model", strict=False)
+    assert report == LoadReport(("w",), kept=("b",))
+
+
 def test_the_report_of_a_whole_load_is_complete(path: str) -> None:
     reports: list[LoadReport] = []
     xckpt.load(path, report=reports.append)
