@@ -27,6 +27,7 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
+    opaque_differences,
     stands_for_nothing,
     target_problems,
     unexpected,
@@ -209,6 +210,7 @@ class DefaultLoadPlanner(LoadPlanner):
             stored_names = self.metadata.state_dict_metadata.keys()
             targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
         problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
+        problems |= opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)

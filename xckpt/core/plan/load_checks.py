@@ -71,6 +71,33 @@ def compare(
     return differing
 
 
+def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
+    """Leaf name -> that an object stored as bytes has no place in a value of another type.
+
+    Args:
+        likes: leaf name -> what it is to be like.
+        metadata: the checkpoint's.
+
+    Example:
+        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
+        >>> list(opaque_differences({"a": 0}, stored)), list(opaque_differences({"a": b""}, stored))
+        (['a'], [])
+    """
+    stored = metadata.state_dict_metadata
+    return {
+        name: Problem(name, kind="value", text=_OPAQUE.format(type(like).__name__))
+        for name, like in likes.items()
+        if stored.get(name) == BytesStorageMetadata("opaque")
+        and type(like) in (bool, int, float, complex, str)
+    }
+
+
+_OPAQUE = (
+    "the checkpoint holds an object that its writer serialised, not a Python {}; a target of bytes "
+    "takes it as it is"
+)
+
+
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
     """Why a stored Python value cannot fill a tensor; empty if it may."""
     if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
