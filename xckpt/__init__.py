@@ -14,9 +14,11 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
+from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.save import save, save_async
+from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,6 +26,7 @@ from xckpt.core.metadata import (
     TensorProperties,
 )
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
@@ -69,8 +72,10 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "Difference",
     "LeafTooLargeError",
     "LoadOptions",
+    "LoadReport",
     "ManifestError",
     "MappingError",
     "Metadata",
@@ -92,6 +97,7 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "diff",
     "load",
     "load_into",
     "load_state_dict",

@@ -15,12 +15,11 @@ import tensorstore as ts
 
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import (
-    DIGESTS,
-    MANIFEST,
     Location,
     file_problem,
     open_store,
@@ -132,6 +131,10 @@ class Integrity:
         """The saved digest of chunk ``number`` of a prepared array."""
         start = number * DIGEST_BYTES
         return self._digests[array.path][start : start + DIGEST_BYTES]
+
+    def digests(self, array: ZarrArray) -> bytes:
+        """The saved digests of a prepared array's chunks, one after the other."""
+        return self._digests[array.path]
 
     def digest_file_problem(self) -> str:
         """What is wrong with the digest file as a whole; empty if nothing.

@@ -1,7 +1,7 @@
 """What an index picks from an array, as boxes to read and where their elements go.
 
 1. `expand` gives each dimension one key: an int, a slice or an array of positions.
-2. `axis_of` turns a key into an `AxisPicks`: runs of positions that are read at once. A slice is one
+2. `axis_of` turns a key into `AxisPicks`: runs of positions that are read at once. A slice is one
    run; scattered positions are a run for each chunk, so that nothing between is read.
 3. `parts` combines the runs of all axes: each part is a box, what of it is taken, and its place.
 4. `points` does the same for single elements, which are grouped by chunk.
