@@ -52,7 +52,8 @@ def test_an_array_in_many_chunks_saved_in_the_background(
     xckpt.save_async(tmp_path / "later", {"w": array}, options=options).result()
     for path in ("now", "later"):
         stored = xckpt.open(tmp_path / path)
-        assert stored.metadata["w"].grid.chunks[0] == (2, 64)  # type: ignore[union-attr]
+        leaf = stored["w"]
+        assert isinstance(leaf, xckpt.StoredArray) and leaf.chunks == (2, 64)
         assert np.array_equal(xckpt.load(tmp_path / path)["w"], np.from_dlpack(array))
 
 
@@ -84,3 +85,48 @@ def test_what_an_adapter_cannot_do_is_said_by_name() -> None:
         register(OddAdapter)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Adapter.leaves names no class"):
         register(Adapter[object]())
+
+
+class Point:
+    """An object of a class that xckpt does not know."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+POINTS = xckpt.LoadOptions(deserialise=lambda content: Point(int(content)))
+
+
+@pytest.fixture
+def pointed(tmp_path: Path) -> Path:
+    options = xckpt.SaveOptions(serialise=lambda leaf: str(leaf.x).encode())  # type: ignore[attr-defined]
+    xckpt.save(tmp_path / "ckpt", {"a": {"p": Point(7)}, "n": 1}, options=options)
+    return tmp_path / "ckpt"
+
+
+def test_an_object_comes_back_as_an_object(pointed: Path) -> None:
+    assert xckpt.load(pointed, options=POINTS)["a"]["p"].x == 7
+    like = {"a": {"p": Point(0)}, "n": 0}
+    loaded = xckpt.load(pointed, like, options=POINTS)
+    assert (loaded["a"]["p"].x, loaded["n"], like["a"]["p"].x) == (7, 1, 0)  # type: ignore[index]
+    state: Any = {"a": {"p": Point(0)}, "n": 0}
+    xckpt.load_into(pointed, state, options=POINTS)
+    assert (state["a"]["p"].x, state["n"]) == (7, 1)
+    assert xckpt.open(pointed, options=POINTS)["a/p"] == b"7"
+
+
+def test_without_a_deserialiser_it_stays_bytes(pointed: Path) -> None:
+    assert xckpt.load(pointed) == {"a": {"p": b"7"}, "n": 1}
+    assert xckpt.load(pointed, {"a": {"p": b""}, "n": 0})["a"]["p"] == b"7"
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"a/p: .*Point is no .*deserialise"):
+        xckpt.load(pointed, {"a": {"p": Point(0)}, "n": 0})
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"n: .*Point is no target; give an array"):
+        xckpt.load(pointed, {"a": {"p": b""}, "n": Point(0)}, options=POINTS)
+
+
+def test_a_deserialiser_that_fails_names_the_leaf(pointed: Path) -> None:
+    options = xckpt.LoadOptions(deserialise=lambda content: {}[content])
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"a/p: deserialise failed .* KeyError"):
+        xckpt.load(pointed, options=options)
+    with pytest.raises(TypeError, match="deserialise"):
+        xckpt.LoadOptions(deserialise="pickle")  # type: ignore[arg-type]

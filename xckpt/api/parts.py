@@ -14,7 +14,8 @@ from xckpt.core.leaf import TargetPlace
 from xckpt.core.part.selection import Selection
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.new_leaves import NewLeaves, leaves_of, numpy_leaves
-from xckpt.core.plan.objects import Deserialise
+from xckpt.core.plan.report import Strictness
+from xckpt.core.values import Deserialise
 from xckpt.engine.adapters import framework_adapter
 
 Patterns = str | Iterable[str]
@@ -68,8 +69,8 @@ class PartialLoad:
         self,
         planner: LoadPlanner | None,
         like: object,
+        strictness: Strictness,
         *,
-        strict: bool,
         cast: bool,
         deserialise: Deserialise | None = None,
     ) -> LoadPlanner:
@@ -82,7 +83,8 @@ class PartialLoad:
         if planner is None:
             picks = part.picks if part.patterns else None
             planner = DefaultLoadPlanner(
-                strict=strict,
+                missing=strictness.missing,
+                unexpected=strictness.unexpected,
                 cast=cast,
                 new_leaves=self.new_leaves,
                 picks=picks,
