@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Self
 
@@ -18,7 +19,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import decode_content, decode_value
-from xckpt.errors import XckptError
+from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
@@ -76,6 +77,7 @@ class Checkpoint(StoredTree):
             entry.sharding,
             entry.annotation,
             self.chunk_source,
+            self.options,
         )
 
     def close(self) -> None:
@@ -87,6 +89,10 @@ class Checkpoint(StoredTree):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.location), self.manifest.digests, options)
 
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
@@ -126,6 +132,19 @@ class Checkpoint(StoredTree):
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
+
+
+def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        NotACheckpointError: this process finds no checkpoint there.
+        StorageError: another checkpoint is there by now.
+    """
+    checkpoint = Checkpoint(path, options=options)
+    if checkpoint.manifest.digests != digests:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return checkpoint
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TypeAlias
 
 from xckpt.core.leaf import TargetPlace
@@ -72,7 +72,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
             raise KeyError(no_such_name(name, self._nodes, self._where))
         part = Selection(name)
         return StoredTree(
-            lambda inner: self._read(part.outer(inner)),
+            partial(_read_inner, self._read, part),
             part.of(self.metadata),
             f"{self._where}: {name}",
         )
@@ -153,6 +153,10 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
 
         likes = leaves_of(framework_adapter(framework), place)(self.metadata)
         return unflatten(likes, self.metadata.containers)
+
+
+def _read_inner(read: Callable[[str], Leaf], part: Selection, inner: str) -> Leaf:
+    return read(part.outer(inner))
 
 
 def _what(leaf: Leaf | StoredTree) -> str:
