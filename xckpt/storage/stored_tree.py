@@ -163,5 +163,5 @@ def _what(leaf: Leaf | StoredTree) -> str:
     if isinstance(leaf, StoredTree):
         return "a container"
     if isinstance(leaf, StoredArray):
-        return f"a {leaf.dtype} array of shape {leaf.shape}"
+        return f"a {leaf.dtype_name} array of shape {leaf.shape}"
     return f"the {type(leaf).__name__} {leaf!r:.40}"
