@@ -56,7 +56,7 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"},

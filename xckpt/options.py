@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -70,9 +70,11 @@ class Metrics:
         if self.error:
             return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
         done = "wrote" if self.operation.startswith("save") else "read"
-        size = self.bytes / (1 << 30)
+        size = f"{self.bytes / (1 << 30):.2f} GiB"
+        if self.bytes < 1 << 30:
+            size = f"{self.bytes / MEBIBYTE:.2f} MiB"
         return (
-            f"{about} {done} {size:.2f} GiB in {self.seconds:.2f} s "
+            f"{about} {done} {size} in {self.seconds:.2f} s "
             f"({self.gibibytes_per_second:.2f} GiB/s), {waited}"
         )
 
@@ -170,6 +172,9 @@ class SaveOptions:
     """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool = False
     """Refuse plain tensors and values that differ between the ranks that hold them."""
+    dimension_names: Mapping[str, Sequence[str]] | None = None
+    """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
+    are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
     """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
     progress: Callable[[Progress], None] | bool | None = None

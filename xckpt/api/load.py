@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from xckpt.api.save import Path, check_path, check_planner
+from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions, checked_options
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -155,7 +155,6 @@ def _load(
     options = checked_options(options, LoadOptions, call)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-    reader = ZarrStorageReader(path, options=options)
     ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
@@ -173,9 +172,16 @@ def _load(
         )
     planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    return load_state(
-        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
-    ).tree
+    with with_progress(options, f"{call} {path}", ranks.rank) as shown:
+        return load_state(
+            tree,
+            ZarrStorageReader(path, options=shown),
+            group=ranks,
+            planner=planner,
+            in_place=in_place,
+            others=cache(partial(_formats_at, path, shown)),
+            watch=watch_for(call, path, options),
+        ).tree
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

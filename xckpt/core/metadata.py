@@ -73,6 +73,8 @@ class TensorStorageMetadata:
     """The sharding that wrote it, where the framework knows one."""
     annotation: str = ""
     """What the leaf is to its framework beyond an array, such as ``"prng_key:threefry2x32"``."""
+    dimension_names: tuple[str, ...] | None = None
+    """A name for each dimension, for zarr and xarray; None where nothing names them."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -2,8 +2,8 @@
 
 1. A `Watch` times the call, and each of its steps (`Watch.step`, DEBUG in the log).
 2. `WatchedGroup` times the calls in which this rank waits for others.
-3. At the end, one INFO line says bytes, seconds, GiB/s and the time waited, and the metrics function
-   gets the same as a `Metrics`.
+3. At the end, one INFO line says bytes, seconds, GiB/s and the time waited, and the metrics
+   function gets the same as a `Metrics`.
 
 A call that nobody listens to has no watch: see `xckpt.options.is_watched`.
 """

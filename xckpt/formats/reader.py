@@ -34,7 +34,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
 from xckpt.formats.detect import detect, open_source
-from xckpt.formats.source import TensorSource
+from xckpt.formats.source import TensorSource, user_of
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
@@ -100,7 +100,7 @@ class SourceReader:
         source = self.source
         self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
         described = {leaf: self._described(name) for leaf, name in self._names.items()}
-        return Metadata(described, source.containers, user_metadata=dict(source.metadata) or None)
+        return Metadata(described, source.containers, user_metadata=user_of(source.metadata))
 
     def _described(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         spec = self.source.specs.get(name)

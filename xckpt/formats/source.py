@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.metadata import Sharding
+from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.mapping.spec import TensorSpec
 
 USER = "xckpt.user"
@@ -91,6 +91,18 @@ def metadata_texts(user: object) -> dict[str, str]:
     if isinstance(user, dict) and all(isinstance(value, str) for value in user.values()):
         return cast(dict[str, str], user)
     return {USER: msgspec.json.encode(user).decode()}
+
+
+def user_of(texts: Mapping[str, str]) -> JSONValue:
+    """User metadata from texts by name; inverse of `metadata_texts`.
+
+    Example:
+        >>> user_of({"by": "me"}), user_of({USER: "[1]"}), user_of({})
+        ({'by': 'me'}, [1], None)
+    """
+    if USER in texts:
+        return msgspec.json.decode(texts[USER])
+    return dict(texts) or None
 
 
 class Opaque:

@@ -166,10 +166,10 @@ class Integrity:
 
     def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
         """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
-        codecs = self.manifest.codecs
+        codecs, edition = self.manifest.codecs, self.manifest.zarr_json
         new = {f"{array.path}/zarr.json": array for array in wanted}
         return self._request(
-            (key, array_document(array, codecs))
+            (key, array_document(array, codecs, edition))
             for key, array in new.items()
             if key not in self._checked
         )

@@ -109,7 +109,8 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
         metadata = self._with_grids(metadata)
-        planned = draft(metadata, codecs=self.codecs)
+        names = self.options.dimension_names
+        planned = draft(metadata, codecs=self.codecs, dimension_names=names)
         check(planned)
         where = self.stage() if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))

@@ -28,7 +28,12 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.load_checks import (
+    compare,
+    stands_for_nothing,
+    target_problems,
+    unexpected,
+)
 from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
@@ -209,7 +214,9 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(stored)
-        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *empty)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.

@@ -95,6 +95,20 @@ def _tensor_differences(
         yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
 
 
+def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
+    """Names of containers of the target for which the checkpoint holds a None.
+
+    So Orbax stores a container of no leaves, such as ``optax.EmptyState()``.
+
+    Example:
+        >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
+        >>> stands_for_nothing(["opt", "opt/1"], stored)
+        ['opt/1']
+    """
+    leaves = metadata.state_dict_metadata
+    return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
+
+
 def unexpected(metadata: Metadata, wanted: set[str]) -> list[Problem]:
     """A problem for each leaf of the checkpoint that no rank wants."""
     return [
