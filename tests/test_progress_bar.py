@@ -1,4 +1,4 @@
-"""`progress=True`: a bar where there is a terminal, on rank 0, and an error where rich is missing."""
+"""`progress=True`: a bar on a terminal, on rank 0, and an error where rich is missing."""
 
 from __future__ import annotations
 
@@ -22,15 +22,10 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    screen = Terminal()
-    monkeypatch.setattr(sys, "stderr", screen)
+def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    return screen
-
-
-def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, terminal: Terminal) -> None:
     path = tmp_path / "[red]ckpt"
     xckpt.save(path, STATE, options=xckpt.SaveOptions(progress=True))
     xckpt.load(path, options=xckpt.LoadOptions(progress=True))
@@ -38,7 +33,7 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, terminal: Terminal) -> Non
     assert "save" in drawn and "load" in drawn and "MiB" in drawn
 
 
-def test_only_one_rank_draws(tmp_path: Path, terminal: Terminal) -> None:
+def test_only_one_rank_draws() -> None:
     drawing: list[int] = []
 
     def save(group: ThreadGroup) -> None:
