@@ -14,9 +14,11 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
+from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.save import save, save_async
+from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -69,6 +71,7 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "Difference",
     "LeafTooLargeError",
     "LoadOptions",
     "ManifestError",
@@ -93,6 +96,7 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "diff",
     "load",
     "load_into",
     "load_state_dict",

@@ -6,12 +6,13 @@ load needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, check_planner, watch_for
-from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.load import LoadPlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
@@ -26,6 +27,10 @@ def load(
     path: Path,
     like: object = None,
     *,
+    at: str = "",
+    select: Patterns | None = None,
+    framework: str | None = None,
+    device: object = None,
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
@@ -43,12 +48,22 @@ def load(
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
             Python value. Only shape, dtype, device and sharding are read. An object with a
             ``state_dict`` is not changed: in its place comes the loaded state dict, which its
-            ``load_state_dict`` takes. None loads everything as NumPy arrays in the saved
-            containers.
+            ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
+            arrays or what ``framework`` says.
             A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
             0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
             rounded, and an int become a float or back if it stays the same number. Between two
             Python values the stored one comes back as it was.
+        at: name of a container or leaf of the checkpoint, such as ``"model"``: only what is below
+            it is loaded, ``like`` is a tree of that, and leaf names count from there.
+        select: patterns of leaf names: only what fits one is loaded, the rest of ``like`` is
+            returned as it is, and the rest of the checkpoint is not missed. ``*`` is any text
+            without a ``/``, ``**`` any text, ``?`` one character; a container's name stands for
+            all in it. Without ``like`` a list that is not loaded as a whole becomes a dict.
+        framework: ``"torch"``, ``"jax"`` or ``"numpy"``: whose arrays come back where there is no
+            ``like``. Every rank gets the whole of each.
+        device: with ``framework``, where they are: a device or its name. None is the CPU for
+            torch, the default device for JAX.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
@@ -72,21 +87,31 @@ def load(
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
         RanksFailedError: any of these, in a group of several ranks.
         TypeError, ValueError: an argument makes no sense; it is named.
+        ImportError: the framework is not installed.
 
     Example:
         >>> import numpy as np, xckpt
-        >>> _ = xckpt.save("memory://example-load", {"w": np.arange(4.0), "step": 3})
+        >>> _ = xckpt.save("memory://example-load", {"model": {"w": np.arange(4.0)}, "step": 3})
         >>> xckpt.load("memory://example-load")
-        {'w': array([0., 1., 2., 3.]), 'step': 3}
+        {'model': {'w': array([0., 1., 2., 3.])}, 'step': 3}
+        >>> xckpt.load("memory://example-load", {"w": np.zeros(4)}, at="model")
+        {'w': array([0., 1., 2., 3.])}
+        >>> xckpt.load("memory://example-load", framework="torch", select="model")
+        {'model': {'w': tensor([0., 1., 2., 3.], dtype=torch.float64)}}
     """
     check_path(path, "load(path, like)")
-    return _load(path, like, False, strict, cast, planner, group, options, mapping, allow_lossy)
+    wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
+    return _load(
+        path, like, False, wanted, strict, cast, planner, group, options, mapping, allow_lossy
+    )
 
 
 def load_into(
     path: Path,
     state: object,
     *,
+    at: str = "",
+    select: Patterns | None = None,
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
@@ -109,6 +134,8 @@ def load_into(
         path: where the checkpoint is; every format that `load` reads.
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
             a jax.Array, is refused.
+        at: see `load`; ``state`` is what the checkpoint has there.
+        select: see `load`; what does not fit stays as it is.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
@@ -133,13 +160,15 @@ def load_into(
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    _load(path, state, True, strict, cast, planner, group, options, mapping, allow_lossy)
+    wanted = PartialLoad.asked(at, select)
+    _load(path, state, True, wanted, strict, cast, planner, group, options, mapping, allow_lossy)
 
 
 def _load(
     path: Path,
     like: object,
     in_place: bool,
+    wanted: PartialLoad,
     strict: bool,
     cast: bool,
     planner: LoadPlanner | None,
@@ -148,29 +177,18 @@ def _load(
     mapping: LeafMapping | None,
     allow_lossy: bool,
 ) -> Any:  # noqa: ANN401  # a tree like the caller's
-    if mapping is not None and planner is not None:
-        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    _check_mapping(mapping, planner, wanted)
     call = "load_into" if in_place else "load"
     check_planner(planner, LoadPlanner, call)
     options = checked_options(options, LoadOptions, call)
+    watch = watch_for(call, path, options)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
-        from xckpt.convert.mapped_load import MappedLoadPlanner
-
-        planner = MappedLoadPlanner(
-            mapping,
-            lambda: others().open_source(),
-            strict=strict,
-            cast=cast,
-            allow_lossy=allow_lossy,
-            rank=ranks.rank,
-            ranks=ranks.size,
-            options=options,
-        )
-    planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
+        planner = _mapped_planner(mapping, others, strict, cast, allow_lossy, ranks, options)
+    planner = wanted.planner(planner, like, strict=strict, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     with with_progress(options, f"{call} {path}", ranks.rank) as shown:
         return load_state(
@@ -180,8 +198,40 @@ def _load(
             planner=planner,
             in_place=in_place,
             others=cache(partial(_formats_at, path, shown)),
-            watch=watch_for(call, path, options),
+            watch=watch,
         ).tree
+
+
+def _check_mapping(
+    mapping: LeafMapping | None, planner: LoadPlanner | None, wanted: PartialLoad
+) -> None:
+    if mapping is not None and planner is not None:
+        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    if mapping is not None and not wanted.everything:
+        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+
+
+def _mapped_planner(
+    mapping: LeafMapping,
+    others: Callable[[], FormatsAt],
+    strict: bool,
+    cast: bool,
+    allow_lossy: bool,
+    group: Group,
+    options: LoadOptions | None,
+) -> LoadPlanner:
+    from xckpt.convert.mapped_load import MappedLoadPlanner
+
+    return MappedLoadPlanner(
+        mapping,
+        lambda: others().open_source(),
+        strict=strict,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=group.rank,
+        ranks=group.size,
+        options=options,
+    )
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

@@ -73,6 +73,7 @@ def save(
 
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
+    watch = watch_for("save", path, options)
     ranks = find_group(group)
     with with_progress(options, f"save {path}", ranks.rank) as shown:
         return save_state(
@@ -82,7 +83,7 @@ def save(
             planner=default_planner(options) if planner is None else planner,
             metadata=metadata,
             failure=settle(ranks),
-            watch=watch_for("save", path, options),
+            watch=watch,
         )
 
 

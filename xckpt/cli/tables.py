@@ -13,6 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from xckpt.cli.draw import LEAST_WIDTH, draw
+from xckpt.cli.listing import Row, size_text
+from xckpt.cli.output import printable
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
@@ -44,11 +46,11 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
-def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
+def leaf_list(rows: Iterable[Row]) -> RenderableType:
     """A line for each leaf: name, dtype, shape, bytes."""
     table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
-    for leaf in leaves:
-        table.add_row(escaped(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
+    for row in rows:
+        table.add_row(escaped(row.name), row.dtype, _shape(row.shape), size_text(row))
     return table
 
 
@@ -152,10 +154,7 @@ def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -
 
 def escaped(text: str) -> Text:
     """A text without control characters."""
-    shown = (
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-    return Text("".join(shown))
+    return Text(printable(text))
 
 
 def _size(leaf: LeafReport) -> str:

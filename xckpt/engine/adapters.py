@@ -49,6 +49,30 @@ def register_adapter(framework: str, module: str) -> None:
     _MODULES[framework] = module
 
 
+def framework_adapter(framework: str) -> Adapter[Any]:
+    """The adapter of a framework, which is imported for it.
+
+    Raises:
+        ValueError: there is no such framework.
+        ImportError: it is not installed.
+
+    Example:
+        >>> framework_adapter("numpy").leaves[0].__name__
+        'ndarray'
+    """
+    if not isinstance(framework, str) or framework not in _MODULES:
+        known = ", ".join(repr(name) for name in ("torch", "jax", "numpy"))
+        raise ValueError(f"framework={framework!r} is not known; give one of {known}")
+    try:
+        importlib.import_module(framework)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"framework={framework!r} needs {framework}, which is not installed"
+        ) from error
+    adapter: Adapter[Any] = importlib.import_module(_MODULES[framework]).ADAPTER
+    return adapter
+
+
 def loaded_adapters() -> Adapters:
     """The adapters of the frameworks imported so far, in one value.
 

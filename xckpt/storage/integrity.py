@@ -133,6 +133,10 @@ class Integrity:
         start = number * DIGEST_BYTES
         return self._digests[array.path][start : start + DIGEST_BYTES]
 
+    def digests(self, array: ZarrArray) -> bytes:
+        """The saved digests of a prepared array's chunks, one after the other."""
+        return self._digests[array.path]
+
     def digest_file_problem(self) -> str:
         """What is wrong with the digest file as a whole; empty if nothing.
 

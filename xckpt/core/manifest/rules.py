@@ -27,7 +27,7 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
 )
-from xckpt.core.names import join_keys, split_name
+from xckpt.core.names import is_name
 from xckpt.core.tree import DEEPEST, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
@@ -85,12 +85,12 @@ def _name_problems(manifest: Manifest) -> list[str]:
     return faults
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def _name_fault(name: str) -> str:
-    keys = split_name(name)
-    if join_keys(keys) != name:
+    if not is_name(name):
         return f"{name[:80]!r} is no name as the format writes them"
-    return f"{name[:80]}: more than {DEEPEST} containers deep" if len(keys) > DEEPEST else ""
+    if name.count("/") >= DEEPEST:
+        return f"{name[:80]}: more than {DEEPEST} containers deep"
+    return ""
 
 
 def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]:

@@ -170,11 +170,13 @@ class Block:
     boxes: Boxes
 
     @classmethod
-    def of(cls, numbered: Iterable[tuple[int, Boxes]]) -> Block:
-        """The boxes of each leaf number given, of which there is at least one."""
+    def of(
+        cls, numbered: Iterable[tuple[int, Boxes]], order: NDArray[np.int64] | None = None
+    ) -> Block:
+        """The boxes of each leaf number given, of which there is at least one, in an order."""
         numbers, boxes = zip(*numbered, strict=True)
         leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
-        return cls(leaf, Boxes.concatenated(boxes))
+        return cls(leaf if order is None else leaf[order], Boxes.concatenated(boxes, order))
 
 
 class WriteItems(Sequence[WriteItem]):

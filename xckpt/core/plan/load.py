@@ -14,12 +14,9 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Callable, Mapping
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -35,6 +32,7 @@ from xckpt.core.plan.load_checks import (
     unexpected,
 )
 from xckpt.core.plan.mismatch import merged_problems, mismatch
+from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
@@ -127,6 +125,8 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place: fill the targets themselves instead of new ones like them, in any load.
         keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
             even if strict.
+        new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        picks: which leaves of the target tree are loaded, by name; the others stay as they are.
     """
 
     def __init__(
@@ -136,11 +136,15 @@ class DefaultLoadPlanner(LoadPlanner):
         cast: bool = False,
         in_place: bool = False,
         keep_values: bool = False,
+        new_leaves: NewLeaves = numpy_leaves,
+        picks: Callable[[str], bool] | None = None,
     ) -> None:
         self.strict = strict
         self.cast = cast
         self.in_place = self.always_in_place = in_place
         self.keep_values = keep_values
+        self._new_leaves = new_leaves
+        self._picks = picks
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -166,11 +170,13 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self._state = state_dict
         self._objects = LoadedObjects(flat, metadata, self.adapters)
-        self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
+        self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
         for name, like in self._likes.items():
+            if self._picks is not None and not self._picks(name):
+                continue
             try:
                 self._wanted[name] = self._want(name, like)
             except UnsupportedLeafError as error:
@@ -306,7 +312,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
-            wanted = self._wanted[name]
+            wanted = self._wanted.get(name)
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
             elif wanted is None:
@@ -321,14 +327,3 @@ class DefaultLoadPlanner(LoadPlanner):
             return whole
         states = self._objects.states(loaded)
         return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)
-
-
-def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
-    """For each stored leaf something of its shape and dtype that takes no memory."""
-    likes: dict[str, object] = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        likes[name] = None
-        if isinstance(stored, TensorStorageMetadata):
-            zero = np.zeros((), numpy_dtype(stored.properties.dtype))
-            likes[name] = np.broadcast_to(zero, stored.size)
-    return likes
