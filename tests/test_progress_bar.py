@@ -30,7 +30,7 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Monkey
     xckpt.save(path, STATE, options=xckpt.SaveOptions(progress=True))
     xckpt.load(path, options=xckpt.LoadOptions(progress=True))
     drawn = terminal.getvalue()
-    assert "save" in drawn and "load" in drawn and "MiB" in drawn
+    assert "save" in drawn and "load" in drawn and "KiB" in drawn
 
 
 def test_only_one_rank_draws() -> None:

@@ -9,6 +9,9 @@ from rich.console import Console
 
 from xckpt.options import Progress
 
+LONGEST = 30
+"""Most characters before the bar."""
+
 
 class ProgressBar:
     """A progress callback that moves a bar on stderr, where that is a terminal or a notebook.
@@ -34,7 +37,8 @@ class ProgressBar:
             transient=True,
             disable=not (console.is_terminal or console.is_jupyter),
         )
-        self._task = self._bar.add_task(doing, total=None)
+        shown = doing if len(doing) <= LONGEST else f"{doing[: LONGEST - 3]}..."
+        self._task = self._bar.add_task(shown, total=None)
 
     def __call__(self, now: Progress) -> None:
         """Move the bar."""

@@ -6,6 +6,7 @@ load needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -184,13 +185,14 @@ def _load(
     watch = watch_for(call, path, options)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
+    if mapping is None:
+        planner = wanted.planner(planner, like, strict=strict, cast=cast)
     ranks = find_group(group)
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         planner = _mapped_planner(mapping, others, strict, cast, allow_lossy, ranks, options)
-    planner = wanted.planner(planner, like, strict=strict, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    with with_progress(options, f"{call} {path}", ranks.rank) as shown:
+    with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
         return load_state(
             tree,
             ZarrStorageReader(path, options=shown),

@@ -75,7 +75,7 @@ def save(
     check_planner(planner, SavePlanner, "save")
     watch = watch_for("save", path, options)
     ranks = find_group(group)
-    with with_progress(options, f"save {path}", ranks.rank) as shown:
+    with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
         return save_state(
             state,
             ZarrStorageWriter(path, overwrite=overwrite, options=shown),
@@ -144,7 +144,7 @@ def save_async(
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        with with_progress(options, f"save {path}", group.rank) as shown:
+        with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
             return save_state(
                 state,
                 ZarrStorageWriter(path, overwrite=overwrite, options=shown),

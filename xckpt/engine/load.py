@@ -13,7 +13,7 @@ A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -28,7 +28,7 @@ from xckpt.core.storage import StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
-from xckpt.engine.watch import Watch, bytes_read
+from xckpt.engine.watch import Step, Watch, bytes_read
 from xckpt.engine.wire import LoadPlanCodec
 from xckpt.errors import NotACheckpointError
 
@@ -105,6 +105,7 @@ def load_state(
     load = _Load(state_dict, storage_reader, planner, others, watch)
     if watch is None:
         return load.run(group)
+    load.step = watch.step
     with watch:
         return load.run(watch.watched(group))
 
@@ -118,6 +119,8 @@ class _Load:
     planner: LoadPlanner
     others: Callable[[], OtherFormats] | None
     watch: Watch | None
+    step: Step = nullcontext
+    """The context of a step, by its name, which times it if somebody listens."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
 
     def run(self, group: Group) -> Loaded:
@@ -128,17 +131,25 @@ class _Load:
             self.reader.close()
         return Loaded(metadata, self.planner.result())
 
-    def step(self, name: str) -> AbstractContextManager[None]:
-        """The context of a step, which is timed if somebody listens."""
-        return nullcontext() if self.watch is None else self.watch.step(name)
-
     def alone(self) -> Metadata:
         """All steps in a row: there is no other rank to tell."""
-        found = _Found(*self._find())
-        (share,) = self._share([self._plan(found, 1, True)])
+        planner = self.planner
+        _, manifest = self._find()
+        with self.step("plan"):
+            metadata = self.reader.set_up_storage_reader(manifest, 1)
+            planner.set_up_planner(self.state_dict, metadata, True)
+            plan = planner.create_local_plan()
+            check_sources(plan, metadata)
+            plan = self.reader.prepare_local_plan(plan)
+            (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
+            plan = planner.finish_plan(plan)
+            check_sources(plan, metadata)
+            planner.check_plan(plan)
         with self.step("read"):
-            self._read_share(share)
-        return self.metadata
+            if self.watch is not None:
+                self.watch.bytes = bytes_read(plan, metadata)
+            self.reader.read_data(plan, planner)
+        return metadata
 
     def together(self, group: Group) -> Metadata:
         """Each step on all ranks, so that a failure of one is a failure of all."""
@@ -188,16 +199,13 @@ class _Load:
         """Read this rank's share; an empty report."""
         try:
             with self.step("read"):
-                self._read_share(share)
+                plan = self.planner.finish_plan(share)
+                check_sources(plan, self.metadata)
+                self.planner.check_plan(plan)
+                if self.watch is not None:
+                    self.watch.bytes = bytes_read(plan, self.metadata)
+                self.reader.read_data(plan, self.planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()
         return b""
-
-    def _read_share(self, share: LoadPlan) -> None:
-        plan = self.planner.finish_plan(share)
-        check_sources(plan, self.metadata)
-        self.planner.check_plan(plan)
-        if self.watch is not None:
-            self.watch.bytes = bytes_read(plan, self.metadata)
-        self.reader.read_data(plan, self.planner)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, cast
@@ -29,7 +29,7 @@ from xckpt.core.storage import StorageWriter
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
-from xckpt.engine.watch import Watch, bytes_written
+from xckpt.engine.watch import Step, Watch, bytes_written
 from xckpt.engine.wire import REPORTS, SavePlanCodec
 from xckpt.options import SaveOptions
 
@@ -73,6 +73,7 @@ def save_state(
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
     if watch is None:
         return save.run(group)
+    save.step = watch.step
     with watch:
         return save.run(watch.watched(group))
 
@@ -88,6 +89,8 @@ class _Save:
     is_coordinator: bool
     failure: BaseException | None
     watch: Watch | None
+    step: Step = nullcontext
+    """The context of a step, by its name, which times it if somebody listens."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
     """What will be committed; only the coordinator learns it."""
 
@@ -98,15 +101,14 @@ class _Save:
                 group, PLAN, self.plan_locally, self.plan_globally, SavePlanCodec()
             )
             write = partial(self.write, share)
-            manifest = all_reduce(group, WRITE, write, self.commit, REPORTS)
+            commit = partial(self.writer.finish, self.metadata)
+            if self.watch is not None:
+                commit = partial(self.watch.run, "commit", commit)
+            manifest = all_reduce(group, WRITE, write, commit, REPORTS)
             return self.writer.committed_metadata(manifest)
         except BaseException:
             self.writer.abort()
             raise
-
-    def step(self, name: str) -> AbstractContextManager[None]:
-        """The context of a step, which is timed if somebody listens."""
-        return nullcontext() if self.watch is None else self.watch.step(name)
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
@@ -142,11 +144,6 @@ class _Save:
             if self.watch is not None:
                 self.watch.bytes = bytes_written(plan)
             return self.writer.write_data(plan, self.planner)
-
-    def commit(self, reports: list[object]) -> bytes:
-        """Commit what all ranks have written; the manifest."""
-        with self.step("commit"):
-            return self.writer.finish(self.metadata, reports)
 
 
 def default_planner(options: SaveOptions) -> SavePlanner:

@@ -14,8 +14,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from math import prod
 from types import TracebackType
+from typing import TypeVar
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
@@ -24,6 +26,12 @@ from xckpt.engine.group import Group
 from xckpt.options import Metrics
 
 logger = logging.getLogger("xckpt")
+
+Step = Callable[[str], AbstractContextManager[object]]
+"""Gives the context of a step, by its name."""
+
+T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 class WatchedGroup:
@@ -116,6 +124,11 @@ class Watch:
                 "%s %s: rank %d: %s took %.3f s",
                 *(self.operation, self.where, self._rank, name, seconds),
             )
+
+    def run(self, name: str, function: Callable[[T], Result], value: T) -> Result:
+        """Call a function as a step."""
+        with self.step(name):
+            return function(value)
 
     @property
     def _rank(self) -> int:
