@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -86,7 +87,17 @@ class SourceReader:
         return self._source
 
     def read_metadata(self) -> bytes:
-        """The source's identity: every rank compares its own with it."""
+        """The source's identity: every rank compares its own with it.
+
+        Objects that are neither tensors nor values are not loaded; one warning names them.
+        """
+        if skipped := self.source.skipped:
+            listed = "".join(f"\n  - {name}: {why}" for name, why in skipped.items())
+            warnings.warn(
+                f"{self.name}: not loaded are objects that are neither tensors nor plain values; "
+                f"convert(..., opaque=True) keeps their bytes:{listed}",
+                stacklevel=2,
+            )
         return self.source.identity()
 
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
@@ -209,7 +220,7 @@ class FormatsAt:
 
     def open_source(self) -> TensorSource:
         """Open what is there: an xckpt checkpoint unless another format was found."""
-        return open_source(self._path, self._format)
+        return open_source(self._path, self._format, skip_objects=True)
 
 
 def parts(

@@ -44,6 +44,9 @@ class TensorSource(abc.ABC):
     """Name -> the sharding that wrote a tensor, where that is known."""
     annotations: Mapping[str, str] = NOTHING
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+    skipped: Mapping[str, str] = NOTHING
+    """Name -> why, of what a source was asked to leave out where it can give neither tensor nor
+    value."""
     threads: int | None = None
     """How many threads read it best, where they wait for a bucket; None for the usual number."""
     _identity: bytes
@@ -112,14 +115,16 @@ class Opaque:
 
     Args:
         read: gives the bytes.
+        reason: why they are no plain value.
 
     Example:
         >>> Opaque(lambda: b"pickled").content()
         b'pickled'
     """
 
-    def __init__(self, read: Callable[[], bytes]) -> None:
+    def __init__(self, read: Callable[[], bytes], reason: str = "") -> None:
         self._read = read
+        self.reason = reason
 
     def content(self) -> bytes:
         """The bytes.
