@@ -12,8 +12,8 @@ import re
 from itertools import islice
 from pathlib import Path
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.near_names import near_names
-from xckpt.storage.location import MANIFEST
 
 LOOKED_AT = 10_000
 """How many names of a folder are looked at."""
