@@ -40,7 +40,8 @@ def save(
             that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
             own) stands for what its ``state_dict()`` gives; that is called once.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
-            is committed; then its folder is removed with all that is in it.
+            is committed. Files of yours beside it are kept; a folder that holds only such files
+            needs this too.
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.

@@ -17,6 +17,7 @@ import click
 from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.compare import diff_command
 from xckpt.cli.convert import convert_command
+from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
@@ -55,7 +56,7 @@ def commands() -> None:
     """
 
 
-for each in (ls, map_commands, convert_command, diff_command):
+for each in (ls, cat, head, stats, diff_command, convert_command, map_commands):
     commands.add_command(each)
 
 

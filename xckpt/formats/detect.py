@@ -13,6 +13,7 @@ from contextlib import closing
 from pkgutil import resolve_name
 from typing import Final
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
@@ -20,7 +21,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
-from xckpt.storage.location import MANIFEST, storage_errors
+from xckpt.storage.location import storage_errors
 
 SOURCES: Final[Mapping[str, str]] = {
     "xckpt": "xckpt.formats.xckpt:XckptSource",

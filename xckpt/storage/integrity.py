@@ -15,12 +15,11 @@ import tensorstore as ts
 
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import (
-    DIGESTS,
-    MANIFEST,
     Location,
     file_problem,
     open_store,
