@@ -26,6 +26,7 @@ from xckpt.core.metadata import (
     TensorProperties,
 )
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
@@ -74,6 +75,7 @@ __all__ = [
     "Difference",
     "LeafTooLargeError",
     "LoadOptions",
+    "LoadReport",
     "ManifestError",
     "MappingError",
     "Metadata",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -20,7 +21,7 @@ from xckpt.core.near_names import no_such_name
 from xckpt.core.problem import Problem
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import XckptError
+from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
@@ -81,6 +82,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             entry.sharding,
             entry.annotation,
             self.chunk_source,
+            self.options,
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -88,6 +90,10 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.location), self.manifest.digests, options)
 
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location}: {len(self)} leaves>"
@@ -130,6 +136,19 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
+
+
+def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        NotACheckpointError: this process finds no checkpoint there.
+        StorageError: another checkpoint is there by now.
+    """
+    checkpoint = Checkpoint(path, options=options)
+    if checkpoint.manifest.digests != digests:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return checkpoint
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:
