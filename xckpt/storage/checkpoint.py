@@ -45,6 +45,9 @@ class Checkpoint(StoredTree):
         array([0., 0.])
     """
 
+    format = "xckpt"
+    """What the checkpoint was written as; see `xckpt.load` for others that are read."""
+
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         reader = ZarrStorageReader(path, options=options)
         metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
