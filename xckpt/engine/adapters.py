@@ -68,7 +68,7 @@ def register(adapter: Adapter[Any]) -> None:
     if not isinstance(adapter, Adapter):  # pyright: ignore[reportUnnecessaryIsInstance]
         given = adapter.__name__ if isinstance(adapter, type) else type(adapter).__name__
         raise TypeError(f"register an instance of a class of xckpt.adapters, not {given}")
-    if not adapter.leaves and "owns" not in vars(type(adapter)):
+    if not adapter.leaves:
         raise ValueError(f"{type(adapter).__name__}.leaves names no class: set it to the arrays'")
     if adapter not in _REGISTERED:
         _REGISTERED.insert(0, adapter)
