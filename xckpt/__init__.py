@@ -12,7 +12,11 @@ planners of one's own.
 
 import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING
+
+if sys.platform == "win32":
+    raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
 
 from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
