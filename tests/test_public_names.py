@@ -56,7 +56,7 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}
@@ -86,9 +86,10 @@ SIGNATURES = {
     "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
     " group=None, options=None",
     "load": "path, like=None, *, at='', select=None, framework=None, device=None, strict=True,"
+    " missing=None, unexpected=None, cast=False, planner=None, group=None, options=None,"
+    " mapping=None, allow_lossy=False, report=None",
+    "load_into": "path, state, *, at='', select=None, strict=True, missing=None, unexpected=None,"
     " cast=False, planner=None, group=None, options=None, mapping=None, allow_lossy=False",
-    "load_into": "path, state, *, at='', select=None, strict=True, cast=False, planner=None,"
-    " group=None, options=None, mapping=None, allow_lossy=False",
     "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"

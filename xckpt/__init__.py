@@ -30,6 +30,7 @@ from xckpt.core.metadata import (
     TensorProperties,
 )
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
@@ -51,7 +52,7 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
-from xckpt.options import LoadOptions, Progress, SaveOptions
+from xckpt.options import LoadOptions, Metrics, Progress, SaveOptions
 from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
@@ -78,10 +79,12 @@ __all__ = [
     "Difference",
     "LeafTooLargeError",
     "LoadOptions",
+    "LoadReport",
     "ManifestError",
     "MappingError",
     "Metadata",
     "MetadataIndex",
+    "Metrics",
     "NotACheckpointError",
     "PlanError",
     "Problem",

@@ -39,6 +39,6 @@ def diff(
         w: dtype float32 in the first, float64 in the second
         step: 1 in the first, 2 in the second
     """
-    from xckpt.storage.differences import differences
+    from xckpt.storage.contents.differences import differences
 
     return differences(open(first, options=options), open(second, options=options), values=values)

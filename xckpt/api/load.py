@@ -6,21 +6,64 @@ load needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path, check_planner
+from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions, checked_options
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
+
+Tree = TypeVar("Tree")
+"""A tree of targets, and what is loaded into one like it."""
+
+
+@overload
+def load(
+    path: Path,
+    like: None = None,
+    *,
+    strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | TorchProcesses | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
+
+
+@overload
+def load(
+    path: Path,
+    like: Tree,
+    *,
+    at: str = "",
+    select: Patterns | None = None,
+    strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | TorchProcesses | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Tree: ...
 
 
 def load(
@@ -32,13 +75,16 @@ def load(
     framework: str | None = None,
     device: object = None,
     strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any:
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
@@ -65,7 +111,12 @@ def load(
         device: with ``framework``, where they are: a device or its name. None is the CPU for
             torch, the default device for JAX.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
-            sides have is loaded and the rest of ``like`` is returned as it is.
+            sides have is loaded and the rest of ``like`` is returned as it is. Another shape or
+            type is an error in any case.
+        missing: what to do about leaves of ``like`` that the checkpoint lacks, whatever ``strict``
+            says: ``"error"``, ``"ignore"``, or ``"warn"``, which ignores them with a warning. Where
+            the checkpoint has none of them at all, that is always an error.
+        unexpected: the same for leaves of the checkpoint that no rank asks for.
         cast: allow another dtype than the stored one.
         planner: what goes where.
         group: the ranks that load together; see `save`.
@@ -74,9 +125,11 @@ def load(
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
             with string keys come back.
         allow_lossy: allow steps of the mapping that do not bring every value back.
+        report: called with a `LoadReport` once all is loaded, on every rank: which leaves were
+            loaded, cast, kept as they were, and left in the checkpoint. ``report=print`` shows it.
 
     Returns:
-        A tree like ``like``.
+        A tree like ``like``; to a type checker, of its type.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
@@ -98,12 +151,19 @@ def load(
         {'w': array([0., 1., 2., 3.])}
         >>> xckpt.load("memory://example-load", framework="torch", select="model")
         {'model': {'w': tensor([0., 1., 2., 3.], dtype=torch.float64)}}
+        >>> xckpt.load("memory://example-load", {"step": 0}, unexpected="ignore", report=print)
+        loaded 1 leaf
+        left 1 leaf: model/w
+        {'step': 3}
     """
     check_path(path, "load(path, like)")
     wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
-    return _load(
-        path, like, False, wanted, strict, cast, planner, group, options, mapping, allow_lossy
-    )
+    strictness = _strictness(strict, missing, unexpected, planner)
+    rules = strictness, cast, allow_lossy
+    tree, done = _load(path, like, False, wanted, *rules, planner, group, options, mapping)
+    if report is not None:
+        report(done)
+    return tree
 
 
 def load_into(
@@ -113,13 +173,15 @@ def load_into(
     at: str = "",
     select: Patterns | None = None,
     strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> None:
+) -> LoadReport:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
 
     Python values are replaced in the dicts and lists that hold them.
@@ -137,12 +199,17 @@ def load_into(
         at: see `load`; ``state`` is what the checkpoint has there.
         select: see `load`; what does not fit stays as it is.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
+        missing: see `load`.
+        unexpected: see `load`.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
+
+    Returns:
+        Which leaves were loaded, cast, kept as they were, and left in the checkpoint.
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
@@ -154,6 +221,7 @@ def load_into(
         >>> _ = xckpt.save("memory://example-into", {"w": np.arange(4.0), "step": 3})
         >>> state = {"w": np.zeros(4), "step": 0}
         >>> xckpt.load_into("memory://example-into", state)
+        LoadReport(2 loaded, 0 cast, 0 kept, 0 left)
         >>> state
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
@@ -161,7 +229,20 @@ def load_into(
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
     wanted = PartialLoad.asked(at, select)
-    _load(path, state, True, wanted, strict, cast, planner, group, options, mapping, allow_lossy)
+    strictness = _strictness(strict, missing, unexpected, planner)
+    rules = strictness, cast, allow_lossy
+    return _load(path, state, True, wanted, *rules, planner, group, options, mapping)[1]
+
+
+def _strictness(
+    strict: bool,
+    missing: Severity | None,
+    unexpected: Severity | None,
+    planner: LoadPlanner | None,
+) -> Strictness:
+    if planner is not None and (missing or unexpected):
+        raise ValueError("missing= and unexpected= are for the planner: give them to it")
+    return Strictness.of(strict, missing, unexpected)
 
 
 def _load(
@@ -169,39 +250,53 @@ def _load(
     like: object,
     in_place: bool,
     wanted: PartialLoad,
-    strict: bool,
+    strictness: Strictness,
     cast: bool,
+    allow_lossy: bool,
     planner: LoadPlanner | None,
     group: Group | TorchProcesses | None,
     options: LoadOptions | None,
     mapping: LeafMapping | None,
-    allow_lossy: bool,
-) -> Any:  # noqa: ANN401  # a tree like the caller's
+) -> tuple[object, LoadReport]:
+    _check_mapping(mapping, planner, wanted)
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
+    watch = watch_for(call, path, options)
+    from xckpt.storage.read_checkpoint import ZarrStorageReader
+
+    planner = wanted.planner(planner, like, strictness, cast=cast)
+    ranks = find_group(group)
+    others = cache(partial(_formats_at, path, options))
+    if mapping is not None:
+        planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
+    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+    with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
+        loaded = load_state(
+            tree,
+            ZarrStorageReader(path, options=shown),
+            group=ranks,
+            planner=planner,
+            in_place=in_place,
+            others=cache(partial(_formats_at, path, shown)),
+            watch=watch,
+        )
+    return loaded.tree, planner.report()
+
+
+def _check_mapping(
+    mapping: LeafMapping | None, planner: LoadPlanner | None, wanted: PartialLoad
+) -> None:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
     if mapping is not None and not wanted.everything:
         raise ValueError("at=, select= and framework= are not for mappings, which say as much")
-    call = "load_into" if in_place else "load"
-    check_planner(planner, LoadPlanner, call)
-    options = checked_options(options, LoadOptions, call)
-    from xckpt.storage.read_checkpoint import ZarrStorageReader
-
-    reader = ZarrStorageReader(path, options=options)
-    ranks = find_group(group)
-    others = cache(partial(_formats_at, path, options))
-    if mapping is not None:
-        planner = _mapped_planner(mapping, others, strict, cast, allow_lossy, ranks, options)
-    planner = wanted.planner(planner, like, strict=strict, cast=cast)
-    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    return load_state(
-        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
-    ).tree
 
 
 def _mapped_planner(
     mapping: LeafMapping,
     others: Callable[[], FormatsAt],
-    strict: bool,
+    strictness: Strictness,
     cast: bool,
     allow_lossy: bool,
     group: Group,
@@ -212,7 +307,8 @@ def _mapped_planner(
     return MappedLoadPlanner(
         mapping,
         lambda: others().open_source(),
-        strict=strict,
+        missing=strictness.missing,
+        unexpected=strictness.unexpected,
         cast=cast,
         allow_lossy=allow_lossy,
         rank=group.rank,

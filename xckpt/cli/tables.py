@@ -7,6 +7,7 @@ characters are escaped (`escaped`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -27,6 +28,10 @@ from xckpt.cli.report import (
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
+
+if TYPE_CHECKING:
+    from xckpt.storage.contents.statistics import Statistics
+    from xckpt.storage.stored_array import StoredArray
 
 PIPED_WIDTH = 100_000
 """Columns where the output is not a terminal: nothing is wrapped or cut."""
@@ -52,6 +57,24 @@ def leaf_list(rows: Iterable[Row]) -> RenderableType:
     for row in rows:
         table.add_row(escaped(row.name), row.dtype, _shape(row.shape), size_text(row))
     return table
+
+
+def statistics_table(found: Iterable[tuple[StoredArray, Statistics]]) -> RenderableType:
+    """A line for each tensor: what its numbers are like."""
+    columns = ("leaf", "dtype", "elements", "min", "max", "mean", "NaN", "infinite")
+    table = empty_table(*columns, right=columns[2:])
+    for leaf, of in found:
+        numbers = (_number(of.least), _number(of.largest), _number(of.mean))
+        counts = (f"{of.nans:,}", f"{of.infinities:,}")
+        row = (str(leaf.dtype), f"{of.count:,}", *numbers, *counts)
+        table.add_row(escaped(leaf.name or "(the root)"), *row)
+    return table
+
+
+def _number(number: complex | None) -> str:
+    if number is None or isinstance(number, int):
+        return "" if number is None else str(number)
+    return f"{number:.6g}"
 
 
 def checkpoint_table(report: CheckpointReport) -> RenderableType:

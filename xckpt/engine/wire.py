@@ -143,6 +143,7 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     planner_data: object
     names: tuple[str, ...]
     problems: list[_Problem]
+    left: tuple[str, ...]
 
 
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
@@ -192,11 +193,12 @@ class LoadPlanCodec:
         items = plan.items
         problems = [_Problem.of(problem) for problem in plan.problems]
         raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-        return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, problems))
+        named = plan.names, problems, plan.left
+        return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
         items = _EncodedItems(wire.items)
-        problems = tuple(each.problem() for each in wire.problems)
-        return LoadPlan(items, wire.storage_data, wire.planner_data, wire.names, problems)
+        named = wire.names, tuple(each.problem() for each in wire.problems), wire.left
+        return LoadPlan(items, wire.storage_data, wire.planner_data, *named)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -108,7 +109,7 @@ def test_numbers_and_arrays_are_exchanged(
 ) -> None:
     path = fresh_path()
     xckpt.save(path, {"x": saved})
-    result = xckpt.load(path, {"x": like}, cast=cast)["x"]
+    result: Any = xckpt.load(path, {"x": like}, cast=cast)["x"]
     assert result == loaded
     if isinstance(like, np.generic):
         assert result.dtype == like.dtype and result.shape == ()

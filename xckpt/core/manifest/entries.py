@@ -315,7 +315,7 @@ class DocumentTree:
     def root(self) -> bytes:
         """The root group, which repeats all other documents, or says why it does not."""
         if self._lacking and self._edition > 1:
-            about: JSONValue = {"data_types": sorted(self._lacking), "note": LACKING}
+            about: JSONValue = {"data_types": [*sorted(self._lacking)], "note": LACKING}
             return msgspec.json.format(bytes(_group({"xckpt": about})), indent=2)
         # Sorted: zarr-python loses children of a group that do not stand together.
         listed = dict(sorted((self._arrays | self._groups).items()))
@@ -333,7 +333,7 @@ LACKING = (
 def _about_pieces(shape: Shape, names: tuple[str, ...] | None) -> dict[str, JSONValue]:
     """The attributes of the group of a leaf in pieces."""
     about: dict[str, JSONValue] = {"shape": list(shape)}
-    return about if names is None else about | {"dimension_names": list(names)}
+    return about if names is None else {**about, "dimension_names": list(names)}
 
 
 def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:

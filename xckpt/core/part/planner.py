@@ -16,6 +16,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.part.selection import Selection
 from xckpt.core.plan.items import LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport
 
 
 class PartPlanner(LoadPlanner):
@@ -83,6 +84,10 @@ class PartPlanner(LoadPlanner):
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Tell the planner that an item's elements have landed."""
         self._planner.commit_tensor(_item(read_item, self._part.below), tensor)
+
+    def report(self) -> LoadReport:
+        """What became of the part's leaves, by the names that they have in it."""
+        return self._planner.report()
 
     def result(self) -> object:
         """What the planner has loaded."""

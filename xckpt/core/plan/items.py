@@ -129,6 +129,8 @@ class LoadPlan:
     """Every leaf that the rank asks for, those without elements included."""
     problems: tuple[Problem, ...] = ()
     """Why this rank cannot do the load; the coordinator reports them."""
+    left: tuple[str, ...] = ()
+    """In the coordinator's answer: every leaf of the checkpoint that no rank asks for."""
 
 
 class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

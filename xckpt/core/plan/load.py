@@ -3,7 +3,8 @@
 1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
 2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
    with the arrays stored.
-3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
+3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error, or as the
+   caller's rules say (`xckpt.core.plan.report`).
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
    box is published when its last element has landed.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -27,14 +28,14 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
+    decide_load,
     opaque_differences,
     stands_for_nothing,
     target_problems,
-    unexpected,
 )
-from xckpt.core.plan.mismatch import merged_problems, mismatch
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.numbers import fill, number_target
+from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
@@ -116,34 +117,43 @@ class LoadPlanner(abc.ABC):
         """What `xckpt.load` returns, once everything is committed; None for a planner in place."""
         return None
 
+    def report(self) -> LoadReport:
+        """What became of each leaf; of nothing, in a planner that does not override this."""
+        return LoadReport()
+
 
 class DefaultLoadPlanner(LoadPlanner):
     """Loads a checkpoint into targets like the ones given.
 
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
+        missing: what to do about leaves that the checkpoint lacks, whatever ``strict`` says.
+        unexpected: what to do about leaves that no rank asks for, whatever ``strict`` says.
         cast: allow another dtype than the stored one.
         in_place: fill the targets themselves instead of new ones like them, in any load.
-        keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
-            even if strict.
+        beside: unexpected leaves that the metadata do not mention, as a mapping leaves them.
         new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
+
+    Raises:
+        ValueError: ``missing`` or ``unexpected`` is none of "error", "warn", "ignore".
     """
 
     def __init__(
         self,
         *,
         strict: bool = True,
+        missing: Severity | None = None,
+        unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
-        keep_values: bool = False,
+        beside: Sequence[str] = (),
         new_leaves: NewLeaves = numpy_leaves,
         picks: Callable[[str], bool] | None = None,
     ) -> None:
-        self.strict = strict
+        self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
-        self.keep_values = keep_values
         self._new_leaves = new_leaves
         self._picks = picks
         self.metadata = Metadata({})
@@ -153,6 +163,9 @@ class DefaultLoadPlanner(LoadPlanner):
         self._wanted: dict[str, WantedLeaf | None] = {}
         """Leaf name -> what is wanted of it; None for a value."""
         self._values: dict[str, object] = {}
+        self._beside = tuple(beside)
+        self._left: tuple[str, ...] = ()
+        """Stored leaves that no rank wants."""
         self._lock = threading.Lock()
 
     def set_up_planner(
@@ -205,11 +218,8 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        targets = self.targets
-        if self.keep_values:
-            stored_names = self.metadata.state_dict_metadata.keys()
-            targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
-        problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
+        strict = self.strictness.missing == "error"
+        problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
         problems |= opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
@@ -227,21 +237,16 @@ class DefaultLoadPlanner(LoadPlanner):
         return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
+        """Refuse the load if any target does not fit, or as the caller's rules say.
 
         Raises:
-            TreeMismatchError: lists every difference of every rank.
+            TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
         """
-        problems = merged_problems([plan.problems for plan in global_plan])
-        if self.strict:
-            wanted = {name for plan in global_plan for name in plan.names}
-            problems += unexpected(self.metadata, wanted)
-        if problems:
-            raise mismatch(problems, "strict=False loads what both have")
-        return global_plan
+        return decide_load(global_plan, self.metadata, self.strictness, self._beside)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""
+        self._left = central_plan.left
         for wanted in self._wanted.values():
             if wanted is not None:
                 wanted.commit_empty()
@@ -305,6 +310,10 @@ class DefaultLoadPlanner(LoadPlanner):
         wanted = self._wanted[item.dest_index.fqn]
         assert wanted is not None
         return wanted
+
+    def report(self) -> LoadReport:
+        """What became of each leaf, as this rank sees it."""
+        return reported(self.targets, self.metadata, self._left)
 
     def result(self) -> object:
         """The loaded tree.

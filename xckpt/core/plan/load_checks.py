@@ -1,7 +1,8 @@
 """What a load may not do: take what does not fit, leave a target unfilled, read what is not there.
 
 1. `compare` holds the targets of a tree against the checkpoint, and `unexpected` finds what no
-   target asks for: the differences in words, for each leaf.
+   target asks for: the differences in words, for each leaf. `decide_load` holds them against the
+   caller's rules, for all ranks.
 
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 target that keeps stale values silently is the worst that a load can do. So before anything is read:
@@ -14,16 +15,20 @@ target that keeps stale values silently is the worst that a load can do. So befo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.mismatch import MISSING, UNEXPECTED
+from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
 from xckpt.core.plan.numbers import NumberTarget, number_difference
+from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
+
+NOT_STORED = "wanted, but not in the checkpoint"
 
 
 def compare(
@@ -51,7 +56,7 @@ def compare(
         difference, kind = "", "value"
         if stored is None:
             if strict:
-                difference, kind = "wanted, but not in the checkpoint", MISSING
+                difference, kind = NOT_STORED, MISSING
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
                 difference = _value_difference(target, stored.kind, cast)
@@ -136,13 +141,42 @@ def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[st
     return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
 
 
-def unexpected(metadata: Metadata, wanted: set[str]) -> list[Problem]:
+def unexpected(left: Iterable[str]) -> list[Problem]:
     """A problem for each leaf of the checkpoint that no rank wants."""
-    return [
-        Problem(name, kind=UNEXPECTED, text="in the checkpoint, but not wanted")
-        for name in metadata.state_dict_metadata
-        if name not in wanted
-    ]
+    text = "in the checkpoint, but not wanted"
+    return [Problem(name, kind=UNEXPECTED, text=text) for name in left]
+
+
+def decide_load(
+    plans: list[LoadPlan], metadata: Metadata, strictness: Strictness, beside: Sequence[str] = ()
+) -> list[LoadPlan]:
+    """All ranks' plans, with what no rank wants, if the rules allow what they differ in.
+
+    Args:
+        plans: by rank.
+        metadata: the checkpoint's.
+        strictness: the rules.
+        beside: unexpected leaves that the metadata do not mention.
+
+    Raises:
+        TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
+    """
+    problems = merged_problems([plan.problems for plan in plans])
+    stored = metadata.state_dict_metadata
+    wanted = dict.fromkeys(name for plan in plans for name in plan.names)
+    left = (*(name for name in stored if name not in wanted), *beside)
+    missing = [name for name in wanted if name not in stored]
+    if strictness.unexpected == "error":
+        problems += unexpected(left)
+    if problems:
+        raise mismatch(problems, "strict=False loads what both have")
+    if stored and len(missing) == len(wanted):
+        # A wrong key looks like this: it must not pass for a load.
+        all_missing = [Problem(name, kind=MISSING, text=NOT_STORED) for name in missing]
+        advice = "an error under any rule, since nothing would be loaded"
+        raise mismatch([*all_missing, *unexpected(left)], advice)
+    strictness.warn(missing, left)
+    return [replace(plan, left=left) for plan in plans] if left else plans
 
 
 def check_sources(plan: LoadPlan, metadata: Metadata) -> None:

@@ -9,7 +9,7 @@ array. The kinds are ``bool``, ``int``, ``float`` and ``complex``; the rules:
    weakly typed, as JAX makes it of a Python number.
 2. Another kind needs ``cast``, and then also a value that survives it: 3.0 becomes 3, 3.5 is
    refused.
-3. A rounded number stays finite, and does not become 0.
+3. Only a finite number is rounded, to a finite one that is not 0.
 4. Between two Python values there is nothing to convert: the stored one comes back as it was.
 
 `number_difference` applies the rules that need no value, before anything is read; `as_element` and
@@ -30,6 +30,7 @@ from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, TensorStorageMetadata
+from xckpt.core.problem import Problem
 from xckpt.errors import TreeMismatchError
 
 Number = bool | int | float | complex
@@ -170,7 +171,12 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
         raise _changed(name, value, dtype) from None
     if not _same(back, value):
         is_float = number_kind(dtype) in ("float", "complex")
-        if not is_float or not math.isfinite(abs(back)) or back == 0:
+        if (
+            not is_float
+            or not math.isfinite(abs(value))
+            or not math.isfinite(abs(back))
+            or not back
+        ):
             raise _changed(name, value, dtype)
         if not rounds:
             raise _changed(name, value, dtype, " exactly; cast=True rounds it")
@@ -201,5 +207,6 @@ def _same(number: Number, value: Number) -> bool:
 
 
 def _changed(name: str, value: Number, what: str, how: str = "") -> TreeMismatchError:
-    line = f"{name or 'the root'}: the checkpoint holds {value!r}, which {what} cannot hold{how}"
-    return TreeMismatchError(line, (line,))
+    text = f"the checkpoint holds {value!r}, which {what} cannot hold{how}"
+    problem = Problem(name, kind="value", text=text)
+    return TreeMismatchError(problem, (problem,))

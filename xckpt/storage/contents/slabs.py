@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.slabs import blocks, runs
-from xckpt.storage.checkpoint import StoredArray
 from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.stored_array import StoredArray
 
 Slab = tuple[Box, NDArray[np.generic]]
 """Which elements of the tensor, and their values; these stay until the next slab."""

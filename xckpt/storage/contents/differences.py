@@ -18,9 +18,10 @@ from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.values import encode_value
 from xckpt.storage.array import DIGEST_BYTES
-from xckpt.storage.checkpoint import Checkpoint, StoredArray
+from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate, chunks_of
-from xckpt.storage.slabs import any_order
+from xckpt.storage.contents.slabs import any_order
+from xckpt.storage.stored_array import StoredArray
 
 
 def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[Difference]:
