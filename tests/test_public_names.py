@@ -21,6 +21,7 @@ ERRORS = {
     "NotACheckpointError",
     "PlanError",
     "RankFailure",
+    "NoGroupError",
     "RanksFailedError",
     "StorageError",
     "TreeMismatchError",
@@ -58,7 +59,8 @@ NAMES = {
     | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"SaveFuture", "save_async"}
-    | {"Checkpoint", "StoredArray"},
+    | {"Checkpoint", "StoredArray"}
+    | {"Group", "LocalGroup"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
@@ -80,13 +82,13 @@ NAMES = {
 }
 SIGNATURES = {
     "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
-    " options=None",
+    " no_dist=False, timeout=None, options=None",
     "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
-    " group=None, options=None",
-    "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None, options=None,"
-    " mapping=None, allow_lossy=False",
-    "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None, options=None,"
-    " mapping=None, allow_lossy=False",
+    " group=None, no_dist=False, timeout=None, options=None",
+    "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None,"
+    " no_dist=False, timeout=None, options=None, mapping=None, allow_lossy=False",
+    "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None,"
+    " no_dist=False, timeout=None, options=None, mapping=None, allow_lossy=False",
     "open": "path, *, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",

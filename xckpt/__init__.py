@@ -27,12 +27,14 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
+from xckpt.engine.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
     LeafTooLargeError,
     ManifestError,
     MappingError,
+    NoGroupError,
     NotACheckpointError,
     PlanError,
     RankFailure,
@@ -68,12 +70,15 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "Group",
     "LeafTooLargeError",
     "LoadOptions",
+    "LocalGroup",
     "ManifestError",
     "MappingError",
     "Metadata",
     "MetadataIndex",
+    "NoGroupError",
     "NotACheckpointError",
     "PlanError",
     "Progress",

@@ -6,7 +6,7 @@ load needs them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,9 @@ def load(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: object = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -49,7 +51,11 @@ def load(
             sides have is loaded and the rest of ``like`` is returned as it is.
         cast: allow another dtype than the stored one.
         planner: what goes where.
-        group: the ranks that load together; found by itself.
+        group: the ranks that load together: a `Group` or a torch process group; by default all of
+            torch.distributed or of jax.distributed, where one is initialised.
+        no_dist: this process loads alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -66,7 +72,9 @@ def load(
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
-        RanksFailedError: any of these, in a group of several ranks.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
 
     Example:
         >>> import numpy as np, xckpt
@@ -75,7 +83,8 @@ def load(
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     check_path(path, "load(path, like)")
-    return _load(path, like, False, strict, cast, planner, group, options, mapping, allow_lossy)
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    return _load(path, like, False, strict, cast, planner, ranks, options, mapping, allow_lossy)
 
 
 def load_into(
@@ -85,7 +94,9 @@ def load_into(
     strict: bool = True,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: Group | None = None,
+    group: object = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -108,6 +119,8 @@ def load_into(
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
+        no_dist: see `load`.
+        timeout: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
@@ -128,7 +141,8 @@ def load_into(
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    _load(path, state, True, strict, cast, planner, group, options, mapping, allow_lossy)
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    _load(path, state, True, strict, cast, planner, ranks, options, mapping, allow_lossy)
 
 
 def _load(
@@ -138,7 +152,7 @@ def _load(
     strict: bool,
     cast: bool,
     planner: LoadPlanner | None,
-    group: Group | None,
+    ranks: Callable[[], Group],
     options: LoadOptions | None,
     mapping: LeafMapping | None,
     allow_lossy: bool,
@@ -148,7 +162,7 @@ def _load(
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    group = find_group() if group is None else group
+    group = ranks()
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         from xckpt.convert.mapped_load import MappedLoadPlanner

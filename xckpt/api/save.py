@@ -27,7 +27,9 @@ def save(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: Group | None = None,
+    group: object = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> Metadata:
     """Save a state; every rank of the group calls it with its own view of the same state.
@@ -43,8 +45,11 @@ def save(
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
-        group: the ranks that save together; by default all of torch.distributed or of
-            jax.distributed, where one is initialised.
+        group: the ranks that save together: a `Group` or a torch process group; by default all of
+            torch.distributed or of jax.distributed, where one is initialised.
+        no_dist: this process saves alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -56,7 +61,10 @@ def save(
         ManifestError: ``metadata`` holds what JSON cannot carry.
         PlanError: shards overlap or are missing, or the ranks disagree.
         StorageError: the storage refused (full, read-only, no answer).
-        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
+            Nothing is committed.
 
     Example:
         >>> import numpy as np, xckpt
@@ -69,14 +77,14 @@ def save(
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = options or SaveOptions()
-    group = find_group() if group is None else group
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     return save_state(
         state,
         ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=group,
+        group=ranks,
         planner=default_planner(options) if planner is None else planner,
         metadata=metadata,
-        failure=settle(group),
+        failure=settle(ranks),
     )
 
 
@@ -88,7 +96,9 @@ def save_async(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: Group | None = None,
+    group: object = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> SaveFuture:
     """Save a state in the background; collective, as `save` is.
@@ -109,6 +119,8 @@ def save_async(
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
         group: see `save`.
+        no_dist: see `save`.
+        timeout: see `save`.
         options: see `save`; ``progress`` is called from other threads.
 
     Returns:
@@ -145,7 +157,8 @@ def save_async(
             failure=failure,
         )
 
-    return begin(str(path), state, stager, find_group() if group is None else group, run)
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
+    return begin(str(path), state, stager, ranks, run)
 
 
 def check_path(path: object, call: str) -> None:

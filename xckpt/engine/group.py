@@ -42,8 +42,17 @@ class Group(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedGroup(Group, Protocol):
+    """A group that can give up waiting for a silent rank."""
+
+    def within(self, seconds: float) -> Group:
+        """The same ranks, waiting at most ``seconds`` for a silent one in a step."""
+        ...
+
+
 class LocalGroup:
-    """One process on its own.
+    """One process on its own, whatever other processes there are.
 
     Example:
         >>> group = LocalGroup()
