@@ -90,7 +90,7 @@ def value_of(kind: str, text: str) -> object:
 
 
 def document_of(dtype: str, part: Json, codecs: Sequence[str], attributes: Json) -> Json:
-    """The zarr.json of an array (7.4)."""
+    """The zarr.json of an array (7.4), without the names of dimensions, which read nothing."""
     coded: list[Json] = [LITTLE, *({"name": codec} for codec in codecs)]
     if part.get("shard") is not None:
         inner = {"chunk_shape": part["chunk"], "codecs": coded}

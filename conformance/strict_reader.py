@@ -27,7 +27,7 @@ import numpy as np
 import zarr
 
 from conformance import reader
-from conformance.reader import DTYPES, Broken, Checkpoint, Json, need, path_of, read_file
+from conformance.reader import DTYPES, EXTENDED, Broken, Checkpoint, Json, need, path_of, read_file
 
 __all__ = ["Broken", "StrictCheckpoint", "parse"]
 
@@ -47,13 +47,19 @@ PIECE = {"offset": [int], "shape": [int], "chunk": [int], "shard?": [int]}
 SHARDING = {"axes": [(str, "any int")], "placements?": [str], "spec?": [[str]]}
 FIELDS = {
     "tensor": {"kind": str, "name": str, "dtype": str, "shape": [int], "chunk?": [int]}
-    | {"shard?": [int], "pieces?": [PIECE], "sharding?": SHARDING, "annotation?": str},
+    | {"shard?": [int], "pieces?": [PIECE], "sharding?": SHARDING, "annotation?": str}
+    | {"dimension_names?": [str]},
     "value": {"kind": str, "name": str, "type": str, "value": str},
     "bytes": {"kind": str, "name": str, "type": str, "size": int, "chunk": int},
 }
-NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec"}
+NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec", "dimension_names"}
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
-MANIFEST |= {"containers?": dict, "user?": object, "planner?": object}
+MANIFEST |= {"containers?": dict, "user?": object, "planner?": object, "zarr_json?": int}
+LACKING = (
+    "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
+    "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
+)
+"""The note of a root group without consolidated metadata (7.4)."""
 INT = re.compile("-?(0|[1-9][0-9]{0,18})")
 
 
@@ -134,6 +140,7 @@ def parse(data: bytes) -> Json:
     plain_names = all(re.fullmatch("[A-Za-z0-9._-]+", each) for each in folders)
     need(plain_names and not {".", ".."} & set(folders), f"no root: {root[:80]!r}")
     need(codecs in ([], ["crc32c"]), f"codecs {codecs}")
+    need(manifest.get("zarr_json", 1) in (1, 2), "an unknown edition of zarr.json")
     kinds = manifest.get("containers") or {}
     need(all(isinstance(kind, str) for kind in kinds.values()), "a container of no kind")
     check_names([leaf["name"] for leaf in manifest["leaves"]], kinds)
@@ -183,6 +190,9 @@ def check_leaf(leaf: Json) -> int:
         return check_grid([leaf["size"]], {"shape": [leaf["size"]], "chunk": [leaf["chunk"]]}, 1)
     dtype, shape, pieces = leaf["dtype"], leaf["shape"], leaf.get("pieces")
     need(dtype in DTYPES and len(shape) <= 32, f"dtype {dtype[:40]!r}, {len(shape)} dimensions")
+    names = leaf.get("dimension_names")
+    if names is not None:
+        need(len(names) == len(set(names)) == len(shape) and all(names), "names of dimensions")
     item = DTYPES[dtype].itemsize
     need(prod(max(n, 1) for n in shape) * item <= 1 << 56, "a tensor above the limit")
     need((pieces is None) != (leaf.get("chunk") is None), "exactly one of chunk and pieces")
@@ -222,14 +232,29 @@ def check_pieces(shape: Sequence[int], pieces: Sequence[Json]) -> None:
         need(apart.any(axis=1).all(), f"piece {n} overlaps another")
 
 
-def groups_of(nodes: Json, leaves: Iterable[Json]) -> Json:
+def dimension_names(leaf: Json, array: Json) -> list[str]:
+    """A name for each dimension of one of a leaf's arrays (7.4)."""
+    if leaf.get("dimension_names") is not None and leaf.get("pieces") is None:
+        return leaf["dimension_names"]
+    shape = array["shape"]
+    repeats = [(size, shape[:d].count(size)) for d, size in enumerate(shape)]
+    return [f"d{size}_{earlier}" if earlier else f"d{size}" for size, earlier in repeats]
+
+
+def groups_of(nodes: Json, leaves: Iterable[Json], edition: int) -> Json:
     """The zarr.json of every group above some arrays, the root's with all of them (7.4)."""
     group = {"zarr_format": 3, "node_type": "group"}
     above: Json = {path[: m.start()]: {} for path in nodes for m in re.finditer("/", path)}
-    above |= {
-        path_of(leaf["name"]): {"shape": leaf["shape"]} for leaf in leaves if leaf.get("pieces")
-    }
+    for leaf in leaves:
+        if leaf.get("pieces"):
+            named = leaf.get("dimension_names") is not None
+            about = ("shape", "dimension_names")[: 1 + named]
+            above[path_of(leaf["name"])] = {field: leaf[field] for field in about}
     groups = {path: group | {"attributes": attributes} for path, attributes in above.items()}
+    lacking = {node["data_type"] for node in nodes.values()} & set(EXTENDED)
+    if lacking and edition == 2:
+        about = {"data_types": sorted(lacking), "note": LACKING}
+        return groups | {"": group | {"attributes": {"xckpt": about}}}
     every = dict(sorted((nodes | groups).items()))
     listed = {"kind": "inline", "must_understand": False, "metadata": every}
     return groups | {"": group | {"attributes": {}, "consolidated_metadata": listed}}
@@ -243,6 +268,10 @@ class StrictCheckpoint(Checkpoint):
     def __init__(self, folder: str | Path) -> None:
         self.opened: dict[str, zarr.Array] = {}
         super().__init__(folder)
+        self.edition = self.manifest.get("zarr_json", 1)
+        for name, arrays in self.arrays.items() if self.edition == 2 else ():
+            for array in arrays:
+                array["document"]["dimension_names"] = dimension_names(self.leaves[name], array)
 
     def value(self, name: str) -> object:
         leaf = self.leaves[name]
@@ -281,14 +310,14 @@ class StrictCheckpoint(Checkpoint):
 
     def compare(self, path: str, document: Json) -> None:
         """Refuse a zarr.json that is not, byte for byte, what the manifest implies."""
-        content = json.dumps(document, indent=2).encode()
+        content = json.dumps(document, indent=2, ensure_ascii=False).encode()
         found = read_file(self.root / path / "zarr.json", len(content))
         need(found == content, f"{path}/zarr.json: edited")
 
     def documents(self) -> dict[str, Json]:
         """Every zarr.json of the checkpoint, by the path of its folder (7.4)."""
         nodes = {array["path"]: array["document"] for array in chain(*self.arrays.values())}
-        return nodes | groups_of(nodes, self.leaves.values())
+        return nodes | groups_of(nodes, self.leaves.values(), self.edition)
 
     def verify(self) -> list[str]:
         """A line for everything that is not as it was saved (10.7)."""

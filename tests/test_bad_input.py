@@ -61,12 +61,14 @@ def test_what_is_no_checkpoint_is_never_overwritten(tmp_path: Path, overwrite: b
     other = tmp_path / "other"
     (other / "deep").mkdir(parents=True)
     (other / "deep" / "notes.txt").write_text("mine")
-    for path in (tmp_path / "file", other):
-        with pytest.raises(xckpt.CheckpointExistsError, match="holds no checkpoint"):
-            xckpt.save(path, STATE, overwrite=overwrite)
+    with pytest.raises(xckpt.CheckpointExistsError, match="is a file and holds no checkpoint"):
+        xckpt.save(tmp_path / "file", STATE, overwrite=overwrite)
+    with contextlib.nullcontext() if overwrite else pytest.raises(xckpt.CheckpointExistsError):
+        xckpt.save(other, STATE, overwrite=overwrite)
     with pytest.raises(xckpt.StorageError, match="file"):
         xckpt.save(tmp_path / "file" / "below", STATE, overwrite=overwrite)
-    assert names(tmp_path) == ["file", "other"] and names(other) == ["deep"]
+    assert names(tmp_path) == ["file", "other"]
+    assert (other / "xckpt.json").exists() is overwrite
     assert (tmp_path / "file").read_text() == "hello"
     assert (other / "deep" / "notes.txt").read_text() == "mine"
 

@@ -39,7 +39,7 @@ LAYERS = {
         "xckpt.metadata",
         "xckpt.staging",
     ),
-    "cli": ("xckpt.cli",),
+    "cli": ("xckpt.cli", "xckpt.__main__"),
 }
 SIBLINGS = LAYERS["adapters"]
 

@@ -20,6 +20,7 @@ ERRORS = {
     "MappingError",
     "NotACheckpointError",
     "PlanError",
+    "Problem",
     "RankFailure",
     "NoGroupError",
     "RanksFailedError",
@@ -56,8 +57,9 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "LoadReport", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
+    | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
     | {"Group", "LocalGroup"},
@@ -85,10 +87,13 @@ SIGNATURES = {
     " no_dist=False, timeout=None, options=None",
     "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
     " group=None, no_dist=False, timeout=None, options=None",
-    "load": "path, like=None, *, strict=True, cast=False, planner=None, group=None,"
-    " no_dist=False, timeout=None, options=None, mapping=None, allow_lossy=False",
-    "load_into": "path, state, *, strict=True, cast=False, planner=None, group=None,"
-    " no_dist=False, timeout=None, options=None, mapping=None, allow_lossy=False",
+    "load": "path, like=None, *, at='', select=None, framework=None, device=None, strict=True,"
+    " missing=None, unexpected=None, cast=False, planner=None, group=None, no_dist=False,"
+    " timeout=None, options=None, mapping=None, allow_lossy=False, report=None",
+    "load_into": "path, state, *, at='', select=None, strict=True, missing=None, unexpected=None,"
+    " cast=False, planner=None, group=None, no_dist=False, timeout=None, options=None,"
+    " mapping=None, allow_lossy=False",
+    "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",
@@ -131,4 +136,4 @@ def test_the_tree_of_errors_is_the_one_drawn() -> None:
         if also:
             assert issubclass(error, getattr(builtins, also[1]))
         found.add(name)
-    assert found == ERRORS - {"RankFailure"}
+    assert found == ERRORS - {"Problem", "RankFailure"}

@@ -40,6 +40,7 @@ INLINE = re.findall(r"`([^`\n]+)`", PROSE)
 FIRST, CALLS, PLANNER = "# a laptop", "-> Metadata", "class HalfPrecision"
 DCP, ASYNC = "XckptStorageWriter", "stager.prepare"
 TARGET = "# into the model's own tensors"
+PART = "# the model alone"
 LINES = [line for line in OTHERS.splitlines() if re.match(r"(\$ )?xckpt ", line)]
 
 
@@ -78,7 +79,8 @@ def first(folder: Path) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run() -> None:
-    assert {python(phrase) for phrase in (FIRST, CALLS, TARGET, PLANNER, DCP, ASYNC)} == set(PYTHON)
+    phrases = (FIRST, CALLS, TARGET, PART, PLANNER, DCP, ASYNC)
+    assert {python(phrase) for phrase in phrases} == set(PYTHON)
 
 
 def test_the_first_block(folder: Path, first: dict[str, Any]) -> None:
@@ -109,6 +111,16 @@ def test_a_model_as_the_target(folder: Path, first: dict[str, Any]) -> None:
         names = execute(python(TARGET), xckpt=xckpt, model=model)
     assert torch.equal(model.wte, first["model"].wte)
     assert names["like"]["step"] == 11
+
+
+def test_a_part_of_a_checkpoint(folder: Path, first: dict[str, Any]) -> None:
+    model = Model()
+    with torch.no_grad():
+        model.wte.zero_()
+    with chdir(folder):
+        names = execute(python(PART), xckpt=xckpt, model=model)
+    assert torch.equal(model.wte, first["model"].wte)
+    assert torch.equal(names["tensors"]["model"]["wte"], first["model"].wte)
 
 
 @pytest.mark.parametrize("line", python(CALLS).splitlines())

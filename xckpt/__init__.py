@@ -14,9 +14,11 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
+from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.save import save, save_async
+from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -24,6 +26,7 @@ from xckpt.core.metadata import (
     TensorProperties,
 )
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
@@ -37,6 +40,7 @@ from xckpt.errors import (
     NoGroupError,
     NotACheckpointError,
     PlanError,
+    Problem,
     RankFailure,
     RanksFailedError,
     StorageError,
@@ -70,9 +74,11 @@ __all__ = [
     "CheckpointExistsError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
+    "Difference",
     "Group",
     "LeafTooLargeError",
     "LoadOptions",
+    "LoadReport",
     "LocalGroup",
     "ManifestError",
     "MappingError",
@@ -81,6 +87,7 @@ __all__ = [
     "NoGroupError",
     "NotACheckpointError",
     "PlanError",
+    "Problem",
     "Progress",
     "RankFailure",
     "RanksFailedError",
@@ -95,6 +102,7 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "diff",
     "load",
     "load_into",
     "load_state_dict",

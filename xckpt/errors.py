@@ -18,7 +18,8 @@
     ├── StorageError             (also an OSError)           the disk or the bucket refused
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
-Errors that can have several causes carry them all in ``problems``, one line each.
+Errors that can have several causes carry them all in ``problems``: lines that say as values which
+leaf, box and rank each is about (`xckpt.core.problem.Problem`).
 
 A failure has the same class on one rank and on many:
 
@@ -36,6 +37,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from xckpt.core.problem import Problem
+
 __all__ = [
     "CheckpointExistsError",
     "CorruptCheckpointError",
@@ -45,6 +48,7 @@ __all__ = [
     "NoGroupError",
     "NotACheckpointError",
     "PlanError",
+    "Problem",
     "RankFailure",
     "RanksFailedError",
     "StorageError",
@@ -70,21 +74,26 @@ class XckptError(Exception):
           - b: dtype
         >>> error.problems
         ('a: shape', 'b: dtype')
+        >>> error.problems[0].text
+        'a: shape'
     """
 
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
     failures: tuple[RankFailure, ...] = ()
     """What happened on each rank that failed; empty in a group of one."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
-        self.problems = tuple(problems)
+        self.problems = tuple(map(Problem.of, problems))
 
     @classmethod
     def listing(cls, summary: str, problems: Iterable[str]) -> Self:
-        """An error whose message is ``summary`` and one line for each problem."""
+        """An error whose message is ``summary`` and one line for each problem.
+
+        Further lines of a problem stand indented under its first.
+        """
         problems = tuple(problems)
-        lines = [f"  - {problem}" for problem in problems[:SHOWN_PROBLEMS]]
+        lines = ["  - " + problem.replace("\n", "\n    ") for problem in problems[:SHOWN_PROBLEMS]]
         if len(problems) > SHOWN_PROBLEMS:
             lines.append(f"  ... and {len(problems) - SHOWN_PROBLEMS} more")
         return cls("\n".join([summary, *lines]), problems)
@@ -158,8 +167,8 @@ class RankFailure:
     """The exception's message on that rank, and its notes."""
     cause: str = ""
     """The nearest class of that exception which every rank can raise; empty if there is none."""
-    problems: tuple[str, ...] = ()
-    """The exception's ``problems`` on that rank."""
+    problems: tuple[tuple[str | None, int | None, str, str, str], ...] = ()
+    """The exception's ``problems`` on that rank: leaf, rank, kind, text and line of each."""
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> RankFailure:
@@ -174,9 +183,11 @@ class RankFailure:
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         problems = error.problems if isinstance(error, XckptError) else ()
-        return cls(
-            rank, type(error).__name__, _sendable(message), cause, tuple(map(_sendable, problems))
-        )
+        sent = [
+            (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
+            for p in problems
+        ]
+        return cls(rank, type(error).__name__, _sendable(message), cause, tuple(sent))
 
 
 class RanksFailedError(XckptError, RuntimeError):
@@ -197,13 +208,12 @@ class RanksFailedError(XckptError, RuntimeError):
         """The error for the ranks that failed to ``step``, which also says what follows."""
         failures = tuple(failures)
         ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
-        said: dict[str, list[int]] = {}
+        said: dict[tuple[str, str], list[int]] = {}
         for failure in failures:
-            text = f"{failure.kind}: {failure.message}".replace("\n", "\n    ")
-            said.setdefault(text, []).append(failure.rank)
+            said.setdefault((failure.kind, failure.message), []).append(failure.rank)
         error = cls.listing(
             f"{ranks} failed to {step}",
-            [f"{spelled_ranks(ranks)}: {text}" for text, ranks in said.items()],
+            [_of_ranks(ranks, kind, text) for (kind, text), ranks in said.items()],
         )
         error.failures = failures
         return error
@@ -222,10 +232,18 @@ class RanksFailedError(XckptError, RuntimeError):
             return self
         if not issubclass(kind, XckptError):
             return kind(str(self))
-        problems = dict.fromkeys(p for failure in self.failures for p in failure.problems)
+        sent = dict.fromkeys(p for failure in self.failures for p in failure.problems)
+        problems = [Problem(leaf, None, rank, *words) for leaf, rank, *words in sent]
         error = kind(str(self), problems)
         error.failures = self.failures
         return error
+
+
+def _of_ranks(ranks: Sequence[int], kind: str, text: str) -> Problem:
+    """What several ranks said alike."""
+    if len(ranks) == 1:
+        return Problem(rank=ranks[0], kind=kind, text=text)
+    return Problem(kind=kind, text=text, line=f"{spelled_ranks(ranks)}: {kind}: {text}")
 
 
 def _classes() -> dict[str, type[Exception]]:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
-from xckpt.core.leaf import Copyable, HostSource
+from xckpt.core.leaf import Copyable, HostSource, TargetPlace
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.plan.new_leaves import weightless
 from xckpt.errors import UnsupportedLeafError
 
 
@@ -99,6 +101,16 @@ class NumpyAdapter(Adapter[Leaf]):
                 f"writable array here, or use load, which returns a new one"
             )
         return ArrayTarget(like.shape, dtype, like)
+
+    def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> Leaf:
+        """An array of the stored shape and dtype, all of whose elements are one.
+
+        Raises:
+            ValueError: NumPy has no such place.
+        """
+        if place.device not in (None, "cpu") or place.mesh or place.sharding:
+            raise ValueError("NumPy arrays live in host memory: give no device, mesh or sharding")
+        return weightless(tuple(stored.size), stored.properties.dtype)
 
 
 ADAPTER: Final = NumpyAdapter()

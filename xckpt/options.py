@@ -1,10 +1,14 @@
-"""What a caller can tune: sizes, threads, memory, progress."""
+"""What a caller can tune: sizes, threads, memory, progress.
+
+Options are checked when they are made, so that a wrong one names itself.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 __all__ = ["LoadOptions", "Progress", "SaveOptions"]
 
@@ -43,10 +47,43 @@ MOST_CHUNK_BYTES = 1 << 29
 """A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
 
-def _check(name: str, value: int | None, least: int, most: int | None = None) -> None:
-    if value is not None and (value < least or (most is not None and value > most)):
+def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
+    value: object = getattr(options, name)
+    if value is None and name == "threads":
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        unit = "a number of threads or None" if name == "threads" else "a number of bytes, an int"
+        example = "" if name == "threads" else ", such as 8 << 20 for 8 MiB"
+        raise TypeError(f"{_where(options, name)} takes {unit}{example}, not {_shown(value)}")
+    if value < least or (most is not None and value > most):
         within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
         raise ValueError(f"{name} must be {within}, got {value:,}")
+
+
+def _check_flags(options: object, *names: str) -> None:
+    for name in names:
+        value: object = getattr(options, name)
+        if not isinstance(value, bool):
+            raise TypeError(f"{_where(options, name)} takes True or False, not {_shown(value)}")
+
+
+def _check_functions(options: object, **takes: str) -> None:
+    for name, what in takes.items():
+        value: object = getattr(options, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{_where(options, name)} takes {what}, not {_shown(value)}")
+
+
+def _where(options: object, name: str) -> str:
+    return f"{type(options).__name__}({name}=)"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
+
+
+PROGRESS = "a function that is called with an xckpt.Progress"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,16 +109,21 @@ class SaveOptions:
     """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool = False
     """Refuse plain tensors and values that differ between the ranks that hold them."""
+    dimension_names: Mapping[str, Sequence[str]] | None = None
+    """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
+    are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
     """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
     progress: Callable[[Progress], None] | None = None
     """Called with this rank's progress, from worker threads, one call at a time."""
 
     def __post_init__(self) -> None:
-        _check("chunk_bytes", self.chunk_bytes, 1, MOST_CHUNK_BYTES)
-        _check("shard_bytes", self.shard_bytes, 0, MOST_CHUNK_BYTES)
-        _check("threads", self.threads, 1)
-        _check("memory_bytes", self.memory_bytes, 1)
+        _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
+        _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
+        _check_number(self, "threads", 1)
+        _check_number(self, "memory_bytes", 1)
+        _check_flags(self, "crc32c", "compare_replicas")
+        _check_functions(self, serialise="a function from a leaf to bytes", progress=PROGRESS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,5 +148,38 @@ class LoadOptions:
     """Called with this rank's progress, from worker threads, one call at a time."""
 
     def __post_init__(self) -> None:
-        _check("threads", self.threads, 1)
-        _check("memory_bytes", self.memory_bytes, 1)
+        _check_number(self, "threads", 1)
+        _check_number(self, "memory_bytes", 1)
+        _check_flags(self, "memory_map", "share_reads")
+        _check_functions(self, progress=PROGRESS)
+
+
+Options = TypeVar("Options", SaveOptions, LoadOptions)
+
+
+def checked_options(options: object, kind: type[Options], call: str) -> Options:
+    """The options of a call, or those that hold where it is given none.
+
+    Args:
+        options: what the caller passed.
+        kind: `SaveOptions` or `LoadOptions`.
+        call: what takes them, for the message.
+
+    Raises:
+        TypeError: they are of another type.
+
+    Example:
+        >>> checked_options(None, SaveOptions, "save") == SaveOptions()
+        True
+        >>> checked_options({"threads": 2}, LoadOptions, "load")
+        Traceback (most recent call last):
+        ...
+        TypeError: load takes options=xckpt.LoadOptions(...), not a dict
+    """
+    if options is None:
+        return kind()
+    if not isinstance(options, kind):
+        name = type(options).__name__
+        article = "" if isinstance(options, SaveOptions | LoadOptions) else "a "
+        raise TypeError(f"{call} takes options=xckpt.{kind.__name__}(...), not {article}{name}")
+    return options

@@ -30,6 +30,7 @@ from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import LazySource
 from xckpt.core.manifest import codec as manifests
+from xckpt.core.manifest.entries import EDITION, documents
 from xckpt.core.metadata import Metadata, Sharding
 from xckpt.core.plan.items import SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner
@@ -103,6 +104,8 @@ class Recipe:
     options: xckpt.SaveOptions = field(default_factory=xckpt.SaveOptions)
     metadata: Any = None
     planner_data: Any = None
+    edition: int = EDITION
+    """Of the zarr.json documents: what an earlier writer wrote."""
     before: object = None
     """A state that was saved there before, and overwritten without an exchange of folders."""
 
@@ -117,7 +120,7 @@ class _TellingPlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         plans, metadata = super().create_global_plan(all_plans)
         kept = Metadata(
-            metadata.state_dict_metadata, metadata.containers, metadata.user, self._data
+            metadata.state_dict_metadata, metadata.containers, metadata.user_metadata, self._data
         )
         return plans, kept
 
@@ -201,6 +204,11 @@ def checkpoints() -> dict[str, Recipe]:
                            metadata=_metadata(), planner_data={"merged": [1, None, "x"]}),
         "generation": Recipe("overwritten where folders cannot be exchanged", _generation(1),
                              before=_generation(0), options=small),
+        "edition-1": Recipe("the first edition of the zarr.json documents", *_pieces(
+            half=several["half"]), options=xckpt.SaveOptions(chunk_bytes=384), edition=1),
+        "dimension-names": Recipe("named dimensions", *_pieces(even=several["even"]),
+                                  options=xckpt.SaveOptions(chunk_bytes=384, dimension_names={
+                                      "even": ("embed", "naïve"), "table": ("d3", "rows")})),
         "leaf": Recipe("a state that is one array", numbers((5,), "int16")),
         "empty": Recipe("a state without leaves", {}),
     }  # fmt: skip
@@ -223,7 +231,7 @@ def _several() -> dict[str, object]:
     }
 
 
-def _pieces() -> tuple[Mapping[str, object], Mapping[str, object]]:
+def _pieces(**others: object) -> tuple[Mapping[str, object], Mapping[str, object]]:
     table, columns = numbers((101, 3), "float32", 5), numbers((2, 67), "int8", 6)
     block = numbers((41, 37), "uint8", 7)
     blocks = Boxes.of([((0, 0), (41, 13)), ((0, 13), (28, 24)), ((28, 13), (13, 24))])
@@ -233,7 +241,8 @@ def _pieces() -> tuple[Mapping[str, object], Mapping[str, object]]:
         "columns": boxed(columns, cuts),
         "block": boxed(block, blocks),
     }
-    return state, {"table": table, "columns": columns, "block": block}
+    expected = {"table": table, "columns": columns, "block": block}
+    return state | others, expected | others
 
 
 def _values() -> tuple[dict[str, object], dict[str, object]]:
@@ -303,11 +312,22 @@ def write(recipe: Recipe, path: Path) -> None:
         xckpt.save(
             path, recipe.state, metadata=recipe.metadata, planner=planner, options=recipe.options
         )
+        if recipe.edition != EDITION:
+            _as_edition(path, recipe.edition)
         return
     url = f"memory://golden/{path}"
     xckpt.save(url, recipe.before, overwrite=True, options=recipe.options)
     xckpt.save(url, recipe.state, overwrite=True, options=recipe.options)
     _copy_out(url, path)
+
+
+def _as_edition(path: Path, edition: int) -> None:
+    """Give a checkpoint the zarr.json documents of an earlier edition."""
+    manifest = manifests.parse((path / "xckpt.json").read_bytes(), digest_bytes)
+    earlier = msgspec.structs.replace(manifest, zarr_json=edition)
+    (path / "xckpt.json").write_bytes(manifests.encode(earlier, digest_bytes))
+    for key, content in documents(earlier):
+        (path / key).write_bytes(content)
 
 
 def _copy_out(url: str, path: Path) -> None:

@@ -192,7 +192,7 @@ def test_info_of_a_value_that_lies_in_a_chunk(saved: Path) -> None:
 
 def test_info_as_json(saved: Path) -> None:
     report = json.loads(run("info", saved, "--json").stdout)
-    assert (report["tensors"], report["values"], report["user"]) == (4, 4, {"run": "r1"})
+    assert (report["tensors"], report["values"], report["user_metadata"]) == (4, 4, {"run": "r1"})
     assert report["containers"] == {"model/layers": "list", "empty": "list"}
     wte = report["leaves"][0]
     assert wte["sharding"]["spec"] == [["data"], ["model"]]

@@ -67,7 +67,7 @@ def test_values_in_the_manifest_and_outside() -> None:
 def test_a_checkpoint_adds_up_its_leaves() -> None:
     assert (REPORT.tensors, REPORT.values, REPORT.bytes, REPORT.chunks) == (2, 2, 340, 8)
     assert holdings(REPORT) == "2 tensors and 2 values, 340 B in 8 chunks"
-    assert REPORT.user == {"run": 7}
+    assert REPORT.user_metadata == {"run": 7}
     rows = list(tree_rows(REPORT.leaves, REPORT.containers))
     assert [(row.depth, row.label, row.kind, row.bytes, row.chunks) for row in rows] == [
         (0, "model", "dict", 240, 6),

@@ -68,6 +68,8 @@ def test_golden_checkpoints_show_every_part_of_the_format() -> None:
     assert any(tensor.sharding and tensor.sharding.placements for tensor in tensors)
     assert any(isinstance(leaf, xckpt_golden.manifests.BytesEntry) for leaf in leaves)
     assert {manifest.codecs for manifest in manifests.values()} == {(), ("crc32c",)}
+    assert {manifest.zarr_json for manifest in manifests.values()} == {1, 2}
+    assert any(tensor.dimension_names for tensor in tensors)
     assert manifests["generation"].root
     assert len({len(tensor.shape) for tensor in tensors}) >= 5
 

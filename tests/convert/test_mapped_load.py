@@ -126,14 +126,54 @@ def test_constants_are_filled_in_and_checked_on_the_way_back() -> None:
         xckpt.load("memory://padded", mapping=mapping.inverse())
 
 
-def test_python_values_of_one_side_alone_are_no_fault(tmp_path: Path) -> None:
-    """A mapping speaks of tensors: an optimizer's rates have no counterpart in the other's."""
+def test_python_values_follow_the_rules_of_any_load(tmp_path: Path) -> None:
+    """An optimizer's rates may have no counterpart in the other's: the caller says so."""
     xckpt.save(tmp_path / "saved", {"w": np.arange(3.0), "lr": 0.1, "step": 7, "note": "here"})
     like = {"v": np.zeros(3), "step": 0, "betas": [0.9, 0.99]}
     mapping = Mapping([Rule("w", "v")])
-    loaded: Any = xckpt.load(tmp_path / "saved", like, mapping=mapping)
+    with pytest.raises(TreeMismatchError) as caught:
+        xckpt.load(tmp_path / "saved", like, mapping=mapping)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == [
+        "betas/0",
+        "betas/1",
+        "lr",
+        "note",
+    ]
+    reports: list[xckpt.LoadReport] = []
+    loaded: Any = xckpt.load(
+        tmp_path / "saved",
+        like,
+        mapping=mapping,
+        missing="ignore",
+        unexpected="ignore",
+        report=reports.append,
+    )
     assert loaded["v"].tolist() == [0.0, 1.0, 2.0]
     assert (loaded["step"], loaded["betas"]) == (7, [0.9, 0.99])
     assert set(loaded) == {"v", "step", "betas"}
+    assert reports == [xckpt.LoadReport(("v", "step"), {}, ("betas/0", "betas/1"), ("lr", "note"))]
     whole: Any = xckpt.load(tmp_path / "saved", mapping=mapping)
     assert (whole["lr"], whole["note"]) == (0.1, "here")
+
+
+def test_a_tensor_that_no_rule_takes_is_unexpected(tmp_path: Path) -> None:
+    path, mapping = tmp_path / "saved", Mapping([Rule("w", "v")])
+    xckpt.save(path, {"w": np.arange(3.0), "head": np.ones(2)})
+    with pytest.raises(MappingError, match="source 'head': no rule uses"):
+        xckpt.load(path, {"v": np.zeros(3)}, mapping=mapping, missing="ignore")
+    state = {"v": np.zeros(3)}
+    with pytest.warns(UserWarning, match="1 leaf left in the checkpoint, not wanted: head"):
+        report = xckpt.load_into(path, state, mapping=mapping, unexpected="warn")
+    assert report == xckpt.LoadReport(("v",), left=("head",))
+    assert state["v"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(TreeMismatchError, match="since nothing would be loaded"):
+        xckpt.load(path, {"vv": np.zeros(3)}, mapping=mapping, strict=False)
+
+
+def test_numbers_and_0d_arrays_are_exchanged_beside_a_mapping(tmp_path: Path) -> None:
+    path, mapping = tmp_path / "saved", Mapping([Rule("w", "v"), Rule("step", "step")])
+    xckpt.save(path, {"w": np.arange(3.0), "step": np.int32(7), "epoch": 2})
+    like = {"v": np.zeros(3), "step": 0, "epoch": np.int64(0)}
+    loaded = xckpt.load(path, like, mapping=mapping)
+    assert loaded["step"] == 7 and isinstance(loaded["step"], int)
+    assert loaded["epoch"] == 2 and loaded["epoch"].dtype == np.int64  # type: ignore[union-attr]

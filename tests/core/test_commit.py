@@ -34,7 +34,14 @@ WITH_OVERWRITE: dict[Found, dict[Place, Step | str]] = {
         Place.PLAIN_OUTPUT: "cannot be replaced in one step",
         Place.FILE: "cannot be replaced in one step",
     },
-    Found.FOREIGN: dict.fromkeys(Place, "holds no checkpoint; nothing there was touched"),
+    Found.FOREIGN: {
+        Place.KEYS: Step.GENERATION,
+        Place.FOLDER: Step.EXCHANGE,
+        Place.PLAIN_FOLDER: Step.GENERATION,
+        Place.OUTPUT: "holds no checkpoint; nothing there was touched",
+        Place.PLAIN_OUTPUT: "holds no checkpoint; nothing there was touched",
+        Place.FILE: "holds no checkpoint; nothing there was touched",
+    },
 }
 """What is done, or a part of the refusal's words."""
 

@@ -115,7 +115,7 @@ def test_saves_to_one_path_follow_each_other(tmp_path: Path) -> None:
         saving = xckpt.save_async(path, training, overwrite=True, metadata={"at": step})
         change(training)
         if step % 3 == 0:
-            assert saving.result(SECONDS).user == {"at": step}
+            assert saving.result(SECONDS).user_metadata == {"at": step}
             assert number_of(path) == step
     xckpt.save(tmp_path / "other", training)
     assert number_of(path) == 14
@@ -139,7 +139,7 @@ def test_what_is_given_may_change_at_once(tmp_path: Path) -> None:
     with pytest.raises(TimeoutError):
         saving.exception(0.01)
     planner.go_on.set()
-    assert saving.result(SECONDS).user == {"tags": ["a"]}
+    assert saving.result(SECONDS).user_metadata == {"tags": ["a"]}
     assert saving.done() and "committed" in repr(saving)
     assert number_of(tmp_path / "a") == 3
 

@@ -82,6 +82,7 @@ def expected_failures(
         return [RankFailure(r, "OddError", f"rank {r} is unwell \\ud800") for r in unwell]
     if decision_fails:
         message, problems = "no\n  - a: bad\n  - b: bad", ("a: bad", "b: bad")
+        problems = tuple((None, None, "", line, line) for line in problems)
         return [RankFailure(coordinator, "PlanError", message, "PlanError", problems)]
     return []
 

@@ -58,7 +58,7 @@ def test_it_is_apart_from_the_users_metadata_and_the_tree():
     xckpt.save(path, {"a": [1, (2, [])]}, planner=planner, metadata={"run": 7})
     stored = xckpt.open(path)
     assert stored.metadata.planner_data == ["mine"]
-    assert stored.user_metadata == stored.metadata.user == {"run": 7}
+    assert stored.user_metadata == stored.metadata.user_metadata == {"run": 7}
     assert xckpt.load(path) == {"a": [1, (2, [])]}
 
 

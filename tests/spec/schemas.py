@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from xckpt.core.dtypes import DTYPES
+from xckpt.core.dtypes import DTYPES, EXTENDED
 from xckpt.core.manifest.codec import FORMAT, VERSION
-from xckpt.core.manifest.entries import LITTLE_ENDIAN, Manifest
+from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN, Manifest
 from xckpt.storage.commit.folder import ClaimText
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -58,6 +58,14 @@ def _claim() -> Schema:
 
 
 def _array() -> Schema:
+    names: Schema = {"type": "array", "items": {"type": "string", "minLength": 1}}
+    schema = _array_without_names()
+    schema["properties"]["dimension_names"] = names
+    return schema
+
+
+def _array_without_names() -> Schema:
+    """The schema of the first edition, whose fields all are required."""
     chain = {"oneOf": [{"const": [LITTLE_ENDIAN, *more]} for more in ([], [{"name": "crc32c"}])]}
     inner = _object(
         chunk_shape={"$ref": "#/$defs/sizes"},
@@ -105,7 +113,14 @@ def _group() -> Schema:
         node_type={"const": "group"},
         attributes={
             "type": "object",
-            "properties": {"shape": sizes},
+            "properties": {
+                "shape": sizes,
+                "dimension_names": {"type": "array", "items": {"type": "string"}},
+                "xckpt": _object(
+                    data_types={"type": "array", "items": {"enum": list(EXTENDED)}},
+                    note={"const": LACKING},
+                ),
+            },
             "additionalProperties": False,
         },
     )

@@ -73,13 +73,29 @@ def test_overwrite(url: str) -> None:
 
 
 def test_what_is_no_checkpoint_is_never_overwritten(url: str) -> None:
-    open_store(Location.parse(url)).write("notes.txt", b"mine").result()
-    for overwrite in (False, True):
-        with pytest.raises(xckpt.CheckpointExistsError, match="holds no checkpoint"):
-            xckpt.save(url, NEW, overwrite=overwrite)
+    store = open_store(Location.parse(url))
+    store.write("notes.txt", b"mine").result()
+    with pytest.raises(xckpt.CheckpointExistsError, match="holds no checkpoint"):
+        xckpt.save(url, NEW)
     with pytest.raises(xckpt.NotACheckpointError):
         xckpt.load(url)
     assert keys(url) == ["notes.txt"]
+    for step in (2, 3):
+        xckpt.save(url, NEW | {"step": step}, overwrite=True)
+        assert step_at(url) == step
+        assert store.read("notes.txt").result().value == b"mine"
+
+
+def test_an_overwrite_keeps_the_keys_of_the_user(url: str) -> None:
+    xckpt.save(url, everything())
+    store = open_store(Location.parse(url))
+    store.write("own/c/0", b"mine").result()
+    store.write("w.zarr/zarr.json", b"{}").result()
+    for step in (2, 3):
+        xckpt.save(url, NEW | {"step": step}, overwrite=True)
+    root = xckpt.open(url).manifest.root
+    others = [key for key in keys(url) if not key.startswith(f"{root}/")]
+    assert others == ["own/c/0", "w.zarr/zarr.json", "xckpt.json"]
 
 
 def test_only_one_of_two_fresh_saves_begins(url: str) -> None:

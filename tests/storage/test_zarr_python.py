@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -33,31 +32,25 @@ def read(node: object) -> np.ndarray:
     return whole
 
 
-def forget_consolidated_metadata(checkpoint: Path) -> None:
-    file = checkpoint / "zarr.json"
-    document = json.loads(file.read_bytes())
-    del document["consolidated_metadata"]
-    file.write_text(json.dumps(document))
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_every_leaf_is_read(tmp_path: Path, layout: str, consolidated: bool) -> None:
     state = everything()
+    if consolidated:
+        del state["half"]  # bfloat16, for which there would be no consolidated metadata.
     xckpt.save(tmp_path / "ckpt", state, options=LAYOUTS[layout])
-    if not consolidated:
-        forget_consolidated_metadata(tmp_path / "ckpt")
     root = zarr.open_group(tmp_path / "ckpt", mode="r")
     assert (root.metadata.consolidated_metadata is not None) is consolidated
     for name, array in arrays().items():
-        assert same(read(root[name]), array), name
+        if name in state:
+            assert same(read(root[name]), array), name
     pieces = state["pieces"]
     assert isinstance(pieces, Sharded) and pieces.array is not None
     assert same(read(root["pieces"]), pieces.array)
     assert same(read(root["nested/list/1/x"]), np.arange(3))
     assert bytes(read(root["note"])) == str(state["note"]).encode()
     if consolidated:
-        assert sorted(root) == sorted([*arrays(), "pieces", "note", "nested"])
+        assert sorted(root) == sorted({*arrays(), "pieces", "note", "nested"} - {"half"})
     assert "sharded" not in layout or root["even"].shards is not None  # type: ignore[union-attr]
 
 

@@ -57,8 +57,10 @@ def tensors(draw: st.DrawFn, *, max_rank: int = 3) -> TensorStorageMetadata:
     options = GridOptions(draw(st.sampled_from([4, 64, 1 << 20])), draw(st.sampled_from([0, 256])))
     grid = choose_grid(shape, item_size(dtype), full, options)
     annotation = draw(st.sampled_from(["", "prng_key:threefry2x32"]))
+    letters = tuple("xyzuvw"[: len(shape)])
+    names = draw(st.sampled_from([None, letters])) if len(letters) == len(shape) else None
     return TensorStorageMetadata(
-        TensorProperties(dtype), shape, full, grid, draw(shardings), annotation
+        TensorProperties(dtype), shape, full, grid, draw(shardings), annotation, names
     )
 
 

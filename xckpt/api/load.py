@@ -8,34 +8,88 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from xckpt.api.save import Path, check_path
-from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.api.parts import PartialLoad, Patterns
+from xckpt.api.save import Path, check_path, check_planner
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
+
+Tree = TypeVar("Tree")
+"""A tree of targets, and what is loaded into one like it."""
+
+
+@overload
+def load(
+    path: Path,
+    like: None = None,
+    *,
+    strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
+
+
+@overload
+def load(
+    path: Path,
+    like: Tree,
+    *,
+    at: str = "",
+    select: Patterns | None = None,
+    strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
+    cast: bool = False,
+    planner: LoadPlanner | None = None,
+    group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
+    options: LoadOptions | None = None,
+    mapping: LeafMapping | None = None,
+    allow_lossy: bool = False,
+    report: Callable[[LoadReport], object] | None = None,
+) -> Tree: ...
 
 
 def load(
     path: Path,
     like: object = None,
     *,
+    at: str = "",
+    select: Patterns | None = None,
+    framework: str | None = None,
+    device: object = None,
     strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: object = None,
+    group: Group | TorchProcesses | None = None,
     no_dist: bool = False,
     timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> Any:  # noqa: ANN401  # a tree like the caller's, as torch.load's is
+    report: Callable[[LoadReport], object] | None = None,
+) -> Any:
     """Load a checkpoint into new arrays like the ones given; every rank of the group calls it.
 
     Args:
@@ -45,14 +99,32 @@ def load(
             device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
             Python value. Only shape, dtype, device and sharding are read. An object with a
             ``state_dict`` is not changed: in its place comes the loaded state dict, which its
-            ``load_state_dict`` takes. None loads everything as NumPy arrays in the saved
-            containers.
+            ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
+            arrays or what ``framework`` says.
+            A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
+            0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
+            rounded, and an int become a float or back if it stays the same number. Between two
+            Python values the stored one comes back as it was.
+        at: name of a container or leaf of the checkpoint, such as ``"model"``: only what is below
+            it is loaded, ``like`` is a tree of that, and leaf names count from there.
+        select: patterns of leaf names: only what fits one is loaded, the rest of ``like`` is
+            returned as it is, and the rest of the checkpoint is not missed. ``*`` is any text
+            without a ``/``, ``**`` any text, ``?`` one character; a container's name stands for
+            all in it. Without ``like`` a list that is not loaded as a whole becomes a dict.
+        framework: ``"torch"``, ``"jax"`` or ``"numpy"``: whose arrays come back where there is no
+            ``like``. Every rank gets the whole of each.
+        device: with ``framework``, where they are: a device or its name. None is the CPU for
+            torch, the default device for JAX.
         strict: missing leaves, and leaves that no rank asks for, are an error; otherwise what both
-            sides have is loaded and the rest of ``like`` is returned as it is.
+            sides have is loaded and the rest of ``like`` is returned as it is. Another shape or
+            type is an error in any case.
+        missing: what to do about leaves of ``like`` that the checkpoint lacks, whatever ``strict``
+            says: ``"error"``, ``"ignore"``, or ``"warn"``, which ignores them with a warning. Where
+            the checkpoint has none of them at all, that is always an error.
+        unexpected: the same for leaves of the checkpoint that no rank asks for.
         cast: allow another dtype than the stored one.
         planner: what goes where.
-        group: the ranks that load together: a `Group` or a torch process group; by default all of
-            torch.distributed or of jax.distributed, where one is initialised.
+        group: the ranks that load together; see `save`.
         no_dist: this process loads alone, whatever other processes there are.
         timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
             reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
@@ -61,9 +133,11 @@ def load(
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
             with string keys come back.
         allow_lossy: allow steps of the mapping that do not bring every value back.
+        report: called with a `LoadReport` once all is loaded, on every rank: which leaves were
+            loaded, cast, kept as they were, and left in the checkpoint. ``report=print`` shows it.
 
     Returns:
-        A tree like ``like``.
+        A tree like ``like``; to a type checker, of its type.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
@@ -75,32 +149,52 @@ def load(
         NoGroupError: a launcher started several processes, but no process group joins them.
         RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
             each of these errors is raised on every rank, with what happened where in ``failures``.
+        TypeError, ValueError: an argument makes no sense; it is named.
+        ImportError: the framework is not installed.
 
     Example:
         >>> import numpy as np, xckpt
-        >>> _ = xckpt.save("memory://example-load", {"w": np.arange(4.0), "step": 3})
+        >>> _ = xckpt.save("memory://example-load", {"model": {"w": np.arange(4.0)}, "step": 3})
         >>> xckpt.load("memory://example-load")
-        {'w': array([0., 1., 2., 3.]), 'step': 3}
+        {'model': {'w': array([0., 1., 2., 3.])}, 'step': 3}
+        >>> xckpt.load("memory://example-load", {"w": np.zeros(4)}, at="model")
+        {'w': array([0., 1., 2., 3.])}
+        >>> xckpt.load("memory://example-load", framework="torch", select="model")
+        {'model': {'w': tensor([0., 1., 2., 3.], dtype=torch.float64)}}
+        >>> xckpt.load("memory://example-load", {"step": 0}, unexpected="ignore", report=print)
+        loaded 1 leaf
+        left 1 leaf: model/w
+        {'step': 3}
     """
     check_path(path, "load(path, like)")
+    wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
+    strictness = _strictness(strict, missing, unexpected, planner)
+    rules = strictness, cast, allow_lossy
     ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
-    return _load(path, like, False, strict, cast, planner, ranks, options, mapping, allow_lossy)
+    tree, done = _load(path, like, False, wanted, *rules, planner, ranks, options, mapping)
+    if report is not None:
+        report(done)
+    return tree
 
 
 def load_into(
     path: Path,
     state: object,
     *,
+    at: str = "",
+    select: Patterns | None = None,
     strict: bool = True,
+    missing: Severity | None = None,
+    unexpected: Severity | None = None,
     cast: bool = False,
     planner: LoadPlanner | None = None,
-    group: object = None,
+    group: Group | TorchProcesses | None = None,
     no_dist: bool = False,
     timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
-) -> None:
+) -> LoadReport:
     """Load a checkpoint into the torch tensors and NumPy arrays of ``state``, in place.
 
     Python values are replaced in the dicts and lists that hold them.
@@ -115,7 +209,11 @@ def load_into(
         path: where the checkpoint is; every format that `load` reads.
         state: what to fill, a tree or one object; a leaf that cannot be filled in place, such as
             a jax.Array, is refused.
+        at: see `load`; ``state`` is what the checkpoint has there.
+        select: see `load`; what does not fit stays as it is.
         strict: see `load`; where it is False, leaves that the checkpoint lacks stay as they are.
+        missing: see `load`.
+        unexpected: see `load`.
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
@@ -124,6 +222,9 @@ def load_into(
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
+
+    Returns:
+        Which leaves were loaded, cast, kept as they were, and left in the checkpoint.
 
     Raises:
         XckptError: as `load`; after an error some tensors may be filled already, but no
@@ -135,53 +236,88 @@ def load_into(
         >>> _ = xckpt.save("memory://example-into", {"w": np.arange(4.0), "step": 3})
         >>> state = {"w": np.zeros(4), "step": 0}
         >>> xckpt.load_into("memory://example-into", state)
+        LoadReport(2 loaded, 0 cast, 0 kept, 0 left)
         >>> state
         {'w': array([0., 1., 2., 3.]), 'step': 3}
     """
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
+    wanted = PartialLoad.asked(at, select)
+    strictness = _strictness(strict, missing, unexpected, planner)
+    rules = strictness, cast, allow_lossy
     ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
-    _load(path, state, True, strict, cast, planner, ranks, options, mapping, allow_lossy)
+    return _load(path, state, True, wanted, *rules, planner, ranks, options, mapping)[1]
+
+
+def _strictness(
+    strict: bool,
+    missing: Severity | None,
+    unexpected: Severity | None,
+    planner: LoadPlanner | None,
+) -> Strictness:
+    if planner is not None and (missing or unexpected):
+        raise ValueError("missing= and unexpected= are for the planner: give them to it")
+    return Strictness.of(strict, missing, unexpected)
 
 
 def _load(
     path: Path,
     like: object,
     in_place: bool,
-    strict: bool,
+    wanted: PartialLoad,
+    strictness: Strictness,
     cast: bool,
+    allow_lossy: bool,
     planner: LoadPlanner | None,
-    ranks: Callable[[], Group],
+    find_ranks: Callable[[], Group],
     options: LoadOptions | None,
     mapping: LeafMapping | None,
-    allow_lossy: bool,
-) -> Any:  # noqa: ANN401  # a tree like the caller's
+) -> tuple[object, LoadReport]:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    if mapping is not None and not wanted.everything:
+        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
     reader = ZarrStorageReader(path, options=options)
-    group = ranks()
+    ranks = find_ranks()
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
-        from xckpt.convert.mapped_load import MappedLoadPlanner
-
-        planner = MappedLoadPlanner(
-            mapping,
-            lambda: others().open_source(),
-            strict=strict,
-            cast=cast,
-            allow_lossy=allow_lossy,
-            rank=group.rank,
-            ranks=group.size,
-            options=options,
-        )
-    planner = DefaultLoadPlanner(strict=strict, cast=cast) if planner is None else planner
+        planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
+    planner = wanted.planner(planner, like, strictness, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    return load_state(
-        tree, reader, group=group, planner=planner, in_place=in_place, others=others
-    ).tree
+    loaded = load_state(
+        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
+    )
+    return loaded.tree, planner.report()
+
+
+def _mapped_planner(
+    mapping: LeafMapping,
+    others: Callable[[], FormatsAt],
+    strictness: Strictness,
+    cast: bool,
+    allow_lossy: bool,
+    group: Group,
+    options: LoadOptions | None,
+) -> LoadPlanner:
+    from xckpt.convert.mapped_load import MappedLoadPlanner
+
+    return MappedLoadPlanner(
+        mapping,
+        lambda: others().open_source(),
+        missing=strictness.missing,
+        unexpected=strictness.unexpected,
+        cast=cast,
+        allow_lossy=allow_lossy,
+        rank=group.rank,
+        ranks=group.size,
+        options=options,
+    )
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

@@ -9,13 +9,14 @@ import copy
 import os
 
 from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.background import SaveFuture, begin
-from xckpt.engine.group import Group
+from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, checked_options
 
 Path = str | os.PathLike[str]
 
@@ -27,7 +28,7 @@ def save(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: object = None,
+    group: Group | TorchProcesses | None = None,
     no_dist: bool = False,
     timeout: float | None = None,
     options: SaveOptions | None = None,
@@ -41,12 +42,13 @@ def save(
             that has ``state_dict`` and ``load_state_dict`` (a module, an optimizer, one of your
             own) stands for what its ``state_dict()`` gives; that is called once.
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
-            is committed; then its folder is removed with all that is in it.
+            is committed. Files of yours beside it are kept; a folder that holds only such files
+            needs this too.
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
-        group: the ranks that save together: a `Group` or a torch process group; by default all of
-            torch.distributed or of jax.distributed, where one is initialised.
+        group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
+            default all of torch.distributed or of jax.distributed, where one is initialised.
         no_dist: this process saves alone, whatever other processes there are.
         timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
             writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
@@ -65,18 +67,20 @@ def save(
         RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
             each of these errors is raised on every rank, with what happened where in ``failures``.
             Nothing is committed.
+        TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
         >>> import numpy as np, xckpt
         >>> state = {"model": {"w": np.ones((4, 2), np.float32)}, "step": 3}
         >>> saved = xckpt.save("memory://example", state)
-        >>> saved.state_dict_metadata["model/w"].size
+        >>> saved["model/w"].shape
         (4, 2)
     """
     check_path(path, "save(path, state)")
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-    options = options or SaveOptions()
+    options = checked_options(options, SaveOptions, "save")
+    check_planner(planner, SavePlanner, "save")
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     return save_state(
         state,
@@ -96,7 +100,7 @@ def save_async(
     overwrite: bool = False,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
-    group: object = None,
+    group: Group | TorchProcesses | None = None,
     no_dist: bool = False,
     timeout: float | None = None,
     options: SaveOptions | None = None,
@@ -140,7 +144,8 @@ def save_async(
         {'w': array([0., 1., 2., 3.])}
     """
     check_path(path, "save_async(path, state)")
-    options = options or SaveOptions()
+    options = checked_options(options, SaveOptions, "save_async")
+    check_planner(planner, SavePlanner, "save_async")
     planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
 
@@ -169,3 +174,14 @@ def check_path(path: object, call: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+
+
+def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], call: str) -> None:
+    """Refuse a planner of another kind.
+
+    Raises:
+        TypeError: it is none of ``kind``; the message names ``call``.
+    """
+    if planner is not None and not isinstance(planner, kind):
+        name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
+        raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")

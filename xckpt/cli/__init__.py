@@ -1,4 +1,4 @@
-"""The command line: `xckpt ls`, `info`, `verify`, `map` and `convert`.
+"""The command line: `xckpt ls`, `info`, `cat`, `stats`, `diff` and others.
 
 `main` is the console script. The commands themselves need click and rich, which the extra ``cli``
 installs; a training job that only saves and loads does without.

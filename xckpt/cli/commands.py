@@ -1,8 +1,8 @@
-"""The group of all commands, with `xckpt ls`, `xckpt info` and `xckpt verify`.
+"""The group of all commands, with `xckpt info` and `xckpt verify`.
 
-Exit codes: 0 all is well; 1 `verify` or `map check` found faults; 2 the question could not be
-answered (no checkpoint there, no such leaf, storage refused, wrong usage); 130 interrupted. Answers
-go to stdout, errors and progress to stderr.
+Exit codes: 0 all is well; 1 `verify` or `map check` found faults, or `diff` differences; 2 the
+question could not be answered (no checkpoint there, no such leaf, storage refused, wrong usage);
+130 interrupted. Answers go to stdout, errors and progress to stderr.
 
 Everything heavy is imported by the command that needs it, so that `xckpt --help` is quick.
 """
@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 import click
 
+from xckpt.cli.choose import no_such_leaf
+from xckpt.cli.compare import diff_command
 from xckpt.cli.convert import convert_command
+from xckpt.cli.elements import cat, head, stats
+from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
-    from xckpt.cli.report import CheckpointReport, LeafReport
+    from xckpt.cli.report import LeafReport
     from xckpt.core.geometry.box import Box
     from xckpt.storage.checkpoint import Checkpoint
 
@@ -52,29 +56,8 @@ def commands() -> None:
     """
 
 
-commands.add_command(map_commands)
-commands.add_command(convert_command)
-
-
-@commands.command()
-@path_argument
-@as_json
-def ls(path: str, as_json: bool) -> None:
-    """List the leaves of a checkpoint: name, dtype, shape, size."""
-    from xckpt.cli.report import checkpoint_report
-
-    leaves = checkpoint_report(path, _open(path).manifest).leaves
-    if as_json:
-        print_json(
-            [
-                {"name": leaf.name, "dtype": leaf.dtype, "shape": leaf.shape, "bytes": leaf.bytes}
-                for leaf in leaves
-            ]
-        )
-        return
-    from xckpt.cli.tables import console, leaf_list
-
-    console().print(leaf_list(leaves))
+for each in (ls, cat, head, stats, diff_command, convert_command, map_commands):
+    commands.add_command(each)
 
 
 @commands.command()
@@ -94,7 +77,7 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     whole = checkpoint_report(path, checkpoint.manifest)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
-        raise Failure(_no_such_leaf(whole, str(leaf)))
+        raise no_such_leaf(path, [each.name for each in whole.leaves], str(leaf))
     is_leaf = [each.name for each in report.leaves] == [leaf]
     one = _with_value(checkpoint, report.leaves[0]) if is_leaf else None
     box = None
@@ -110,14 +93,6 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     if one and one.kind == "tensor" and not screen.options.ascii_only:
         screen.print()
         screen.print(leaf_drawing(one, box, screen.width))
-
-
-def _no_such_leaf(report: CheckpointReport, name: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(name, [leaf.name for leaf in report.leaves], n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "xckpt ls lists the leaves"
-    return f"{report.path} has no leaf {name!r}; {hint}"
 
 
 def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:

@@ -1,4 +1,7 @@
-"""What every command prints the same way: failures on stderr, JSON on stdout, a progress bar."""
+"""What every command prints the same way: failures on stderr, JSON on stdout, a progress bar.
+
+Names come from a checkpoint and may hold anything: what goes to a terminal passes `printable`.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,20 @@ if TYPE_CHECKING:
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
+def printable(text: str) -> str:
+    """A text without control characters, those that turn the writing direction included.
+
+    Example:
+        >>> printable("a\\x1b[31m\\u202eb"), printable("naïve 重み")
+        ('a\\\\x1b[31m\\\\u202eb', 'naïve 重み')
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 class Failure(click.ClickException):
     """The question could not be answered: a message on stderr, exit code 2."""
 
@@ -22,7 +39,8 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[str] | None = None) -> None:
         """Print the message, without click's usage lines."""
-        click.echo(f"xckpt: {self.format_message()}", file=file, err=file is None)
+        lines = map(printable, self.format_message().split("\n"))
+        click.echo("xckpt: " + "\n".join(lines), file=file, err=file is None)
 
 
 class Fault(Failure):
@@ -35,10 +53,10 @@ class Fault(Failure):
 
 
 def print_json(document: object) -> None:
-    """Print a document of plain values or msgspec structs."""
+    """Print a document of plain values or msgspec structs; a problem is its line."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2))
 
 
 @contextmanager

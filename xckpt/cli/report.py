@@ -110,7 +110,7 @@ class CheckpointReport(msgspec.Struct, frozen=True):
     bytes: int
     """Bytes that the elements take."""
     chunks: int
-    user: object
+    user_metadata: object
     """What was passed to the save as ``metadata=``."""
     containers: Mapping[str, str]
     """Name -> kind of each container that is empty or not a plain dict."""
@@ -154,11 +154,11 @@ def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:
         return None
     around = _path(name)
     containers = {n: kind for n, kind in report.containers.items() if inside(n) or n in around}
-    return _summed(report.path, leaves, containers, report.user)
+    return _summed(report.path, leaves, containers, report.user_metadata)
 
 
 def _summed(
-    path: str, leaves: tuple[LeafReport, ...], containers: Mapping[str, str], user: object
+    path: str, leaves: tuple[LeafReport, ...], containers: Mapping[str, str], user_metadata: object
 ) -> CheckpointReport:
     tensors = sum(leaf.kind == "tensor" for leaf in leaves)
     return CheckpointReport(
@@ -167,7 +167,7 @@ def _summed(
         len(leaves) - tensors,
         sum(leaf.bytes for leaf in leaves),
         sum(leaf.chunks for leaf in leaves),
-        user,
+        user_metadata,
         containers,
         leaves,
     )

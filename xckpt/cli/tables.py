@@ -7,12 +7,15 @@ characters are escaped (`escaped`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from xckpt.cli.draw import LEAST_WIDTH, draw
+from xckpt.cli.listing import Row, size_text
+from xckpt.cli.output import printable
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
@@ -25,6 +28,10 @@ from xckpt.cli.report import (
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
+
+if TYPE_CHECKING:
+    from xckpt.storage.contents.statistics import Statistics
+    from xckpt.storage.stored_array import StoredArray
 
 PIPED_WIDTH = 100_000
 """Columns where the output is not a terminal: nothing is wrapped or cut."""
@@ -44,12 +51,30 @@ def console(*, stderr: bool = False) -> Console:
     return screen
 
 
-def leaf_list(leaves: Iterable[LeafReport]) -> RenderableType:
+def leaf_list(rows: Iterable[Row]) -> RenderableType:
     """A line for each leaf: name, dtype, shape, bytes."""
     table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
-    for leaf in leaves:
-        table.add_row(escaped(leaf.name), leaf.dtype, _shape(leaf.shape), _size(leaf))
+    for row in rows:
+        table.add_row(escaped(row.name), row.dtype, _shape(row.shape), size_text(row))
     return table
+
+
+def statistics_table(found: Iterable[tuple[StoredArray, Statistics]]) -> RenderableType:
+    """A line for each tensor: what its numbers are like."""
+    columns = ("leaf", "dtype", "elements", "min", "max", "mean", "NaN", "infinite")
+    table = empty_table(*columns, right=columns[2:])
+    for leaf, of in found:
+        numbers = (_number(of.least), _number(of.largest), _number(of.mean))
+        counts = (f"{of.nans:,}", f"{of.infinities:,}")
+        row = (str(leaf.dtype), f"{of.count:,}", *numbers, *counts)
+        table.add_row(escaped(leaf.name or "(the root)"), *row)
+    return table
+
+
+def _number(number: complex | None) -> str:
+    if number is None or isinstance(number, int):
+        return "" if number is None else str(number)
+    return f"{number:.6g}"
 
 
 def checkpoint_table(report: CheckpointReport) -> RenderableType:
@@ -59,8 +84,8 @@ def checkpoint_table(report: CheckpointReport) -> RenderableType:
     for row in tree_rows(report.leaves, report.containers):
         table.add_row(*_tree_cells(row))
     facts = [("checkpoint", report.path), ("holds", holdings(report))]
-    if report.user is not None:
-        facts.append(("metadata", repr(report.user)))
+    if report.user_metadata is not None:
+        facts.append(("user metadata", repr(report.user_metadata)))
     return Group(_facts(facts), Text(), table)
 
 
@@ -152,10 +177,7 @@ def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -
 
 def escaped(text: str) -> Text:
     """A text without control characters."""
-    shown = (
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-    return Text("".join(shown))
+    return Text(printable(text))
 
 
 def _size(leaf: LeafReport) -> str:

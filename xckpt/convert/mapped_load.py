@@ -11,8 +11,9 @@ tensor. `MappedLoadPlanner` replaces these reads:
 3. When an item has landed, its copies take its elements to their places in the target
    (`xckpt.convert.mapped_reads`). When a box is full, the default planner publishes it.
 
-A mapping speaks of tensors. Python values are loaded where both sides have them under one name;
-others of the checkpoint are left out, and others of the target stay as they are.
+A mapping speaks of tensors. Python values are loaded where both sides have them under one name.
+Leaves of one side alone are treated as in any load: a value that the target lacks, and a stored
+tensor that no rule takes, are unexpected; a target that no rule makes is missing.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from xckpt.core.metadata import (
 from xckpt.core.names import join_keys, split_name
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.core.values import value_kind
 from xckpt.errors import MappingError, PlanError, UnsupportedLeafError
@@ -61,6 +63,8 @@ class MappedLoadPlanner(LoadPlanner):
         mapping: how stored tensors become targets.
         open_source: opens what is loaded a second time, to check the mapping's assertions.
         strict: refuse missing and unexpected leaves; otherwise load what both sides have.
+        missing: what to do about leaves that the mapping does not make and the checkpoint lacks.
+        unexpected: what to do about leaves of the checkpoint that are neither taken nor wanted.
         cast: allow another dtype than the mapping's.
         in_place: fill the targets themselves.
         allow_lossy: allow steps of the mapping that do not bring every value back.
@@ -75,6 +79,8 @@ class MappedLoadPlanner(LoadPlanner):
         open_source: Callable[[], TensorSource],
         *,
         strict: bool = True,
+        missing: Severity | None = None,
+        unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
         allow_lossy: bool = False,
@@ -83,7 +89,7 @@ class MappedLoadPlanner(LoadPlanner):
         options: LoadOptions | None = None,
     ) -> None:
         self.mapping = mapping
-        self.strict = strict
+        self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
         self.allow_lossy = allow_lossy
@@ -121,7 +127,11 @@ class MappedLoadPlanner(LoadPlanner):
             likes.get(name, join_keys(keys_of(name))): name for name in self._resolved.targets
         }
         self._targets = DefaultLoadPlanner(
-            strict=self.strict, cast=self.cast, in_place=self.in_place, keep_values=True
+            missing=self.strictness.missing,
+            unexpected=self.strictness.unexpected,
+            cast=self.cast,
+            in_place=self.in_place,
+            beside=[self._stored_names[name] for name in self._resolved.unused],
         )
         self._targets.use_adapters(self.adapters)
         imagined: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
@@ -131,11 +141,11 @@ class MappedLoadPlanner(LoadPlanner):
             imagined[leaf] = TensorStorageMetadata(TensorProperties(spec.dtype), spec.shape, boxes)
         for name, leaf in self._stored_names.items():
             described = metadata.state_dict_metadata[leaf]
-            wanted = name not in self._resolved.targets and (state_dict is None or name in likes)
-            if wanted and isinstance(described, BytesStorageMetadata):
+            made = name in self._resolved.targets
+            if not made and isinstance(described, BytesStorageMetadata):
                 imagined[likes.get(name, leaf)] = described
         self._targets.set_up_planner(
-            state_dict, Metadata(imagined, user=metadata.user), is_coordinator
+            state_dict, Metadata(imagined, user_metadata=metadata.user_metadata), is_coordinator
         )
 
     def _resolve(self, wanted: Mapping[str, TensorSpec] | None) -> ResolvedMapping:
@@ -146,10 +156,9 @@ class MappedLoadPlanner(LoadPlanner):
             if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
         }
         resolved = self.mapping.resolve(sources, wanted)
-        if self.strict:
-            problems = problems_with(resolved, resolved.targets)
-            if problems:
-                raise MappingError.listing("the mapping does not fit the checkpoint", problems)
+        all_used = self.strictness.unexpected == "error"
+        if problems := problems_with(resolved, resolved.targets, all_used=all_used):
+            raise MappingError.listing("the mapping does not fit the checkpoint", problems)
         if not self.allow_lossy:
             require_lossless(resolved)
         return resolved
@@ -208,7 +217,7 @@ class MappedLoadPlanner(LoadPlanner):
         return stored
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank."""
+        """Refuse the load if any target does not fit, or as the caller's rules say."""
         return self._targets.create_global_plan(global_plan)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
@@ -252,6 +261,10 @@ class MappedLoadPlanner(LoadPlanner):
     def commit_tensor(self, read_item: ReadItem, tensor: object) -> None:
         """Copy an item's elements to their places; publish the box with the last of them."""
         self._reads[read_item].commit()
+
+    def report(self) -> LoadReport:
+        """What became of each leaf; see `DefaultLoadPlanner.report`."""
+        return self._targets.report()
 
     def result(self) -> object:
         """The loaded tree; see `DefaultLoadPlanner.result`."""

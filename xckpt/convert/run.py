@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from xckpt.convert.conversion import Conversion, Opened
-from xckpt.convert.target_tree import find_places, target_tree, user_metadata
+from xckpt.convert.target_tree import find_places, target_tree
 from xckpt.convert.to_checkpoint import ConvertingWriter
 from xckpt.convert.to_sink import PREPARE, SinkTarget, SinkWriter
 from xckpt.convert.units.assertions import check_assertions
@@ -38,7 +38,7 @@ from xckpt.engine.steps import all_reduce
 from xckpt.errors import StorageError
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents
-from xckpt.formats.source import Opaque, metadata_texts
+from xckpt.formats.source import Opaque, metadata_texts, user_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
@@ -209,7 +209,7 @@ class _Work:
         planner = DefaultSavePlanner(
             grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=_content
         )
-        kept = user_metadata(self.opened.source.metadata)
+        kept = user_of(self.opened.source.metadata)
         user = kept if self.metadata is None else self.metadata
         metadata = save_state(tree, writer, group=self.group, planner=planner, metadata=user)
         return self._converted(share.bytes_before, metadata)
@@ -231,6 +231,7 @@ class _Work:
             source.values,
             source.metadata if self.metadata is None else metadata_texts(self.metadata),
             *find_places(opened, self.like),
+            source.annotations if opened.as_it_is else {},
             {name: source.chunks(name) for name in targets} if opened.as_it_is else {},
             max(1, self.options.memory_bytes // 4),
             origin=digest,

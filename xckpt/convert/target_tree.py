@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,20 +18,12 @@ from xckpt.convert.conversion import Opened
 from xckpt.convert.units.unit import WorkUnit
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.leaf import LazySource
-from xckpt.core.metadata import JSONValue
 from xckpt.core.names import join_keys
 from xckpt.core.tree import flatten, rebuild, unflatten
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.errors import MappingError
-from xckpt.formats.source import USER, TensorSource
+from xckpt.formats.source import TensorSource
 from xckpt.mapping.names import by_mapping_name, keys_of, tree_of
-
-
-def user_metadata(texts: Mapping[str, str]) -> JSONValue:
-    """The checkpoint's user metadata, from a source's."""
-    if USER in texts:
-        return msgspec.json.decode(texts[USER])
-    return dict(texts) or None
 
 
 def find_places(opened: Opened, like: object) -> tuple[Mapping[str, str], Mapping[str, str]]:

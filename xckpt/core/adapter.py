@@ -28,8 +28,10 @@ from xckpt.core.leaf import (
     ObjectState,
     SourceLeaf,
     TargetLeaf,
+    TargetPlace,
     TransferringLeaf,
 )
+from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 
 Leaf = TypeVar("Leaf")
@@ -72,6 +74,14 @@ class Adapter(Generic[Leaf]):
             UnsupportedLeafError: it cannot be loaded (into); names the leaf.
         """
         raise UnsupportedLeafError(f"{name}: a {_class_of(like)} cannot be loaded")
+
+    def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> Leaf:
+        """A target for a stored tensor, where the caller gives none; it takes no memory.
+
+        Raises:
+            UnsupportedLeafError: the framework cannot hold it; names the leaf.
+        """
+        raise UnsupportedLeafError(f"{name}: give a target, for this framework makes none")
 
     def copyable(self, leaf: Leaf, name: str) -> Copyable:
         """How to copy a leaf; by default the copy is a `HostSource`, which can stand for any leaf.

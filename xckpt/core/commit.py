@@ -9,11 +9,15 @@ at the path     KEYS          FOLDER        PLAIN_FOLDER  OUTPUT        PLAIN_OU
 nothing         IN_PLACE      RENAME        RENAME        RENAME        RENAME         RENAME
 a checkpoint    GENERATION    EXCHANGE      GENERATION    EXCHANGE      refused        REPLACE
 an unfinished   GENERATION    GENERATION    GENERATION    refused       refused        refused
-something else  refused       refused       refused       refused       refused        refused
+something else  GENERATION    EXCHANGE      GENERATION    refused       refused        refused
 ==============  ============  ============  ============  ============  =============  ==========
 
 All but the first row needs ``overwrite=True``. The first three columns are checkpoints of our own,
 whose manifest can name data beside the old ones; the others are outputs in other formats.
+
+Files that are no checkpoint's are the user's, in each row. A save beside them (GENERATION) does not
+touch them. An exchange carries them over (`xckpt.storage.commit.carry`); where it cannot, the file
+system counts as one that exchanges no folders.
 """
 
 from __future__ import annotations
@@ -32,7 +36,7 @@ class Found(Enum):
     NOTHING = "nothing"
     """Or an empty folder."""
     CHECKPOINT = "checkpoint"
-    """Of the same format, with no other files in it."""
+    """Of the same format; other files may be in it."""
     UNFINISHED = "unfinished"
     """The claim of a save that has not committed."""
     FOREIGN = "foreign"
@@ -84,7 +88,11 @@ _STEPS: Final[Mapping[Found, Mapping[Place, Step]]] = MappingProxyType(
         Found.UNFINISHED: dict.fromkeys(
             (Place.KEYS, Place.FOLDER, Place.PLAIN_FOLDER), Step.GENERATION
         ),
-        Found.FOREIGN: {},
+        Found.FOREIGN: {
+            Place.KEYS: Step.GENERATION,
+            Place.FOLDER: Step.EXCHANGE,
+            Place.PLAIN_FOLDER: Step.GENERATION,
+        },
     }
 )
 """The rows of the table above; what is not here is refused."""
@@ -116,6 +124,11 @@ def decide(where: object, found: Found, place: Place, *, overwrite: bool, reason
 
 
 def _refusal(found: Found, *, overwrite: bool, reason: str) -> str:
+    if found is Found.FOREIGN and not overwrite and not reason:
+        return (
+            "is not empty and holds no checkpoint; nothing there was touched: choose another path, "
+            "or pass overwrite=True to save there and keep the files"
+        )
     if found is Found.FOREIGN:
         return (
             f"{reason or 'is not empty and holds no checkpoint'}; nothing there was touched: "

@@ -17,15 +17,16 @@ _STANDARD = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64", "complex64", "complex128",
 )
-_EXTENDED = (
+EXTENDED: Final = (
     "bfloat16", "float8_e3m4", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e4m3b11fnuz",
     "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "int2", "int4", "float4_e2m1fn",
 )
+"""The types that NumPy and zarr-python lack."""
 # fmt: on
 
 DTYPES: Final[dict[str, np.dtype[np.generic]]] = {
     **{name: np.dtype(name) for name in _STANDARD},
-    **{name: np.dtype(getattr(ml_dtypes, name)) for name in _EXTENDED},
+    **{name: np.dtype(getattr(ml_dtypes, name)) for name in EXTENDED},
 }
 """Format name -> NumPy dtype. Types below 8 bits take one byte per element, as in NumPy."""
 
@@ -62,3 +63,19 @@ def dtype_name(dtype: np.dtype[np.generic]) -> str | None:
         ('float32', None)
     """
     return _NAMES.get(dtype.newbyteorder("="))
+
+
+def fill_value(name: str) -> object:
+    """Zero as zarr.json spells it, and 1 for the type that has no zero.
+
+    Example:
+        >>> fill_value("complex64"), fill_value("float8_e8m0fnu")
+        ([0.0, 0.0], 1.0)
+    """
+    if name == "bool":
+        return False
+    if name.startswith("complex"):
+        return [0.0, 0.0]
+    if name == "float8_e8m0fnu":
+        return 1.0
+    return 0.0 if "float" in name else 0

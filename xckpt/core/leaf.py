@@ -215,3 +215,17 @@ class Copyable:
     """The memory to copy; none where nothing can change the leaf."""
     rebuild: Callable[[Sequence[NDArray[np.generic]]], object]
     """The same leaf over copies of the parts; on the host a copy may have the part's strides."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetPlace:
+    """Where a framework is to put the tensors that a load makes; each field in its own words."""
+
+    device: object = None
+    """A device, or its name; None for the framework's usual one."""
+    mesh: object = None
+    """Devices with named axes, over which the sharding that wrote a tensor is laid again."""
+    sharding: object = None
+    """The sharding of every tensor, in place of the one that wrote it."""
+    cast: bool = False
+    """Whether a dtype that the framework has switched off may become another."""

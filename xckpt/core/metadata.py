@@ -6,13 +6,14 @@ elements, dtypes are the format's names (see `xckpt.core.dtypes`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
+from xckpt.core.near_names import no_such_name
 
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
 """What `json` can carry."""
@@ -72,6 +73,18 @@ class TensorStorageMetadata:
     """The sharding that wrote it, where the framework knows one."""
     annotation: str = ""
     """What the leaf is to its framework beyond an array, such as ``"prng_key:threefry2x32"``."""
+    dimension_names: tuple[str, ...] | None = None
+    """A name for each dimension, for zarr and xarray; None where nothing names them."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape in elements, as `size`, which is torch's name of it."""
+        return self.size
+
+    @property
+    def dtype(self) -> str:
+        """The format's name of the element type."""
+        return self.properties.dtype
 
     @property
     def arrays(self) -> Boxes:
@@ -110,16 +123,45 @@ class MetadataIndex:
 
 
 @dataclass(frozen=True, slots=True)
-class Metadata:
-    """All that a checkpoint says about itself."""
+class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
+    """All that a checkpoint says about itself: a mapping from leaf name to what the leaf is.
+
+    Example:
+        >>> saved = Metadata({"w": TensorStorageMetadata(TensorProperties("int8"), (3,), ())})
+        >>> list(saved), saved["w"].shape, saved["w"].dtype
+        (['w'], (3,), 'int8')
+    """
 
     state_dict_metadata: Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
     """Leaf name -> what the leaf is, in the order in which the leaves were saved."""
     containers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Name of each container that is not a plain dict -> its kind; see `xckpt.core.tree`."""
-    user: JSONValue = None
+    user_metadata: JSONValue = None
     """What the caller passed as ``metadata=`` to `xckpt.save`."""
     planner_data: object = None
     """What planners merged in `create_global_plan`."""
     storage_data: object = None
     """What the storage adds for its own use."""
+
+    def __getitem__(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
+        """What a leaf is.
+
+        Raises:
+            KeyError: there is no such leaf; the message names the nearest.
+        """
+        leaf = self.state_dict_metadata.get(name)
+        if leaf is None:
+            raise KeyError(no_such_name(name, self.state_dict_metadata, "the checkpoint"))
+        return leaf
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.state_dict_metadata
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.state_dict_metadata)
+
+    def __len__(self) -> int:
+        return len(self.state_dict_metadata)
+
+    def __bool__(self) -> bool:
+        return True  # A checkpoint without leaves is one, too.

@@ -31,6 +31,10 @@ from collections.abc import Sequence
 KeyPath = tuple[str | int, ...]
 
 _INT_LIKE = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_INT_STARTS = frozenset("-0123456789")
+_PLAIN_COMPONENT = r"(?:0|[1-9][0-9]{0,18}|[^%/0-9\-][^%/]*)"
+_PLAIN = re.compile(rf"{_PLAIN_COMPONENT}(?:/{_PLAIN_COMPONENT})*")
+"""Names without an escape: most are."""
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
 _RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
 _LOCK = ".__lock"
@@ -56,7 +60,17 @@ def split_name(name: str) -> KeyPath:
         >>> split_name("0/a%2Fb/%30")
         (0, 'a/b', '0')
     """
-    return tuple(_key(part) for part in name.split("/")) if name else ()
+    return tuple(map(_key, name.split("/"))) if name else ()
+
+
+def is_name(text: str) -> bool:
+    """Whether a text is a leaf name as `join_keys` writes it.
+
+    Example:
+        >>> is_name("opt/0/mu"), is_name("a%2fb"), is_name("a%2Fb")
+        (True, False, True)
+    """
+    return _PLAIN.fullmatch(text) is not None or join_keys(split_name(text)) == text
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -75,16 +89,22 @@ def _component(key: str | int) -> str:
         return str(key)
     if key == "":
         return "%"
-    escaped = key.replace("%", "%25").replace("/", "%2F")
-    return _escape_first(escaped) if _INT_LIKE.fullmatch(escaped) else escaped
+    if "%" in key or "/" in key:
+        key = key.replace("%", "%25").replace("/", "%2F")
+    return _escape_first(key) if _is_int(key) else key
 
 
 def _key(part: str) -> str | int:
-    if _INT_LIKE.fullmatch(part):
-        return int(part)
+    if "%" not in part:
+        return int(part) if _is_int(part) else part
     if part == "%":
         return ""
     return re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), part)
+
+
+def _is_int(part: str) -> bool:
+    """Whether a component reads as an int; most begin with a letter, which is quick to see."""
+    return part[:1] in _INT_STARTS and _INT_LIKE.fullmatch(part) is not None
 
 
 def _stored(part: str) -> str:

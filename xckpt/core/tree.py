@@ -183,12 +183,13 @@ def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, s
     return node, ""
 
 
-def _close(node: object, keys: KeyPath, containers: Mapping[str, str]) -> object:
-    if not isinstance(node, _Container):
-        return node
+def _close(node: _Container, keys: KeyPath, containers: Mapping[str, str]) -> object:
     name = join_keys(keys)
     kind, _, detail = containers.get(name, "dict").partition(":")
-    children = {key: _close(child, (*keys, key), containers) for key, child in node.items()}
+    children = {
+        key: _close(child, (*keys, key), containers) if isinstance(child, _Container) else child
+        for key, child in node.items()
+    }
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
             raise ManifestError(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import re
 from collections.abc import Callable
 from typing import Final
@@ -80,6 +81,22 @@ _FORMS: Final = {
 
 KINDS: Final = frozenset(_DECODE)
 """Names of the types that the format carries."""
+
+
+class ValueText(io.BytesIO):
+    """The text of a value whose kind is known only when it is written.
+
+    Args:
+        value: a Python value that the format carries.
+
+    Example:
+        >>> ValueText(7).kind, ValueText(7).getvalue()
+        ('int', b'0x7')
+    """
+
+    def __init__(self, value: object) -> None:
+        super().__init__(encode_value(value).encode("utf-8", "surrogatepass"))
+        self.kind = str(value_kind(value))
 
 
 def value_kind(leaf: object) -> str | None:

@@ -53,6 +53,30 @@ def register_adapter(framework: str, module: str) -> None:
     _MODULES[framework] = module
 
 
+def framework_adapter(framework: str) -> Adapter[Any]:
+    """The adapter of a framework, which is imported for it.
+
+    Raises:
+        ValueError: there is no such framework.
+        ImportError: it is not installed.
+
+    Example:
+        >>> framework_adapter("numpy").leaves[0].__name__
+        'ndarray'
+    """
+    if not isinstance(framework, str) or framework not in _MODULES:
+        known = ", ".join(repr(name) for name in ("torch", "jax", "numpy"))
+        raise ValueError(f"framework={framework!r} is not known; give one of {known}")
+    try:
+        importlib.import_module(framework)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"framework={framework!r} needs {framework}, which is not installed"
+        ) from error
+    adapter: Adapter[Any] = importlib.import_module(_MODULES[framework]).ADAPTER
+    return adapter
+
+
 def loaded_adapters() -> Adapters:
     """The adapters of the frameworks imported so far, in one value.
 
@@ -79,8 +103,9 @@ def find_group(
     """The group of processes that work together.
 
     Args:
-        process_group: a `Group`, or a torch process group. None: all processes of torch.distributed
-            if it is initialised, else of JAX if there are several, else this process alone.
+        process_group: a `Group`, or a torch process group or DeviceMesh. None: all processes of
+            torch.distributed if it is initialised, else of JAX if there are several, else this
+            process alone.
         coordinator_rank: the rank within the group that decides and commits. A `Group` has its
             own coordinator, so only 0 or that rank may be given with it.
         no_dist: this process alone, whatever other processes there are.
@@ -117,8 +142,8 @@ def find_group(
                 return group
     if process_group is not None:
         raise TypeError(
-            f"group must be a torch process group or an xckpt.Group, not a "
-            f"{type(process_group).__name__}"
+            f"a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a "
+            f"DeviceMesh, not a {type(process_group).__name__}"
         )
     _refuse_others()
     if coordinator_rank:

@@ -51,6 +51,17 @@ class TimedGroup(Group, Protocol):
         ...
 
 
+class TorchProcesses(Protocol):
+    """A ``torch.distributed.ProcessGroup`` or a ``DeviceMesh``, by what they have in common.
+
+    Calls that take a `Group` take these too, and make a `Group` of them.
+    """
+
+    def size(self) -> int:
+        """How many processes take part."""
+        ...
+
+
 class LocalGroup:
     """One process on its own, whatever other processes there are.
 

@@ -84,7 +84,7 @@ class _Save:
     state: Mapping[str, object]
     writer: StorageWriter
     planner: SavePlanner
-    user: JSONValue
+    user_metadata: JSONValue
     is_coordinator: bool
     failure: BaseException | None
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
@@ -104,7 +104,7 @@ class _Save:
         """What each rank has to write, and where."""
         shares, metadata = self.planner.create_global_plan(list(plans))
         check_shares(shares, metadata)
-        metadata = replace(metadata, user=self.user)
+        metadata = replace(metadata, user_metadata=self.user_metadata)
         shares, self.metadata = self.writer.prepare_global_plan(shares, metadata)
         return shares
 

@@ -8,8 +8,9 @@ from typing import overload
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.plan.items import Block, LeafTable, LoadPlan, ReadItem, SavePlan, WriteItems
+from xckpt.core.problem import Problem
 from xckpt.engine.steps import Codec
 
 
@@ -112,6 +113,28 @@ def _block(rank: int, leaf: bytes, offsets: bytes, sizes: bytes) -> Block:
     )
 
 
+class _Problem(msgspec.Struct, array_like=True):
+    """A `Problem` between processes; the coordinator knows whose it is."""
+
+    leaf: str | None
+    box: tuple[Shape, Shape] | None
+    kind: str
+    text: str
+    line: str
+
+    @classmethod
+    def of(cls, problem: Problem | str) -> _Problem:
+        """What is sent of a problem; a planner of one's own may give plain lines."""
+        known = Problem.of(problem)
+        box = known.box and (known.box.offsets, known.box.sizes)
+        return cls(known.leaf, box, known.kind, known.text, str(known))
+
+    def problem(self) -> Problem:
+        """The problem that was sent."""
+        box = self.box and Box(*self.box)
+        return Problem(self.leaf, box, None, self.kind, self.text, self.line)
+
+
 class _LoadPlan(msgspec.Struct, array_like=True):
     """A `LoadPlan` between processes."""
 
@@ -119,7 +142,8 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     storage_data: object
     planner_data: object
     names: tuple[str, ...]
-    problems: tuple[str, ...]
+    problems: list[_Problem]
+    left: tuple[str, ...]
 
 
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
@@ -167,13 +191,14 @@ class LoadPlanCodec:
             TypeError: MessagePack cannot carry planner_data or storage_data.
         """
         items = plan.items
+        problems = [_Problem.of(problem) for problem in plan.problems]
         raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-        return _sendable(
-            _LoadPlan(raw, plan.storage_data, plan.planner_data, plan.names, plan.problems)
-        )
+        named = plan.names, problems, plan.left
+        return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
         items = _EncodedItems(wire.items)
-        return LoadPlan(items, wire.storage_data, wire.planner_data, wire.names, wire.problems)
+        named = wire.names, tuple(each.problem() for each in wire.problems), wire.left
+        return LoadPlan(items, wire.storage_data, wire.planner_data, *named)

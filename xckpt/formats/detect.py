@@ -13,6 +13,7 @@ from contextlib import closing
 from pkgutil import resolve_name
 from typing import Final
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.orbax.tree import looks_like_orbax
 from xckpt.formats.sink import TensorSink
@@ -20,7 +21,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
-from xckpt.storage.location import MANIFEST, storage_errors
+from xckpt.storage.location import storage_errors
 
 SOURCES: Final[Mapping[str, str]] = {
     "xckpt": "xckpt.formats.xckpt:XckptSource",
@@ -58,7 +59,11 @@ SMALL_BYTES = 1024
 
 
 def open_source(
-    path: str | os.PathLike[str], format: str | None = None, *, opaque: bool = False
+    path: str | os.PathLike[str],
+    format: str | None = None,
+    *,
+    opaque: bool = False,
+    skip_objects: bool = False,
 ) -> TensorSource:
     """Open whatever checkpoint lies at a path.
 
@@ -67,6 +72,7 @@ def open_source(
         format: one of `SOURCES`; detected by default.
         opaque: give objects that are neither tensors nor values as `Opaque` ones, where the format
             has any; by default they are refused, or bytes in an xckpt checkpoint.
+        skip_objects: leave such objects out of a DCP folder; the source lists them as ``skipped``.
 
     Raises:
         NotACheckpointError: nothing is there, or nothing that is known; lists what was looked for
@@ -82,6 +88,8 @@ def open_source(
     """
     known = _known(format or detect(path), SOURCES, "read")
     source: Callable[..., TensorSource] = resolve_name(SOURCES[known])
+    if known == "dcp" and skip_objects:
+        return source(path, skip_objects=True)
     return source(path, opaque=True) if opaque and known in WITH_OBJECTS else source(path)
 
 

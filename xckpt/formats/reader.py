@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -34,7 +35,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
 from xckpt.formats.detect import detect, open_source
-from xckpt.formats.source import TensorSource
+from xckpt.formats.source import TensorSource, user_of
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
@@ -86,7 +87,17 @@ class SourceReader:
         return self._source
 
     def read_metadata(self) -> bytes:
-        """The source's identity: every rank compares its own with it."""
+        """The source's identity: every rank compares its own with it.
+
+        Objects that are neither tensors nor values are not loaded; one warning names them.
+        """
+        if skipped := self.source.skipped:
+            listed = "".join(f"\n  - {name}: {why}" for name, why in skipped.items())
+            warnings.warn(
+                f"{self.name}: not loaded are objects that are neither tensors nor plain values; "
+                f"convert(..., opaque=True) keeps their bytes:{listed}",
+                stacklevel=2,
+            )
         return self.source.identity()
 
     def set_up_storage_reader(self, manifest: bytes, ranks: int) -> Metadata:
@@ -100,7 +111,7 @@ class SourceReader:
         source = self.source
         self._names = {source.leaf_names[name]: name for name in (*source.specs, *source.values)}
         described = {leaf: self._described(name) for leaf, name in self._names.items()}
-        return Metadata(described, source.containers, user=dict(source.metadata) or None)
+        return Metadata(described, source.containers, user_metadata=user_of(source.metadata))
 
     def _described(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         spec = self.source.specs.get(name)
@@ -209,7 +220,7 @@ class FormatsAt:
 
     def open_source(self) -> TensorSource:
         """Open what is there: an xckpt checkpoint unless another format was found."""
-        return open_source(self._path, self._format)
+        return open_source(self._path, self._format, skip_objects=True)
 
 
 def parts(

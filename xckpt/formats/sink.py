@@ -54,6 +54,8 @@ class Contents:
     """Name -> leaf name in the tree; one that is not here is that of nested dicts."""
     containers: Mapping[str, str] = field(default_factory=dict)
     """The containers of the tree; see `xckpt.core.tree`."""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
     source_chunks: Mapping[str, Shape] = field(default_factory=dict)
     """Name -> elements of each dimension that are read together, where that is known."""
     chunk_bytes: int = MOST_CHUNK_BYTES
@@ -181,7 +183,8 @@ class TensorSink(ABC):
         specs = [[name, spec.shape, spec.dtype] for name, spec in contents.specs.items()]
         values = [[name, *_text(value)] for name, value in contents.values.items()]
         origin = contents.origin.hex()
-        parts = [type(self).__name__, specs, values, dict(contents.metadata), origin, decided]
+        tree = [dict(contents.containers), dict(contents.annotations)]
+        parts = [type(self).__name__, specs, values, dict(contents.metadata), tree, origin, decided]
         return blake2b(json.dumps(parts).encode(), digest_size=16).digest()
 
     @abstractmethod

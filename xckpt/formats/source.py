@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
-from xckpt.core.metadata import Sharding
+from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.mapping.spec import TensorSpec
 
 USER = "xckpt.user"
@@ -44,6 +44,9 @@ class TensorSource(abc.ABC):
     """Name -> the sharding that wrote a tensor, where that is known."""
     annotations: Mapping[str, str] = NOTHING
     """Name -> what a tensor is beyond an array, such as ``"prng_key:threefry2x32"``."""
+    skipped: Mapping[str, str] = NOTHING
+    """Name -> why, of what a source was asked to leave out where it can give neither tensor nor
+    value."""
     threads: int | None = None
     """How many threads read it best, where they wait for a bucket; None for the usual number."""
     _identity: bytes
@@ -93,6 +96,18 @@ def metadata_texts(user: object) -> dict[str, str]:
     return {USER: msgspec.json.encode(user).decode()}
 
 
+def user_of(texts: Mapping[str, str]) -> JSONValue:
+    """User metadata from texts by name; inverse of `metadata_texts`.
+
+    Example:
+        >>> user_of({"by": "me"}), user_of({USER: "[1]"}), user_of({})
+        ({'by': 'me'}, [1], None)
+    """
+    if USER in texts:
+        return msgspec.json.decode(texts[USER])
+    return dict(texts) or None
+
+
 class Opaque:
     """The bytes of an object that its writer serialised; nothing here unpickles them.
 
@@ -100,14 +115,16 @@ class Opaque:
 
     Args:
         read: gives the bytes.
+        reason: why they are no plain value.
 
     Example:
         >>> Opaque(lambda: b"pickled").content()
         b'pickled'
     """
 
-    def __init__(self, read: Callable[[], bytes]) -> None:
+    def __init__(self, read: Callable[[], bytes], reason: str = "") -> None:
         self._read = read
+        self.reason = reason
 
     def content(self) -> bytes:
         """The bytes.

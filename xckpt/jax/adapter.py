@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapter, Children
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
-from xckpt.core.leaf import Copyable, HostSource
-from xckpt.core.metadata import Sharding
+from xckpt.core.leaf import Copyable, HostSource, TargetPlace
+from xckpt.core.metadata import Sharding, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 from xckpt.jax.shardings import (
     LocalLayout,
@@ -197,6 +197,14 @@ class JaxAdapter(Adapter[Leaf]):
             weak_type=bool(getattr(like, "weak_type", False)),
             key=key,
         )
+
+    def like(
+        self, stored: TensorStorageMetadata, name: str, place: TargetPlace
+    ) -> jax.ShapeDtypeStruct:
+        """A target for a stored tensor: a `jax.ShapeDtypeStruct` (`xckpt.jax.likes`)."""
+        from xckpt.jax.likes import like
+
+        return like(stored, name, place)
 
     def to_numpy(self, data: Leaf) -> NDArray[np.generic]:
         """A single-device array on the host; shares memory on the CPU backend.

@@ -42,18 +42,23 @@ Run = tuple[int, int]
 
 
 def problems_with(
-    resolved: ResolvedMapping, target: Mapping[str, TensorSpec], failed: Sequence[Rule] = ()
+    resolved: ResolvedMapping,
+    target: Mapping[str, TensorSpec],
+    failed: Sequence[Rule] = (),
+    *,
+    all_used: bool = True,
 ) -> list[str]:
     """All that keeps a resolved mapping from making just these leaves of all of its source.
 
-    Leaves of rules that failed are not blamed a second time.
+    Leaves of rules that failed are not blamed a second time. Without ``all_used``, source leaves
+    that no rule takes are no fault.
     """
     failed = list(dict.fromkeys(failed))
     return [
         *_misfits(resolved, target, failed),
         *_unmade(resolved, target, failed),
         *_target_faults(resolved),
-        *_source_faults(resolved, failed),
+        *_source_faults(resolved, failed, all_used),
     ]
 
 
@@ -129,10 +134,14 @@ def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
     return uses
 
 
-def _source_faults(resolved: ResolvedMapping, failed: Sequence[Rule]) -> Iterator[str]:
+def _source_faults(
+    resolved: ResolvedMapping, failed: Sequence[Rule], all_used: bool
+) -> Iterator[str]:
     unused, uses = set(resolved.unused), _uses(resolved)
     for name, spec in resolved.sources.items():
         if name in unused:
+            if not all_used:
+                continue
             yield f"source {name!r}: no rule uses {_whole(spec)}"
             continue
         users = uses.get(name, [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from math import prod
 
 import numpy as np
@@ -16,9 +17,11 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
 from xckpt.core.metadata import Metadata
+from xckpt.core.near_names import no_such_name
+from xckpt.core.problem import Problem
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import XckptError
+from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
@@ -63,7 +66,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __getitem__(self, name: str) -> StoredArray | Value:
         entry = self._entries.get(name)
         if entry is None:
-            raise KeyError(f"{name!r} is no leaf of {self.location}")
+            raise KeyError(no_such_name(name, self._entries, str(self.location)))
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
@@ -76,6 +79,7 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             entry.sharding,
             entry.annotation,
             self.chunk_source,
+            self.options,
         )
 
     def __iter__(self) -> Iterator[str]:
@@ -84,14 +88,20 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.location), self.manifest.digests, options)
+
     def __repr__(self) -> str:
         return f"<Checkpoint {self.location}: {len(self)} leaves>"
 
-    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[str]:
+    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
 
         Returns:
-            A line for each thing that is wrong; empty if the checkpoint is whole.
+            A problem, which prints as a line, for each thing that is wrong; empty if the
+            checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
+            (a zarr.json) or ``"digests"``.
         """
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
@@ -100,8 +110,9 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         except XckptError as error:
             digests = str(error)
         if digests:
-            return [f"{digests}; without it no chunk can be verified", *problems]
-        damaged: list[str] = []
+            text = f"{digests}; without it no chunk can be verified"
+            return [Problem(kind="digests", text=text), *problems]
+        damaged: list[Problem] = []
         stored = list(arrays(self.manifest))
         total = sum(prod(array.shape) * item_size(array.dtype) for array in stored)
         destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
@@ -111,14 +122,31 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             threads=self.options.threads,
             budget=self.options.memory_bytes,
             progress=ProgressCounter(total, progress),
-            on_error=lambda error: damaged.append(str(error)),
+            on_error=lambda error: damaged.extend(_problems_of(error)),
         ) as window:
             for array in stored:
                 try:
                     integrity.prepare([array])
                 except XckptError as error:
-                    damaged.append(str(error))
+                    damaged.extend(_problems_of(error))
                     continue
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
+
+
+def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        NotACheckpointError: this process finds no checkpoint there.
+        StorageError: another checkpoint is there by now.
+    """
+    checkpoint = Checkpoint(path, options=options)
+    if checkpoint.manifest.digests != digests:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return checkpoint
+
+
+def _problems_of(error: XckptError) -> tuple[Problem, ...]:
+    return error.problems or (Problem.of(str(error)),)

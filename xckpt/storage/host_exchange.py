@@ -23,7 +23,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import IO
 
 import numpy as np
@@ -67,8 +67,9 @@ class Exchange:
         self._takers: dict[int, tuple[socket.socket, threading.Lock]] = {}
         self._slots: Bytes = np.empty((0, 0), np.uint8)
         """The shared memory, a slot a row."""
-        self._free: SimpleQueue[int] = SimpleQueue()
-        """Numbers of the slots that hold nothing; after a failure any number."""
+        self._free: LifoQueue[int] = LifoQueue()
+        """Numbers of the slots that hold nothing; after a failure any number. The slot that became
+        free last is used first: its pages are there, in all processes, and perhaps in a cache."""
         self._users: dict[int, Countdown] = {}
         """Number of a slot -> how many still need what it holds."""
         self._failure: BaseException | None = None

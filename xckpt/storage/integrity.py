@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import tensorstore as ts
 
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, documents
+from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import (
-    DIGESTS,
-    MANIFEST,
     Location,
     file_problem,
     open_store,
@@ -132,6 +132,10 @@ class Integrity:
         start = number * DIGEST_BYTES
         return self._digests[array.path][start : start + DIGEST_BYTES]
 
+    def digests(self, array: ZarrArray) -> bytes:
+        """The saved digests of a prepared array's chunks, one after the other."""
+        return self._digests[array.path]
+
     def digest_file_problem(self) -> str:
         """What is wrong with the digest file as a whole; empty if nothing.
 
@@ -165,10 +169,10 @@ class Integrity:
 
     def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
         """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
-        codecs = self.manifest.codecs
+        codecs, edition = self.manifest.codecs, self.manifest.zarr_json
         new = {f"{array.path}/zarr.json": array for array in wanted}
         return self._request(
-            (key, array_document(array, codecs))
+            (key, array_document(array, codecs, edition))
             for key, array in new.items()
             if key not in self._checked
         )
@@ -187,16 +191,21 @@ class Integrity:
             raise CorruptCheckpointError.listing(f"{self.root}: altered zarr metadata", problems)
         self._checked.update(each.key for each in requested)
 
-    def altered_documents(self) -> list[str]:
-        """A line for each zarr.json of the checkpoint that is not what the manifest implies."""
-        problems: list[str] = []
+    def altered_documents(self) -> list[Problem]:
+        """A problem for each zarr.json of the checkpoint that is not what the manifest implies."""
+        problems: list[Problem] = []
+        leaves = {array.path: array.leaf for array in arrays(self.manifest)}
         for document in self._request(documents(self.manifest)):
             try:
                 problem = self._problem(document)
             except StorageError as error:
                 problem = str(error)
             if problem:
-                problems.append(f"{document.key}: {problem}")
+                leaf, line = (
+                    leaves.get(document.key.removesuffix("/zarr.json")),
+                    f"{document.key}: {problem}",
+                )
+                problems.append(Problem(leaf, kind="document", text=problem, line=line))
         return problems
 
     def _request(self, expected: Iterable[tuple[str, bytes]]) -> list[RequestedDocument]:

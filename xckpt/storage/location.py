@@ -25,11 +25,6 @@ import tensorstore as ts
 
 from xckpt.errors import StorageError, XckptError
 
-MANIFEST = "xckpt.json"
-"""Key of the manifest: where it is, a checkpoint is."""
-DIGESTS = "xckpt.digests"
-"""Key of the digests of all chunks."""
-
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
 for other bytes."""

@@ -19,6 +19,7 @@ import numpy as np
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
@@ -29,7 +30,7 @@ from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.location import MANIFEST, Location, file_problem, open_store, storage_errors
+from xckpt.storage.location import Location, file_problem, open_store, storage_errors
 from xckpt.storage.read_chunks import read_items, requests_of
 
 

@@ -34,16 +34,18 @@ from xckpt.core.manifest.entries import (
     arrays,
     leaf_arrays,
 )
+from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
+from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.location import DIGESTS, Location, open_store, storage_errors
+from xckpt.storage.location import Location, open_store, storage_errors
 from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 
 SPELLED_OUT_BYTES = 4096
@@ -86,18 +88,19 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Names of the codecs behind ``bytes``."""
         return ("crc32c",) if self.options.crc32c else ()
 
-    def stage(self, staging: Staging | None = None) -> Location:
+    def stage(self, staging: Staging | None = None, *, planned: Manifest | None = None) -> Location:
         """Reserve a place to write to, on the coordinator; where that is.
 
         Args:
             staging: one that was begun already.
+            planned: the manifest as far as it is known.
 
         Raises:
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
         self._documents, self._written = DocumentTree(self.codecs), []
-        self._staging = staging or begin(self.target, overwrite=self.overwrite)
+        self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
         return self._staging.location
 
     def prepare_global_plan(
@@ -109,9 +112,10 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
         metadata = self._with_grids(metadata)
-        planned = draft(metadata, codecs=self.codecs)
+        names = self.options.dimension_names
+        planned = draft(metadata, codecs=self.codecs, dimension_names=names)
         check(planned)
-        where = self.stage() if self._staging is None else self._staging.location
+        where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
         regular = tuple(array for array in self._arrays if array.piece_of is None)
         pieces = by_leaf(array for array in self._arrays if array.piece_of is not None)
@@ -179,10 +183,11 @@ class ZarrStorageWriter(PlainStorageWriter):
                 f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
             )
         content = data.getvalue()
-        if item.kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
-            return ValueEntry(name, item.kind, content.decode("utf-8", "surrogatepass")), content
+        kind = data.kind if isinstance(data, ValueText) else item.kind
+        if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
+            return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
         chunk = max(1, min(len(content), self.options.chunk_bytes))
-        return BytesEntry(name, item.kind, len(content), chunk), content
+        return BytesEntry(name, kind, len(content), chunk), content
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
         """Check that every chunk was written once, write digests and zarr.json files, and publish.

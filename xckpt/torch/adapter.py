@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter
 from xckpt.core.geometry.box import Boxes
-from xckpt.core.leaf import Copyable
+from xckpt.core.leaf import Copyable, TargetPlace
+from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, plain_recipe, to_copyable
 from xckpt.torch.leaf import (
@@ -147,6 +148,12 @@ class TorchAdapter(Adapter[torch.Tensor]):
             Boxes.whole(shape),
             lambda: Memory(like, (local,), (like,)) if in_place else _new_memory(like),
         )
+
+    def like(self, stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.Tensor:
+        """A target for a stored tensor: a tensor, or a DTensor on a mesh (`xckpt.torch.likes`)."""
+        from xckpt.torch.likes import like
+
+        return like(stored, name, place)
 
     def to_numpy(self, data: torch.Tensor) -> NDArray[np.generic]:
         """A tensor as a NumPy array: its own memory on the CPU, else a copy on the host."""

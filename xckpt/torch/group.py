@@ -29,6 +29,7 @@ from typing import cast
 
 import msgspec
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from xckpt.errors import RankFailure, RanksFailedError
 from xckpt.torch.channel import SILENT, Channel, companion, given_up, message, store_of
@@ -211,19 +212,41 @@ class TorchGroup:
 def current_group(
     coordinator_rank: int = 0, process_group: object = None, timeout: float | None = None
 ) -> TorchGroup | None:
-    """The processes of a torch process group; None if it is nothing of torch's.
+    """The processes of a torch process group or DeviceMesh; None if it is nothing of torch's.
 
     Without one: all processes, or None if torch.distributed is not initialised.
 
     Raises:
-        ValueError: this process is not in the group, or the group has no such coordinator.
+        ValueError: this process is not in the group, the group has no such coordinator, or a mesh
+            of several dimensions has only some of the processes.
     """
     if process_group is None:
         initialised = dist.is_available() and dist.is_initialized()
         return TorchGroup(None, coordinator_rank, timeout=timeout) if initialised else None
+    if dist.is_available() and isinstance(process_group, DeviceMesh):
+        return TorchGroup(_processes_of(process_group), coordinator_rank, timeout=timeout)
     # What new_group returns to those who stay outside.
     outside = process_group is dist.GroupMember.NON_GROUP_MEMBER
     if not outside and not isinstance(process_group, dist.ProcessGroup):
         return None
     given = cast(dist.ProcessGroup, process_group)
     return TorchGroup(given, coordinator_rank, timeout=timeout)
+
+
+def _processes_of(mesh: DeviceMesh) -> dist.ProcessGroup | None:
+    """The process group that has the processes of a mesh; None for all processes.
+
+    Raises:
+        ValueError: there is none yet, or this process is outside the mesh.
+    """
+    if mesh.get_coordinate() is None:
+        raise ValueError("this process is not part of the DeviceMesh that it was given")
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    if mesh.size() == dist.get_world_size():
+        return None
+    raise ValueError(
+        f"the DeviceMesh has {mesh.ndim} dimensions and {mesh.size()} of the "
+        f"{dist.get_world_size()} processes, so that no process group is known that has them all; "
+        f"make one by torch.distributed.new_group, and give it as group="
+    )

@@ -53,9 +53,9 @@ def test_metadata_comes_back_as_planned(case):
     planned, values = case
     back = to_metadata(build(planned, values))
     assert list(back.state_dict_metadata) == list(planned.state_dict_metadata)
-    assert (back.containers, back.user, back.planner_data) == (
+    assert (back.containers, back.user_metadata, back.planner_data) == (
         planned.containers,
-        planned.user,
+        planned.user_metadata,
         planned.planner_data,
     )
     for name, tensor in planned.state_dict_metadata.items():
@@ -267,6 +267,9 @@ def piece(offset: list[int], shape: list[int], **fields: Any) -> dict[str, Any]:
         (tensor(shape=[4], chunk=[2], dtype="uint7"), "dtype"),
         (tensor(shape=[4]), "exactly one"),
         (tensor(shape=[4], chunk=[2], pieces=[piece([0], [4])]), "exactly one"),
+        (tensor(shape=[4], chunk=[2], dimension_names=["a", "b"]), "dimension_names"),
+        (tensor(shape=[4, 4], chunk=[2, 2], dimension_names=["a", "a"]), "dimension_names"),
+        (tensor(shape=[4], chunk=[2], dimension_names=[""]), "dimension_names"),
         (tensor(shape=[4], pieces=[]), "gap"),
         (tensor(shape=[4], pieces=[piece([0], [3])]), "gap"),
         (tensor(shape=[4], pieces=[piece([0], [3]), piece([2], [2])]), "overlap"),
@@ -382,7 +385,9 @@ def test_a_value_that_nobody_wrote_is_missed():
 
 def test_a_manifest_says_no_defaults():
     body = content()
-    assert set(body) == {"leaves", "digests", "codecs", "containers", "user", "planner"}
+    assert set(body) == {"leaves", "digests", "codecs", "containers", "user", "planner"} | {
+        "zarr_json"
+    }
     assert body["leaves"][0] == {
         "kind": "tensor",
         "name": "model/regular",

@@ -15,7 +15,7 @@ from zarr.storage import MemoryStore
 import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
-from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.dtypes import EXTENDED, numpy_dtype
 from xckpt.core.manifest.entries import (
     BytesEntry,
     DocumentTree,
@@ -44,10 +44,10 @@ def stored(manifest: Manifest) -> MemoryStore:
 
 
 def opened(manifest: Manifest) -> tuple[Group, Group]:
-    """The root group with and without the consolidated metadata."""
+    """The root group as it is opened by default, and without consolidated metadata."""
     store = stored(manifest)
     return (
-        zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=True),
+        zarr.open_group(store, mode="r", zarr_format=3),
         zarr.open_group(store, mode="r", zarr_format=3, use_consolidated=False),
     )
 
@@ -62,6 +62,9 @@ def test_zarr_python_finds_every_array_as_the_manifest_has_it(manifest):
             assert found.shape == array.shape and found.dtype == numpy_dtype(array.dtype)
             assert found.chunks == array.chunk
             assert found.shards == array.shard
+            names = found.metadata.dimension_names
+            assert (names is None) is (manifest.zarr_json == 1)
+            assert names is None or len(set(names)) == len(array.shape)
             assert found.nchunks == array.count
 
 
@@ -69,6 +72,11 @@ def test_zarr_python_finds_every_array_as_the_manifest_has_it(manifest):
 @examples(20)
 def test_the_consolidated_tree_is_the_whole_tree(manifest):
     consolidated, plain = opened(manifest)
+    lacking = {array.dtype for array in arrays(manifest)} & set(EXTENDED)
+    is_listed = consolidated.metadata.consolidated_metadata is not None
+    assert is_listed is (manifest.zarr_json == 1 or not lacking)
+    if not is_listed:
+        assert consolidated.attrs["xckpt"]["data_types"] == sorted(lacking)
     names = {name for name, _ in consolidated.members(max_depth=None)}
     with warnings.catch_warnings():
         assert names == {name for name, _ in plain.members(max_depth=None)}

@@ -62,7 +62,7 @@ def test_orbax_restores_it(
     source = open_source(path)
     check_source(source, ARRAYS)
     assert source.values == VALUES
-    assert source.metadata["orbax.custom_metadata"] == '{"by": "me"}'
+    assert source.metadata == {"by": "me"}
     assert os.listdir(tmp_path) == ["ckpt"]
 
 

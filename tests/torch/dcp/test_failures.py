@@ -169,11 +169,21 @@ def test_overwrite_is_the_default_and_false_refuses(four_ranks: Ranks, tmp_path:
     assert "model" in xckpt.load(tmp_path / "ckpt")
 
 
-def test_a_folder_of_something_else_is_refused_and_untouched(tmp_path: Path):
+@pytest.mark.parametrize("cached", [False, True])
+def test_the_files_of_the_user_stay_where_they_are(tmp_path: Path, cached: bool):
+    """In a folder that held nothing else, and over a checkpoint; also by a cached plan."""
     (tmp_path / "notes.txt").write_text("mine")
+    writer = XckptStorageWriter(tmp_path, overwrite=False)
     with pytest.raises(dcp.CheckpointException, match="holds no checkpoint; nothing there was"):
-        dcp.save({"x": torch.ones(2)}, storage_writer=XckptStorageWriter(tmp_path))
+        dcp.save({"x": torch.ones(2)}, storage_writer=writer)
     assert os.listdir(tmp_path) == ["notes.txt"]
+    for number in range(3):
+        planner = dcp.DefaultSavePlanner(enable_plan_caching=cached)
+        state = {"x": torch.full((2,), number)}
+        dcp.save(state, storage_writer=XckptStorageWriter(tmp_path), planner=planner)
+        assert (tmp_path / "notes.txt").read_text() == "mine"
+        assert xckpt.open(tmp_path)["x"][:].tolist() == [number, number]
+    assert xckpt.open(tmp_path).manifest.root == ""
 
 
 def on_rank_bad_read(rank: int, path: Path) -> Any:

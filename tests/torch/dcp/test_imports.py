@@ -159,7 +159,7 @@ def test_every_way_of_torch_to_lay_out_files(options: dict[str, Any], tmp_path: 
 def test_where_from_and_where_to(tmp_path: Path) -> None:
     folder = save_alone({"w": torch.ones(2)}, tmp_path / "a folder")
     saved = import_checkpoint(f"file://{folder}", "memory://imported", metadata={"run": 1})
-    assert saved.user == {"run": 1}
+    assert saved.user_metadata == {"run": 1}
     assert same(xckpt.open("memory://imported")["w"], torch.ones(2))
     with pytest.raises(CheckpointExistsError):
         import_checkpoint(folder, "memory://imported")

@@ -183,12 +183,19 @@ class Boxes(Sequence[Box]):
         return _whole(tuple(shape))
 
     @classmethod
-    def concatenated(cls, parts: Sequence[Boxes]) -> Boxes:
-        """The boxes of several (at least one) of the same rank, one after the other."""
-        return cls(
-            np.concatenate([part.offsets for part in parts]),
-            np.concatenate([part.sizes for part in parts]),
+    def concatenated(cls, parts: Sequence[Boxes], order: Int64s | None = None) -> Boxes:
+        """The boxes of several (at least one) of the same rank, one after the other.
+
+        Args:
+            parts: the boxes.
+            order: where each box of the result stands among those of all parts, (n,).
+        """
+        # A column is put in order before the next one is concatenated: many ranks' are large.
+        columns = (
+            np.concatenate(column) if order is None else np.concatenate(column)[order]
+            for column in ([p.offsets for p in parts], [p.sizes for p in parts])
         )
+        return cls(*columns)
 
     @property
     def rank(self) -> int:

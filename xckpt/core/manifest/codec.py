@@ -14,7 +14,8 @@ spelling, where the digest is taken of the exact bytes of ``checkpoint``. To rea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,6 +24,7 @@ from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json, repeated_name
 from xckpt.core.manifest.entries import (
+    EDITION,
     BytesEntry,
     Manifest,
     PieceEntry,
@@ -83,21 +85,37 @@ def build(
     return complete(tensors, metadata, values, root=root, digests=digests)
 
 
-def draft(metadata: Metadata, *, codecs: tuple[str, ...] = ()) -> Manifest:
+def draft(
+    metadata: Metadata,
+    *,
+    codecs: tuple[str, ...] = (),
+    dimension_names: Mapping[str, Sequence[str]] | None = None,
+) -> Manifest:
     """The manifest of a planned checkpoint as far as it is known before the values are.
 
-    It has the tensors, and no containers, which may hold nothing but values.
+    It has the tensors, and no containers, which may hold nothing but values. ``dimension_names``
+    name the dimensions of some tensors, by their leaf names.
 
     Raises:
         ManifestError: metadata is no JSON.
+        ValueError: dimensions of no tensor are named.
     """
     grids: dict[int, _GridFields] = {}
-    tensors = tuple(
-        _tensor_entry(name, described, grids)
-        for name, described in metadata.state_dict_metadata.items()
-        if isinstance(described, TensorStorageMetadata)
-    )
-    return _with_data(Manifest(tensors, "", codecs=codecs), metadata)
+    described = {
+        name: tensor
+        for name, tensor in metadata.state_dict_metadata.items()
+        if isinstance(tensor, TensorStorageMetadata)
+    }
+    names = dimension_names or {}
+    if not names.keys() <= described.keys():
+        raise ValueError(
+            f"dimension_names: {', '.join(sorted(names.keys() - described.keys())[:5])}: no tensor"
+            " of the state has this name"
+        )
+    for name, given in names.items():
+        described[name] = replace(described[name], dimension_names=tuple(given))
+    tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())
+    return _with_data(Manifest(tensors, "", codecs=codecs, zarr_json=EDITION), metadata)
 
 
 def complete(
@@ -130,10 +148,15 @@ def complete(
 
 def _with_data(manifest: Manifest, metadata: Metadata) -> Manifest:
     """A manifest with the caller's and the planners' own data."""
-    for data, what in ((metadata.user, "metadata"), (metadata.planner_data, "planner_data")):
+    for data, what in (
+        (metadata.user_metadata, "metadata"),
+        (metadata.planner_data, "planner_data"),
+    ):
         if data is not None:
             check_json(data, what)
-    return msgspec.structs.replace(manifest, user=metadata.user, planner=metadata.planner_data)
+    return msgspec.structs.replace(
+        manifest, user=metadata.user_metadata, planner=metadata.planner_data
+    )
 
 
 _GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]
@@ -149,9 +172,8 @@ def _tensor_entry(
     if id(grid) not in grids:
         grids[id(grid)] = _grid_fields(grid, tensor.size)
     dtype = tensor.properties.dtype
-    return TensorEntry(
-        name, dtype, tensor.size, *grids[id(grid)], tensor.sharding, tensor.annotation
-    )
+    about = tensor.sharding, tensor.annotation, tensor.dimension_names
+    return TensorEntry(name, dtype, tensor.size, *grids[id(grid)], *about)
 
 
 def _grid_fields(grid: Grid, shape: Shape) -> _GridFields:
@@ -189,6 +211,7 @@ def to_metadata(manifest: Manifest) -> Metadata:
             grid,
             leaf.sharding,
             leaf.annotation,
+            leaf.dimension_names,
         )
     return Metadata(described, manifest.containers, manifest.user, planner_data=manifest.planner)
 

@@ -10,7 +10,9 @@
 An array's document has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with
 ``crc32c`` behind it if the checkpoint asks for it, and ``sharding_indexed`` around both where a
 zarr shard holds several chunks. A folder is a group; a leaf in pieces is a group whose attributes
-say so. The root group repeats them all as consolidated metadata, as zarr-python writes it.
+say so. The root group repeats them all as consolidated metadata, as zarr-python writes it; but
+zarr-python refuses all of it where it lacks the type of one array. Then the root's attributes name
+these types. Every dimension has a name, because xarray needs one: the caller's, or its size.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from xckpt.core.dtypes import EXTENDED, fill_value
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.metadata import JSONValue, Sharding
@@ -58,6 +61,8 @@ class TensorEntry(_Strict, frozen=True, tag="tensor", tag_field="kind"):
     pieces: tuple[PieceEntry, ...] | None = None
     sharding: Sharding | None = None
     annotation: str = ""
+    dimension_names: tuple[str, ...] | None = None
+    """The caller's name for each dimension."""
 
 
 class ValueEntry(_Strict, frozen=True, tag="value", tag_field="kind"):
@@ -77,6 +82,10 @@ class BytesEntry(_Strict, frozen=True, tag="bytes", tag_field="kind"):
     chunk: int
 
 
+EDITION = 2
+"""Of new zarr.json documents. The first named no dimensions, and had all metadata in the root."""
+
+
 class Manifest(_Strict, frozen=True):
     """All that a checkpoint is, but for the data."""
 
@@ -92,6 +101,8 @@ class Manifest(_Strict, frozen=True):
     """The caller's own JSON values; msgspec has no name for a recursive type."""
     planner: Any = None
     """What planners merged."""
+    zarr_json: int = 1
+    """The edition of the checkpoint's zarr.json documents: 1, or `EDITION`."""
 
 
 class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -111,6 +122,8 @@ class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The number of its first chunk's digest, in the manifest that lists the array."""
     piece_of: Shape | None = None
     """Shape of the whole tensor if the array is a piece of one."""
+    dimension_names: tuple[str, ...] | None = None
+    """The caller's name for each dimension of the leaf."""
 
     @property
     def path(self) -> str:
@@ -160,10 +173,12 @@ def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> 
     if isinstance(leaf, BytesEntry):
         yield ZarrArray(leaf.name, 0, "uint8", (0,), (leaf.size,), (leaf.chunk,), None, first)
         return
+    names = leaf.dimension_names
     if leaf.pieces is None:
         assert leaf.chunk is not None
-        origin = (0,) * len(leaf.shape)
-        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, leaf.shape, leaf.chunk, leaf.shard, first)
+        shape, origin = leaf.shape, (0,) * len(leaf.shape)
+        grid = leaf.chunk, leaf.shard
+        yield ZarrArray(leaf.name, 0, leaf.dtype, origin, shape, *grid, first, None, names)
         return
     for number, piece in enumerate(leaf.pieces):
         array = ZarrArray(
@@ -176,6 +191,7 @@ def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> 
             piece.shard,
             first,
             leaf.shape,
+            names,
         )
         yield array
         first += array.count
@@ -208,22 +224,35 @@ def array_metadata(
             "configuration": {"chunk_shape": list(shard or chunk)},
         },
         "chunk_key_encoding": {"name": "default", "configuration": {"separator": "/"}},
-        "fill_value": _zero(dtype),
+        "fill_value": fill_value(dtype),
         "codecs": chain,
         "attributes": {},
         "storage_transformers": [],
     }
 
 
-def array_document(array: ZarrArray, codecs: tuple[str, ...]) -> bytes:
+def names_by_size(shape: Shape) -> list[str]:
+    """A name for each dimension that has none: its size, and a number where sizes repeat.
+
+    Example:
+        >>> names_by_size((64, 3, 3))
+        ['d64', 'd3', 'd3_1']
+    """
+    repeats = [shape[:d].count(size) for d, size in enumerate(shape)]
+    return [f"d{n}_{k}" if k else f"d{n}" for n, k in zip(shape, repeats, strict=True)]
+
+
+def array_document(array: ZarrArray, codecs: tuple[str, ...], edition: int) -> bytes:
     """The content of an array's zarr.json."""
-    return _contents(array, codecs)[0]
+    return _contents(array, codecs, edition)[0]
 
 
-def _contents(array: ZarrArray, codecs: tuple[str, ...]) -> tuple[bytes, msgspec.Raw]:
+def _contents(array: ZarrArray, codecs: tuple[str, ...], edition: int) -> tuple[bytes, msgspec.Raw]:
     """An array's zarr.json, and the same for consolidated metadata."""
-    offset = None if array.piece_of is None else array.offset
-    return _contents_of(array.dtype, array.shape, array.chunk, array.shard, offset, codecs)
+    is_piece = array.piece_of is not None
+    offset, names = (array.offset, None) if is_piece else (None, array.dimension_names)
+    grid = array.chunk, array.shard
+    return _contents_of(array.dtype, array.shape, *grid, offset, names, codecs, edition)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -233,30 +262,24 @@ def _contents_of(
     chunk: Shape,
     shard: Shape | None,
     offset: Shape | None,
+    names: tuple[str, ...] | None,
     codecs: tuple[str, ...],
+    edition: int,
 ) -> tuple[bytes, msgspec.Raw]:
     """`_contents`, found once for all arrays that are alike."""
     metadata = array_metadata(dtype, shape, chunk, shard, codecs)
     if offset is not None:
         # Pieces tell zarr users where they belong; xckpt itself reads the manifest.
         metadata["attributes"] = {"offset": list(offset)}
+    if edition > 1:
+        metadata["dimension_names"] = names_by_size(shape) if names is None else names
     encoded = msgspec.json.encode(metadata)
     return msgspec.json.format(encoded, indent=2), msgspec.Raw(encoded)
 
 
-def _zero(dtype: str) -> object:
-    if dtype == "bool":
-        return False
-    if dtype.startswith("complex"):
-        return [0.0, 0.0]
-    if dtype == "float8_e8m0fnu":
-        return 1.0  # it has no zero
-    return 0.0 if "float" in dtype else 0
-
-
 def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
     """(key, content) of every zarr.json of a checkpoint, the root's last; keys lie in the root."""
-    tree = DocumentTree(manifest.codecs)
+    tree = DocumentTree(manifest.codecs, manifest.zarr_json)
     yield from tree.add(arrays(manifest))
     yield "zarr.json", tree.root()
 
@@ -264,8 +287,10 @@ def documents(manifest: Manifest) -> Iterator[tuple[str, bytes]]:
 class DocumentTree:
     """The zarr.json documents of a checkpoint, each made once, as its arrays become known."""
 
-    def __init__(self, codecs: tuple[str, ...]) -> None:
-        self._codecs = codecs
+    def __init__(self, codecs: tuple[str, ...], edition: int = EDITION) -> None:
+        self._codecs, self._edition = codecs, edition
+        self._lacking: set[str] = set()
+        """The element types that zarr-python has not."""
         self._arrays: dict[str, msgspec.Raw] = {}
         """Path -> metadata, as in the root's."""
         self._groups: dict[str, msgspec.Raw] = {}
@@ -274,11 +299,13 @@ class DocumentTree:
         """(key, content) for arrays and for the folders above them that are new."""
         new: dict[str, msgspec.Raw] = {}
         for array in arrays:
-            content, self._arrays[array.path] = _contents(array, self._codecs)
+            content, self._arrays[array.path] = _contents(array, self._codecs, self._edition)
+            if array.dtype in EXTENDED:
+                self._lacking.add(array.dtype)
             yield f"{array.path}/zarr.json", content
             parent = posixpath.dirname(array.path)
             if array.piece_of is not None and parent not in self._groups:
-                new[parent] = _group({"shape": list(array.piece_of)})
+                new[parent] = _group(_about_pieces(array.piece_of, array.dimension_names))
             while parent and parent not in self._groups:
                 self._groups[parent] = new.setdefault(parent, _PLAIN_GROUP)
                 parent = posixpath.dirname(parent)
@@ -286,11 +313,27 @@ class DocumentTree:
             yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
 
     def root(self) -> bytes:
-        """The root group, which repeats all other documents."""
+        """The root group, which repeats all other documents, or says why it does not."""
+        if self._lacking and self._edition > 1:
+            about: JSONValue = {"data_types": [*sorted(self._lacking)], "note": LACKING}
+            return msgspec.json.format(bytes(_group({"xckpt": about})), indent=2)
         # Sorted: zarr-python loses children of a group that do not stand together.
         listed = dict(sorted((self._arrays | self._groups).items()))
         consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
         return msgspec.json.format(bytes(_group({}, consolidated)), indent=2)
+
+
+LACKING = (
+    "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
+    "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
+)
+"""What a root group without consolidated metadata says in its attributes."""
+
+
+def _about_pieces(shape: Shape, names: tuple[str, ...] | None) -> dict[str, JSONValue]:
+    """The attributes of the group of a leaf in pieces."""
+    about: dict[str, JSONValue] = {"shape": list(shape)}
+    return about if names is None else {**about, "dimension_names": list(names)}
 
 
 def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:

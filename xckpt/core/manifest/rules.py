@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Final
 
@@ -19,8 +19,15 @@ from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import count_cells
-from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
-from xckpt.core.names import join_keys, split_name
+from xckpt.core.manifest.entries import (
+    EDITION,
+    BytesEntry,
+    Manifest,
+    PieceEntry,
+    TensorEntry,
+    ValueEntry,
+)
+from xckpt.core.names import is_name
 from xckpt.core.tree import DEEPEST, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
@@ -52,6 +59,8 @@ def problems(manifest: Manifest) -> list[str]:
 def _head_problems(manifest: Manifest) -> Iterator[str]:
     if manifest.codecs not in ((), ("crc32c",)):
         yield f"codecs {manifest.codecs} are not those of the format"
+    if manifest.zarr_json not in range(1, EDITION + 1):
+        yield f"edition {manifest.zarr_json} of the zarr.json documents is not known"
     root = manifest.root
     if root and (not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/"))):
         yield f"the root {root[:80]!r} is no folder of the checkpoint"
@@ -76,16 +85,18 @@ def _name_problems(manifest: Manifest) -> list[str]:
     return faults
 
 
-@functools.lru_cache(maxsize=1 << 16)
 def _name_fault(name: str) -> str:
-    keys = split_name(name)
-    if join_keys(keys) != name:
+    if not is_name(name):
         return f"{name[:80]!r} is no name as the format writes them"
-    return f"{name[:80]}: more than {DEEPEST} containers deep" if len(keys) > DEEPEST else ""
+    if name.count("/") >= DEEPEST:
+        return f"{name[:80]}: more than {DEEPEST} containers deep"
+    return ""
 
 
 def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]:
     if isinstance(leaf, TensorEntry):
+        if leaf.dimension_names is not None:
+            yield from dimension_name_faults(leaf.dimension_names, len(leaf.shape))
         if leaf.pieces is None:
             yield from _regular_problems(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard)
         else:
@@ -100,6 +111,18 @@ def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]
             decode_value(leaf.type, leaf.value)
         except ManifestError as error:
             yield str(error)
+
+
+def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
+    """What is wrong with the names of a tensor's dimensions.
+
+    Example:
+        >>> list(dimension_name_faults(["embed", "embed"], 2))
+        ["dimension_names ('embed', 'embed') are not 2 different, non-empty strings"]
+    """
+    if len(names) != rank or len(set(names)) < rank or not all(names):
+        given = str(tuple(names))[:80]
+        yield f"dimension_names {given} are not {rank} different, non-empty strings"
 
 
 @functools.lru_cache(maxsize=1024)

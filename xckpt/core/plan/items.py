@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
+from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
 
 
@@ -126,8 +127,10 @@ class LoadPlan:
     planner_data: object = None
     names: tuple[str, ...] = ()
     """Every leaf that the rank asks for, those without elements included."""
-    problems: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
     """Why this rank cannot do the load; the coordinator reports them."""
+    left: tuple[str, ...] = ()
+    """In the coordinator's answer: every leaf of the checkpoint that no rank asks for."""
 
 
 class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -169,11 +172,13 @@ class Block:
     boxes: Boxes
 
     @classmethod
-    def of(cls, numbered: Iterable[tuple[int, Boxes]]) -> Block:
-        """The boxes of each leaf number given, of which there is at least one."""
+    def of(
+        cls, numbered: Iterable[tuple[int, Boxes]], order: NDArray[np.int64] | None = None
+    ) -> Block:
+        """The boxes of each leaf number given, of which there is at least one, in an order."""
         numbers, boxes = zip(*numbered, strict=True)
         leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
-        return cls(leaf, Boxes.concatenated(boxes))
+        return cls(leaf if order is None else leaf[order], Boxes.concatenated(boxes, order))
 
 
 class WriteItems(Sequence[WriteItem]):

@@ -3,7 +3,8 @@
 1. ``set_up_planner``: flatten the target tree and find a `TargetLeaf` for each leaf.
 2. ``create_local_plan``: `compare` target and checkpoint; `local_reads` intersects the boxes wanted
    with the arrays stored.
-3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error.
+3. ``create_global_plan``: what any rank misses, and what no rank wants, is one error, or as the
+   caller's rules say (`xckpt.core.plan.report`).
 4. ``finish_plan``: nothing by default. Then ``check_plan``: does it fill every target once?
 5. ``load_bytes`` for values; ``resolve_tensor`` and ``commit_tensor`` around each box. A wanted
    box is published when its last element has landed.
@@ -14,12 +15,9 @@ from __future__ import annotations
 import abc
 import io
 import threading
-from collections.abc import Mapping
-
-import numpy as np
+from collections.abc import Callable, Mapping, Sequence
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -28,12 +26,21 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
-from xckpt.core.plan.load_checks import compare, target_problems, unexpected
+from xckpt.core.plan.load_checks import (
+    compare,
+    decide_load,
+    opaque_differences,
+    stands_for_nothing,
+    target_problems,
+)
+from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
+from xckpt.core.plan.numbers import fill, number_target
+from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
 from xckpt.core.values import decode_content, value_kind
-from xckpt.errors import PlanError, TreeMismatchError, UnsupportedLeafError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 
 class LoadPlanner(abc.ABC):
@@ -110,30 +117,45 @@ class LoadPlanner(abc.ABC):
         """What `xckpt.load` returns, once everything is committed; None for a planner in place."""
         return None
 
+    def report(self) -> LoadReport:
+        """What became of each leaf; of nothing, in a planner that does not override this."""
+        return LoadReport()
+
 
 class DefaultLoadPlanner(LoadPlanner):
     """Loads a checkpoint into targets like the ones given.
 
     Args:
         strict: refuse missing and unexpected leaves; otherwise load what is shared.
+        missing: what to do about leaves that the checkpoint lacks, whatever ``strict`` says.
+        unexpected: what to do about leaves that no rank asks for, whatever ``strict`` says.
         cast: allow another dtype than the stored one.
         in_place: fill the targets themselves instead of new ones like them, in any load.
-        keep_values: leave Python values of the target tree that the checkpoint lacks as they are,
-            even if strict.
+        beside: unexpected leaves that the metadata do not mention, as a mapping leaves them.
+        new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        picks: which leaves of the target tree are loaded, by name; the others stay as they are.
+
+    Raises:
+        ValueError: ``missing`` or ``unexpected`` is none of "error", "warn", "ignore".
     """
 
     def __init__(
         self,
         *,
         strict: bool = True,
+        missing: Severity | None = None,
+        unexpected: Severity | None = None,
         cast: bool = False,
         in_place: bool = False,
-        keep_values: bool = False,
+        beside: Sequence[str] = (),
+        new_leaves: NewLeaves = numpy_leaves,
+        picks: Callable[[str], bool] | None = None,
     ) -> None:
-        self.strict = strict
+        self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
-        self.keep_values = keep_values
+        self._new_leaves = new_leaves
+        self._picks = picks
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -141,6 +163,9 @@ class DefaultLoadPlanner(LoadPlanner):
         self._wanted: dict[str, WantedLeaf | None] = {}
         """Leaf name -> what is wanted of it; None for a value."""
         self._values: dict[str, object] = {}
+        self._beside = tuple(beside)
+        self._left: tuple[str, ...] = ()
+        """Stored leaves that no rank wants."""
         self._lock = threading.Lock()
 
     def set_up_planner(
@@ -159,11 +184,13 @@ class DefaultLoadPlanner(LoadPlanner):
         self.metadata = metadata
         self._state = state_dict
         self._objects = LoadedObjects(flat, metadata, self.adapters)
-        self._likes = _numpy_likes(metadata) if state_dict is None else self._objects.likes
+        self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         self._wanted = {}
         self._values = {}
         problems: list[str] = []
         for name, like in self._likes.items():
+            if self._picks is not None and not self._picks(name):
+                continue
             try:
                 self._wanted[name] = self._want(name, like)
             except UnsupportedLeafError as error:
@@ -172,8 +199,9 @@ class DefaultLoadPlanner(LoadPlanner):
             raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
 
     def _want(self, name: str, like: object) -> WantedLeaf | None:
-        if value_kind(like) is not None:
-            return None
+        if kind := value_kind(like):
+            number = number_target(name, kind, self.metadata.state_dict_metadata.get(name))
+            return number and WantedLeaf(name, number)
         in_place = self.in_place and name not in self._objects.fresh
         target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
@@ -190,44 +218,35 @@ class DefaultLoadPlanner(LoadPlanner):
 
     def create_local_plan(self) -> LoadPlan:
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
-        targets = self.targets
-        if self.keep_values:
-            stored_names = self.metadata.state_dict_metadata.keys()
-            targets = {n: t for n, t in targets.items() if t is not None or n in stored_names}
-        problems = compare(targets, self.metadata, strict=self.strict, cast=self.cast)
+        strict = self.strictness.missing == "error"
+        problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
+        problems |= opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)
             if stored is None or name in problems:
                 continue
-            if wanted is None:
+            if isinstance(stored, BytesStorageMetadata):
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
-            assert isinstance(stored, TensorStorageMetadata)
+            assert wanted is not None
             items += wanted.reads(stored)
-        return LoadPlan(items, names=tuple(self._wanted), problems=tuple(problems.values()))
+        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *empty)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse the load if any target does not fit or, if strict, a leaf is wanted by no rank.
+        """Refuse the load if any target does not fit, or as the caller's rules say.
 
         Raises:
-            TreeMismatchError: lists every difference of every rank.
+            TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
         """
-        # Ranks of one job usually differ from the checkpoint in the same way: say it once.
-        problems = list(dict.fromkeys(text for plan in global_plan for text in plan.problems))
-        if self.strict:
-            wanted = {name for plan in global_plan for name in plan.names}
-            problems += unexpected(self.metadata, wanted)
-        if problems:
-            raise TreeMismatchError.listing(
-                "the target does not fit the checkpoint (strict=False loads what both have)",
-                problems,
-            )
-        return global_plan
+        return decide_load(global_plan, self.metadata, self.strictness, self._beside)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
         """The coordinator's plan as it is."""
+        self._left = central_plan.left
         for wanted in self._wanted.values():
             if wanted is not None:
                 wanted.commit_empty()
@@ -243,7 +262,9 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         stored = self.metadata.state_dict_metadata
         wanted = {
-            name: leaf and leaf.boxes for name, leaf in self._wanted.items() if name in stored
+            name: leaf.boxes if leaf and isinstance(stored[name], TensorStorageMetadata) else None
+            for name, leaf in self._wanted.items()
+            if name in stored
         }
         problems = target_problems(plan.items, wanted)
         if problems:
@@ -252,11 +273,21 @@ class DefaultLoadPlanner(LoadPlanner):
             )
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
-        """Decode a Python value, or keep opaque bytes as they are."""
+        """Decode a Python value, or keep opaque bytes as they are; a number may fill an array.
+
+        Raises:
+            TreeMismatchError: the array's dtype cannot hold the number.
+        """
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        self._values[name] = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_content(name, stored.kind, value.getvalue())
+        wanted = self._wanted[name]
+        if wanted is None:
+            self._values[name] = decoded
+        else:
+            assert isinstance(decoded, int | float | complex)
+            fill(wanted.target, decoded, name, self.adapters, cast=self.cast)
 
     def resolve_tensor(self, read_item: ReadItem) -> object:
         """The part of the wanted box's buffer that the item fills.
@@ -280,6 +311,10 @@ class DefaultLoadPlanner(LoadPlanner):
         assert wanted is not None
         return wanted
 
+    def report(self) -> LoadReport:
+        """What became of each leaf, as this rank sees it."""
+        return reported(self.targets, self.metadata, self._left)
+
     def result(self) -> object:
         """The loaded tree.
 
@@ -288,7 +323,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         loaded: dict[str, object] = {}
         for name, like in self._likes.items():
-            wanted = self._wanted[name]
+            wanted = self._wanted.get(name)
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
             elif wanted is None:
@@ -303,14 +338,3 @@ class DefaultLoadPlanner(LoadPlanner):
             return whole
         states = self._objects.states(loaded)
         return rebuild(self._state, lambda name, like: loaded[name], self.adapters, finished=states)
-
-
-def _numpy_likes(metadata: Metadata) -> Mapping[str, object]:
-    """For each stored leaf something of its shape and dtype that takes no memory."""
-    likes: dict[str, object] = {}
-    for name, stored in metadata.state_dict_metadata.items():
-        likes[name] = None
-        if isinstance(stored, TensorStorageMetadata):
-            zero = np.zeros((), numpy_dtype(stored.properties.dtype))
-            likes[name] = np.broadcast_to(zero, stored.size)
-    return likes

@@ -1,7 +1,8 @@
 """What a load may not do: take what does not fit, leave a target unfilled, read what is not there.
 
 1. `compare` holds the targets of a tree against the checkpoint, and `unexpected` finds what no
-   target asks for: the differences in words, for each leaf.
+   target asks for: the differences in words, for each leaf. `decide_load` holds them against the
+   caller's rules, for all ranks.
 
 The default planner's plans are right by construction, but every hook of it can be overridden, and a
 target that keeps stale values silently is the worst that a load can do. So before anything is read:
@@ -14,13 +15,20 @@ target that keeps stale values silently is the worst that a load can do. So befo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
+from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
+from xckpt.core.plan.numbers import NumberTarget, number_difference
+from xckpt.core.plan.report import Strictness
+from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
+
+NOT_STORED = "wanted, but not in the checkpoint"
 
 
 def compare(
@@ -29,7 +37,7 @@ def compare(
     *,
     strict: bool = True,
     cast: bool = False,
-) -> dict[str, str]:
+) -> dict[str, Problem]:
     """Leaf name -> how the target does not fit the checkpoint; empty if everything fits.
 
     Args:
@@ -42,26 +50,64 @@ def compare(
         >>> compare({"step": None}, Metadata({}))
         {'step': 'step: wanted, but not in the checkpoint'}
     """
-    differing: dict[str, str] = {}
+    differing: dict[str, Problem] = {}
     for name, target in targets.items():
         stored = metadata.state_dict_metadata.get(name)
-        difference = ""
+        difference, kind = "", "value"
         if stored is None:
             if strict:
-                difference = "wanted, but not in the checkpoint"
+                difference, kind = NOT_STORED, MISSING
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
-                difference = f"the checkpoint holds a Python {stored.kind}, not a tensor"
+                difference = _value_difference(target, stored.kind, cast)
         elif target is None:
             difference = (
                 f"the checkpoint holds a {stored.properties.dtype} tensor of shape "
                 f"{stored.size}, not a Python value"
             )
+        elif isinstance(target, NumberTarget):
+            difference = number_difference(target.stored, target.kind, cast=cast)
         else:
-            difference = "; ".join(_tensor_differences(target, stored, cast))
+            differences = list(_tensor_differences(target, stored, cast))
+            difference = "; ".join(differences)
+            kind = difference.partition(" ")[0]
         if difference:
-            differing[name] = f"{name or 'the root'}: {difference}"
+            differing[name] = Problem(name, kind=kind, text=difference)
     return differing
+
+
+def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
+    """Leaf name -> that an object stored as bytes has no place in a value of another type.
+
+    Args:
+        likes: leaf name -> what it is to be like.
+        metadata: the checkpoint's.
+
+    Example:
+        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
+        >>> list(opaque_differences({"a": 0}, stored)), list(opaque_differences({"a": b""}, stored))
+        (['a'], [])
+    """
+    stored = metadata.state_dict_metadata
+    return {
+        name: Problem(name, kind="value", text=_OPAQUE.format(type(like).__name__))
+        for name, like in likes.items()
+        if stored.get(name) == BytesStorageMetadata("opaque")
+        and type(like) in (bool, int, float, complex, str)
+    }
+
+
+_OPAQUE = (
+    "the checkpoint holds an object that its writer serialised, not a Python {}; a target of bytes "
+    "takes it as it is"
+)
+
+
+def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
+    """Why a stored Python value cannot fill a tensor; empty if it may."""
+    if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
+        return f"the checkpoint holds a Python {kind}, not a tensor"
+    return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
 
 
 def _tensor_differences(
@@ -81,13 +127,56 @@ def _tensor_differences(
         yield f"{stored.annotation} in the checkpoint, {wanted} wanted"
 
 
-def unexpected(metadata: Metadata, wanted: set[str]) -> list[str]:
-    """A line for each leaf of the checkpoint that no rank wants."""
-    return [
-        f"{name or 'the root'}: in the checkpoint, but not wanted"
-        for name in metadata.state_dict_metadata
-        if name not in wanted
-    ]
+def stands_for_nothing(containers: Iterable[str], metadata: Metadata) -> list[str]:
+    """Names of containers of the target for which the checkpoint holds a None.
+
+    So Orbax stores a container of no leaves, such as ``optax.EmptyState()``.
+
+    Example:
+        >>> stored = Metadata({"opt/1": BytesStorageMetadata("None")})
+        >>> stands_for_nothing(["opt", "opt/1"], stored)
+        ['opt/1']
+    """
+    leaves = metadata.state_dict_metadata
+    return [name for name in containers if leaves.get(name) == BytesStorageMetadata("None")]
+
+
+def unexpected(left: Iterable[str]) -> list[Problem]:
+    """A problem for each leaf of the checkpoint that no rank wants."""
+    text = "in the checkpoint, but not wanted"
+    return [Problem(name, kind=UNEXPECTED, text=text) for name in left]
+
+
+def decide_load(
+    plans: list[LoadPlan], metadata: Metadata, strictness: Strictness, beside: Sequence[str] = ()
+) -> list[LoadPlan]:
+    """All ranks' plans, with what no rank wants, if the rules allow what they differ in.
+
+    Args:
+        plans: by rank.
+        metadata: the checkpoint's.
+        strictness: the rules.
+        beside: unexpected leaves that the metadata do not mention.
+
+    Raises:
+        TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
+    """
+    problems = merged_problems([plan.problems for plan in plans])
+    stored = metadata.state_dict_metadata
+    wanted = dict.fromkeys(name for plan in plans for name in plan.names)
+    left = (*(name for name in stored if name not in wanted), *beside)
+    missing = [name for name in wanted if name not in stored]
+    if strictness.unexpected == "error":
+        problems += unexpected(left)
+    if problems:
+        raise mismatch(problems, "strict=False loads what both have")
+    if stored and len(missing) == len(wanted):
+        # A wrong key looks like this: it must not pass for a load.
+        all_missing = [Problem(name, kind=MISSING, text=NOT_STORED) for name in missing]
+        advice = "an error under any rule, since nothing would be loaded"
+        raise mismatch([*all_missing, *unexpected(left)], advice)
+    strictness.warn(missing, left)
+    return [replace(plan, left=left) for plan in plans] if left else plans
 
 
 def check_sources(plan: LoadPlan, metadata: Metadata) -> None:

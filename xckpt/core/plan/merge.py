@@ -175,7 +175,7 @@ def _collect(
         leaves, boxes, ranks = zip(*parts, strict=True)
         leaf = np.concatenate(leaves)
         order = np.argsort(leaf, kind="stable")
-        ordered = Boxes.concatenated(boxes).take(order)
+        ordered = Boxes.concatenated(boxes, order)
         rank = np.repeat(np.array(ranks, np.int64), list(map(len, leaves)))[order]
         for number, part in _runs(leaf[order]):
             row = table[number]
@@ -249,12 +249,11 @@ def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Bloc
     blocks: list[list[Block]] = [[] for _ in range(size)]
     for _, shares in sorted(shared.items()):
         numbers, ranks, boxes = zip(*sorted(shares, key=itemgetter(0)), strict=True)
-        whole = Block.of(zip(numbers, boxes, strict=True))
         rank = np.concatenate(ranks)
         order = np.argsort(rank, kind="stable")
-        leaf, ordered = whole.leaf[order], whole.boxes.take(order)
+        ordered = Block.of(zip(numbers, boxes, strict=True), order)
         for number, part in _runs(rank[order]):
-            blocks[number].append(Block(leaf[part], ordered[part]))
+            blocks[number].append(Block(ordered.leaf[part], ordered.boxes[part]))
     return blocks
 
 

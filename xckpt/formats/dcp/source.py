@@ -51,6 +51,7 @@ class DCPSource(MappedSource):
     Args:
         path: a folder with a ``.metadata``; a local path or a URL.
         opaque: keep entries that are neither tensors nor values as the bytes that they are.
+        skip_objects: leave them out, and list them in ``skipped``.
 
     Raises:
         NotACheckpointError: there is no ``.metadata``.
@@ -71,12 +72,18 @@ class DCPSource(MappedSource):
         ({'model/w': TensorSpec(shape=(6,), dtype='float64')}, {'step': 7})
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, opaque: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, opaque: bool = False, skip_objects: bool = False
+    ) -> None:
         folder = find_path(path)
         data = _read_metadata(folder)
         with naming(folder / ".metadata"):
             described = parse(data)
-        leaves = _read_entries(folder, described, opaque)
+        leaves = _read_entries(folder, described, opaque or skip_objects)
+        if skip_objects:
+            objects = {fqn: leaf for fqn, leaf in leaves.items() if isinstance(leaf, Opaque)}
+            leaves = {fqn: leaf for fqn, leaf in leaves.items() if fqn not in objects}
+            self.skipped = {fqn: leaf.reason for fqn, leaf in objects.items()}
         with naming(folder):
             tree = flatten(_tree(described, leaves))
         super().__init__(folder, tree, MOST_OPEN)
@@ -163,9 +170,9 @@ def _object(folder: FilePath, where: Where, opaque: bool) -> object:
         value = Archive.open(folder, where).value()
         flatten(value)
     except (UnsafePickleError, UnsupportedLeafError) as error:
+        reason = "; ".join(map(str, error.problems)) or str(error)
         if opaque:
-            return Opaque(partial(_content, folder, where))
-        reason = "; ".join(error.problems) or str(error)
+            return Opaque(partial(_content, folder, where), reason)
         raise UnsupportedLeafError(
             f"no plain value: {reason}; opaque=True keeps its bytes as they are"
         ) from error

@@ -7,8 +7,9 @@
    chunk is durable, and can be written again, on its own.
 
 Orbax restores it as NumPy arrays, or as jax.Arrays with the shardings that it is given. Python
-numbers and strings stay such. Every container becomes a dict, since a mapping name does not tell a
-list from one.
+numbers and strings stay such, and JAX's random keys, which Orbax notes beside their data. Lists and
+tuples are sequences to Orbax, and namedtuples dicts; with a target it gives back what the target
+has. An empty container of another class than these is None to it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,18 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.errors import UnsupportedLeafError
-from xckpt.formats.orbax.tree import CHECKPOINT, STRINGS, TREE, Leaf, encode_tree
+from xckpt.formats.orbax.tree import (
+    ARRAY_METADATA,
+    CHECKPOINT,
+    STRINGS,
+    TREE,
+    Leaf,
+    empty_containers,
+    encode_tree,
+    orbax_keys,
+)
 from xckpt.formats.sink import TensorSink, flat_names
+from xckpt.formats.source import USER
 from xckpt.mapping.names import keys_of
 from xckpt.storage.foreign.paths import file_name_problem
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
@@ -69,9 +80,16 @@ class OrbaxSink(TensorSink):
         problems = [*_value_problems(contents.values), *_name_problems(self._names)]
         if problems:
             raise UnsupportedLeafError.listing("Orbax cannot carry this", problems)
-        leaves = [Leaf(keys_of(name), "np.ndarray") for name in contents.specs]
-        leaves += [Leaf(keys_of(name), _kind(value)) for name, value in contents.values.items()]
-        self._tree = encode_tree(leaves, dict(contents.metadata) or None)
+        keys = {
+            name: orbax_keys(contents.leaf_name(name), contents.containers) for name in self._names
+        }
+        leaves = [
+            Leaf(keys[name], "jax.Array" if name in contents.annotations else "np.ndarray")
+            for name in contents.specs
+        ]
+        leaves += [Leaf(keys[name], _kind(value)) for name, value in contents.values.items()]
+        leaves += empty_containers(map(contents.leaf_name, keys), contents.containers)
+        self._tree = encode_tree(leaves, custom_metadata(contents.metadata))
         self._chunks = {name: contents.chunk(name, CHUNK_BYTES) for name in contents.specs}
         return list(self._chunks.values())
 
@@ -89,7 +107,23 @@ class OrbaxSink(TensorSink):
             if strings:
                 (self.folder / STRINGS).write_text(json.dumps(strings), "utf-8")
             (self.folder / CHECKPOINT).write_text(json.dumps(_checkpoint_metadata()), "utf-8")
+            if self._contents.annotations:
+                (self.folder / ARRAY_METADATA).mkdir()
+                text = json.dumps({"array_metadatas": list(self._array_metadatas())})
+                (self.folder / ARRAY_METADATA / "process_0").write_text(text, "utf-8")
             (self.folder / TREE).write_bytes(self._tree)
+
+    def _array_metadatas(self) -> Iterator[object]:
+        """What Orbax notes of each array: the kind of a random key is there."""
+        for name, spec in self._contents.specs.items():
+            prefix, _, kind = self._contents.annotations.get(name, "").partition(":")
+            document = {
+                "param_name": self._names[name],
+                "write_shape": spec.shape,
+                "chunk_shape": self._chunks[name],
+                "ext_metadata": {"random_key_impl": kind} if prefix == "prng_key" else None,
+            }
+            yield {"array_metadata": document}
 
     def _open(self) -> None:
         """Make the tensors' arrays, or open them if they are made."""
@@ -122,6 +156,21 @@ def _checkpoint_metadata() -> dict[str, object]:
     }
 
 
+def custom_metadata(texts: Mapping[str, str]) -> object:
+    """A checkpoint's user metadata as Orbax's custom metadata, which is a dict.
+
+    Example:
+        >>> custom_metadata({"by": "me"}), custom_metadata({USER: '{"run": 3}'})
+        ({'by': 'me'}, {'run': 3})
+        >>> custom_metadata({USER: "[1]"}), custom_metadata({})
+        ({'xckpt.user': [1]}, None)
+    """
+    if USER not in texts:
+        return dict(texts) or None
+    user = json.loads(texts[USER])
+    return user if isinstance(user, dict) else {USER: user}
+
+
 def _kind(value: object) -> str:
     if value is None:
         return "None"
@@ -138,7 +187,7 @@ def _value_problems(values: Mapping[str, object]) -> Iterator[str]:
 
 def _name_problems(names: Mapping[str, str]) -> Iterator[str]:
     """Names that are no paths, and arrays whose folders would lie in each other."""
-    reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", "array_metadatas", "commit_success.txt"}
+    reserved = {TREE, CHECKPOINT, STRINGS, "_sharding", ARRAY_METADATA, "commit_success.txt"}
     places = set(names.values())
     for name, flat in names.items():
         if not name or "" in keys_of(name):

@@ -1,7 +1,7 @@
 """Orbax checkpoints as a source: v0 and v1, zarr 2 and 3, OCDBT or plain files.
 
-1. `find_item` goes from what the user gave to the folder with ``_METADATA``: itself, the one item
-   of a step, or the one step of a `CheckpointManager`. Where there are several, they are named.
+1. `find_item` goes from what the user gave to the folder with ``_METADATA``, and `user_metadata`
+   gathers what lies beside it (`xckpt.formats.orbax.step`).
 2. The tree is read from ``_METADATA`` (`xckpt.formats.orbax.tree`), strings from ``_strings.json``.
 3. Arrays are opened and checked before anything is read (`xckpt.storage.foreign.zarr_arrays`).
 
@@ -11,9 +11,8 @@ Orbax and JAX are not needed.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
@@ -25,9 +24,10 @@ from xckpt.core.names import join_keys
 from xckpt.errors import (
     CorruptCheckpointError,
     ManifestError,
-    NotACheckpointError,
 )
+from xckpt.formats.orbax.step import find_item, user_metadata
 from xckpt.formats.orbax.tree import (
+    ARRAY_METADATA,
     ARRAYS,
     CHECKPOINT,
     CONTAINERS,
@@ -35,64 +35,18 @@ from xckpt.formats.orbax.tree import (
     TREE,
     Leaf,
     Tree,
-    folders_in,
     parse_json,
     parse_tree,
-    steps_in,
 )
-from xckpt.formats.source import TensorSource
+from xckpt.formats.source import TensorSource, metadata_texts
 from xckpt.mapping.names import by_mapping_name
 from xckpt.mapping.spec import TensorSpec
 from xckpt.storage.foreign.concurrency import map_named, reading_threads
 from xckpt.storage.foreign.files import read_whole, state_of
-from xckpt.storage.foreign.paths import FilePath, existing_path, file_name_problem, named, naming
+from xckpt.storage.foreign.paths import existing_path, file_name_problem, named, naming
 from xckpt.storage.foreign.zarr_arrays import StoredZarr, ZarrFolder
 
-UNFINISHED: Final = ".orbax-checkpoint-tmp"
-CUSTOM: Final = "orbax.custom_metadata"
-"""The text of `OrbaxSource.metadata` that holds Orbax's custom metadata, as JSON."""
-
 MAX_BYTES: Final = 1 << 28
-SHOWN: Final = 8
-
-
-def find_item(path: FilePath) -> FilePath:
-    """The folder with the tree that a path means.
-
-    Raises:
-        NotACheckpointError: there is none, or there are several; they are named.
-    """
-    if UNFINISHED in path.name:
-        raise NotACheckpointError(f"{path}: Orbax has not finished writing it")
-    if not path.is_dir():
-        raise NotACheckpointError(f"{path} is no folder, and so no checkpoint of Orbax")
-    if (path / TREE).is_file():
-        return path
-    items = [each for each in folders_in(path) if (each / TREE).is_file()]
-    if len(items) == 1:
-        return items[0]
-    if items:
-        raise NotACheckpointError(
-            f"{path} holds several items: {_named(items)}; give the path of one: {items[0]}"
-        )
-    steps = [each for each in steps_in(path) if UNFINISHED not in each.name]
-    if len(steps) == 1:
-        return find_item(steps[0])
-    if steps:
-        steps.sort(key=lambda each: (len(each.name), each.name))
-        raise NotACheckpointError(
-            f"{path} holds {len(steps)} steps: {_named(steps)}; give the path of one: {steps[-1]}"
-        )
-    old = " (a checkpoint of Orbax's old msgpack way is not read)"
-    aggregate = old if (path / "checkpoint").is_file() else ""
-    raise NotACheckpointError(
-        f"{path}: no {TREE} is in it, in an item below it, or in a step{aggregate}"
-    )
-
-
-def _named(folders: Sequence[FilePath]) -> str:
-    more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
-    return ", ".join(each.name for each in folders[-SHOWN:]) + more
 
 
 class OrbaxSource(TensorSource):
@@ -112,13 +66,14 @@ class OrbaxSource(TensorSource):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = find_item(existing_path(path))
+        given = existing_path(path)
+        self.path = find_item(given)
         self.threads = reading_threads(self.path)
         data = read_whole(self.path / TREE, MAX_BYTES)
         with naming(self.path / TREE):
             tree = parse_tree(data)
-        self.metadata = {} if tree.custom is None else {CUSTOM: json.dumps(tree.custom)}
-        """The user's own, as JSON."""
+        self.metadata = metadata_texts(user_metadata(given, self.path, tree.custom) or None)
+        """Custom metadata, and items of JSON."""
         leaves = {join_keys(leaf.keys): leaf for leaf in tree.leaves}
         self.containers = _containers(tree)
         with naming(self.path):
@@ -179,7 +134,7 @@ class OrbaxSource(TensorSource):
     def _annotations(self, leaves: Mapping[str, Leaf]) -> dict[str, str]:
         """The kinds of random keys, of which Orbax keeps the data."""
         kinds: dict[str, str] = {}
-        for path in named(self.path / "array_metadatas"):
+        for path in named(self.path / ARRAY_METADATA):
             if not path.name.startswith("process_"):
                 continue
             with naming(path):

@@ -9,19 +9,27 @@ leaf's array is stored under its keys joined with dots.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from xckpt.core.names import KeyPath
+from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.errors import ManifestError
 from xckpt.storage.foreign.paths import FilePath, named
 
 TREE: Final = "_METADATA"
 CHECKPOINT: Final = "_CHECKPOINT_METADATA"
 STRINGS: Final = "_strings.json"
+ARRAY_METADATA: Final = "array_metadatas"
+AGGREGATE: Final = "checkpoint"
+"""The file of an aggregated tree."""
+
+STEP: Final = re.compile(r"(?:.*_)?[0-9]+")
+"""How folders of steps are called: a number, perhaps behind a prefix."""
 
 SEQUENCE: Final = 1
 DICT: Final = 2
@@ -33,6 +41,8 @@ CONTAINERS: Final[Mapping[str, str]] = {
     "NamedTuple": "tuple",
 }
 """Kind of an empty container -> kind of `xckpt.core.tree`."""
+EMPTY: Final[Mapping[str, str]] = {"dict": "Dict", "list": "List", "tuple": "Tuple"}
+"""Kind of `xckpt.core.tree` -> kind of an empty container."""
 KINDS: Final = ARRAYS | frozenset(CONTAINERS) | {"scalar", "string", "None"}
 
 
@@ -74,6 +84,7 @@ class _Key(msgspec.Struct):
 
 class _Value(msgspec.Struct):
     value_type: str
+    skip_deserialize: bool = False
 
 
 class _TreeEntry(msgspec.Struct):
@@ -142,6 +153,11 @@ def _leaf(entry: _TreeEntry) -> Leaf:
     kind = entry.value_metadata.value_type
     if kind not in KINDS:
         raise ValueError(f"a leaf of kind {kind[:60]!r}, which is unknown")
+    if entry.value_metadata.skip_deserialize and kind in ARRAYS | {"scalar", "string"}:
+        raise ValueError(
+            f"its {kind} lies in the msgpack file {AGGREGATE!r}, where SaveArgs(aggregate=True) "
+            f"puts it, which is not read; restore it with Orbax and save it again"
+        )
     keys: list[str | int] = []
     for each in entry.key_metadata:
         in_sequence = each.key_type == SEQUENCE
@@ -149,6 +165,51 @@ def _leaf(entry: _TreeEntry) -> Leaf:
             raise ValueError(f"the position {each.key[:40]!r} in a sequence")
         keys.append(int(each.key) if in_sequence else each.key)
     return Leaf(tuple(keys), kind)
+
+
+def orbax_keys(name: str, containers: Mapping[str, str]) -> KeyPath:
+    """The keys by which Orbax knows a leaf: ints in sequences only.
+
+    Args:
+        name: its leaf name.
+        containers: those of the tree; see `xckpt.core.tree`.
+
+    Example:
+        >>> orbax_keys("opt/0/7", {"opt": "list"})
+        ('opt', 0, '7')
+    """
+    keys = split_name(name)
+    return tuple(
+        key
+        if isinstance(key, str) or _is_sequence(containers.get(join_keys(keys[:depth]), ""))
+        else str(key)
+        for depth, key in enumerate(keys)
+    )
+
+
+def _is_sequence(kind: str) -> bool:
+    """Whether ints below a container are positions; a class without named fields has them too."""
+    return kind in ("list", "tuple") or kind.startswith("pytree:")
+
+
+def empty_containers(names: Iterable[str], containers: Mapping[str, str]) -> Iterator[Leaf]:
+    """The containers that hold nothing, as Orbax notes them: all but builtin ones as None.
+
+    Args:
+        names: the names of all leaves.
+        containers: see `xckpt.core.tree`.
+
+    Example:
+        >>> list(empty_containers(["w/0"], {"w": "list", "b": "list", "e": "namedtuple:E:"}))
+        [Leaf(keys=('b',), kind='List'), Leaf(keys=('e',), kind='None')]
+    """
+    full = {""}
+    for name in (*names, *containers):
+        parts = name.split("/")
+        full.update(accumulate(parts[:-1], "{}/{}".format))
+    for name, kind in containers.items():
+        if name not in full:
+            yield Leaf(orbax_keys(name, containers), EMPTY.get(kind, "None"))
 
 
 def encode_tree(leaves: list[Leaf], custom: object = None) -> bytes:
@@ -176,12 +237,26 @@ def encode_tree(leaves: list[Leaf], custom: object = None) -> bytes:
 
 def looks_like_orbax(folder: FilePath) -> bool:
     """Whether a folder is an item, a step, or the root of steps."""
-    return (folder / TREE).is_file() or (folder / CHECKPOINT).is_file() or bool(steps_in(folder))
+    if (folder / TREE).is_file() or (folder / CHECKPOINT).is_file():
+        return True
+    return bool(items_in(folder) or steps_in(folder))
+
+
+def items_in(folder: FilePath) -> list[FilePath]:
+    """The items of a step that are trees."""
+    return [each for each in folders_in(folder) if (each / TREE).is_file()]
 
 
 def steps_in(folder: FilePath) -> list[FilePath]:
-    """The steps of a `CheckpointManager` in a folder."""
-    return [each for each in folders_in(folder) if (each / CHECKPOINT).is_file()]
+    """The steps of a `CheckpointManager` in a folder.
+
+    Before 0.5 Orbax put no file beside the items: there a step is a folder with a number and items.
+    """
+    return [
+        each
+        for each in folders_in(folder)
+        if (each / CHECKPOINT).is_file() or (STEP.fullmatch(each.name) and items_in(each))
+    ]
 
 
 def folders_in(folder: FilePath) -> Iterator[FilePath]:

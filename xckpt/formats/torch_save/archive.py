@@ -13,6 +13,7 @@ lies there, and of small archives all but the elements.
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -104,6 +105,26 @@ class Archive:
         if record is None:
             raise CorruptCheckpointError(f"{self.path}: the archive has no data/{key}")
         return Storage(dtype, self.path, *record, self.little_endian)
+
+
+def value_in(content: bytes) -> object:
+    """The value that `torch.save` has written to memory; no tensors.
+
+    Raises:
+        UnsupportedLeafError: there is a tensor in it, or a class that is no plain container.
+        CorruptCheckpointError: it is no archive of `torch.save`.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            pickled = archive.read(name)
+    except (zipfile.BadZipFile, ValueError) as error:
+        raise CorruptCheckpointError(f"no archive of torch.save: {error}") from error
+    return read_value(pickled, _no_storage)
+
+
+def _no_storage(key: str, dtype: str | None) -> Storage:
+    raise UnsupportedLeafError("there is a tensor in it")
 
 
 class _FileRange:

@@ -27,6 +27,7 @@ from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
 from xckpt.storage.integrity import Integrity
@@ -174,9 +175,11 @@ class ChunkSource:
 
     def damage(self, chunk: Chunk, reason: str) -> CorruptCheckpointError:
         """The error that says what is wrong with a chunk, and where it is."""
-        return CorruptCheckpointError(
-            f"{self._place(chunk)}: {reason}; restore it from a copy of the checkpoint"
-        )
+        text = f"{reason}; restore it from a copy of the checkpoint"
+        line = f"{self._place(chunk)}: {text}"
+        box = chunk.box.shifted(chunk.array.offset)
+        problem = Problem(chunk.array.leaf, box, kind="chunk", text=text, line=line)
+        return CorruptCheckpointError(line, [problem])
 
     def _check_file(self, chunk: Chunk) -> None:
         most = _most_bytes(chunk.array, self.manifest.codecs)

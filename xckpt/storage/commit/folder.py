@@ -26,6 +26,7 @@ import os
 import shutil
 import socket
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,8 @@ class ClaimText(msgspec.Struct):
     process: int
     save: str = ""
     """Unique to the save: in containers, host and process of two savers may be the same."""
+    exchanging: bool = False
+    """Whether the staging folder may be the old checkpoint's by now, with files of the user."""
 
     @classmethod
     def own(cls, save: str) -> ClaimText:
@@ -85,6 +88,14 @@ class Claim:
 
     def __post_init__(self) -> None:
         _descriptors.add(self.descriptor)
+
+    def note_exchange(self) -> None:
+        """Say durably that the staging folder is about to be exchanged with the old one."""
+        before = self.path.read_bytes()
+        text = msgspec.json.decode(before, type=ClaimText)
+        content = msgspec.json.encode(msgspec.structs.replace(text, exchanging=True))
+        os.pwrite(self.descriptor, content.ljust(len(before)), 0)
+        os.fsync(self.descriptor)
 
     def release(self) -> None:
         """Unlock the claim; remove it and the journals unless the staging folder is still there."""
@@ -181,16 +192,26 @@ def remove_journals(staged: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_dead(folder: Path, *, but: str = "") -> None:
-    """Remove what killed saves of this host left beside ``folder``, except those of ``but``."""
+def remove_dead(folder: Path, rescue: Callable[[Path, Path], None], *, but: str = "") -> None:
+    """Remove what killed saves of this host left beside ``folder``, except those of ``but``.
+
+    Args:
+        folder: the path that they saved to.
+        rescue: removes a staging folder that may have been exchanged with ``folder``.
+        but: name of a resumable save.
+    """
     for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.claim"):
-        if but and path.with_suffix("") == staging_folder(folder, but):
-            continue
+        staged = path.with_suffix("")
+        resumable = bool(but) and staged == staging_folder(folder, but)
         with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "r+b") as file:
             text = msgspec.json.decode(file.read(), type=ClaimText)
+            if resumable and not text.exchanging:
+                continue
             if text.host == socket.gethostname() and _lock(file.fileno()):
-                staged = path.with_suffix("")
-                shutil.rmtree(staged, ignore_errors=True)
+                if text.exchanging:
+                    rescue(staged, folder)
+                else:
+                    shutil.rmtree(staged, ignore_errors=True)
                 remove_journals(staged)
                 path.unlink()
     for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.new"):
@@ -213,11 +234,14 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
+def claim_folder(
+    target: Path, rescue: Callable[[Path, Path], None], identity: str = ""
+) -> tuple[Claim, bool]:
     """Claim and make a staging folder, after removing those of dead saves.
 
     Args:
         target: the path to save to, symbolic links followed.
+        rescue: see `remove_dead`.
         identity: name of a resumable save.
 
     Returns:
@@ -228,7 +252,7 @@ def claim_folder(target: Path, identity: str = "") -> tuple[Claim, bool]:
         OSError: the parent folder cannot be written.
     """
     make_folder(target.parent)
-    remove_dead(target, but=identity)
+    remove_dead(target, rescue, but=identity)
     claimed = reclaim(target, identity) if identity else None
     if claimed is not None:
         return claimed, True
@@ -315,8 +339,8 @@ def remove_tree(folder: Path) -> None:
     A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
     one for each level.
     """
-    for each, _, files in os.walk(folder, topdown=False):
-        for name in files:
+    for each, folders, files in os.walk(folder, topdown=False):
+        for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(each, name))
         with contextlib.suppress(OSError):

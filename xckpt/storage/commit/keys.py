@@ -7,7 +7,9 @@ point).
    checkpoint is, it writes to ``.generations/ID`` beside the old data.
 2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
    beginning. What is to be deleted then is listed before: any save that was writing it began before
-   this commit and cannot commit after it.
+   this commit and cannot commit after it. Only what the old manifest implies is deleted, and what
+   lies in generations; all else is the user's and stays. A save that is killed while it deletes
+   leaves the old manifest in `REPLACED`, which is deleted last.
 3. An object store may carry a request out and lose the answer; asked again, it says that the
    condition does not hold. So the key is read then, and its content tells who has won. Where that
    stays unknown, nothing that the manifest names is removed: it may still be written.
@@ -22,23 +24,25 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import posixpath
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
+from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
+from xckpt.storage.location import Location, open_store, storage_errors
 
-CLAIM: Final = "xckpt.saving"
-"""Key of the claim of a save that is staged in place."""
-GENERATIONS: Final = ".generations"
-"""Folder of saves that are staged beside the old data."""
+REPLACED: Final = "xckpt.replaced"
+"""Key in a generation: a copy of the manifest whose data lies outside of all generations."""
 
 
 @dataclass(slots=True)
@@ -52,6 +56,8 @@ class KeyStaging:
     """Where data is written: the root group goes here."""
     seen: bytes
     """Generation of the manifest at the beginning, or of its absence."""
+    old: bytes | None = None
+    """The manifest at the beginning; None if there was none."""
     root: str = ""
     """`location` relative to the manifest; goes into the manifest."""
     claimed: bytes = b""
@@ -73,6 +79,7 @@ class KeyStaging:
             store = open_store(self.target)
             # Listed before the commit: what others begin to write after it is not to be touched.
             replaced = self._replaced(store)
+            replaced += self._note_replaced(store)
             if self.target.folder is not None:
                 empty_stale_lock(self.target.folder, MANIFEST)
             self._write_manifest(store, manifest)
@@ -115,16 +122,28 @@ class KeyStaging:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
             return [CLAIM]
-        return self._all_but(store, MANIFEST, f"{MANIFEST}.__lock", self.root)
+        keys = self._keys(store)
+        own = own_keys(self.old)
+        notes = [store.read(key) for key in keys if key.endswith(f"/{REPLACED}")]
+        kinds = [own, *(own_keys(note.result().value) for note in notes)]
+        if CLAIM in keys and "" not in own.groups:
+            kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
+        return _own(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
 
-    def _all_but(self, store: ts.KvStore, *kept: str) -> list[str]:
-        """The keys at the path, but for some; of a local folder also empty folders and locks."""
+    def _keys(self, store: ts.KvStore) -> list[str]:
+        """The keys at the path; of a local folder also its folders."""
         folder = self.target.folder
         if folder is None:
-            keys = [key.decode() for key in store.list().result()]
-        else:
-            keys = [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
-        return [key for key in keys if not any(f"{key}/".startswith(f"{k}/") for k in kept)]
+            return [key.decode() for key in store.list().result()]
+        return [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
+
+    def _note_replaced(self, store: ts.KvStore) -> list[str]:
+        """Leave a copy of the old manifest for a save that finds this one killed; its key."""
+        if self.old is None or "" not in own_keys(self.old).groups:
+            return []
+        key = f"{self.root}/{REPLACED}"
+        store.write(key, self.old).result()
+        return [key]
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
@@ -139,14 +158,23 @@ class KeyStaging:
             shutil.rmtree(own, ignore_errors=True)
             own.parent.rmdir()
         elif self.step is Step.GENERATION:
-            keys = self._all_but(store)
+            keys = self._keys(store)
             self._delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
         elif store.read(CLAIM).result().stamp.generation == self.claimed:
-            # While the claim is ours, so is all but a committed manifest and its generation.
-            self._delete(store, self._all_but(store, CLAIM, MANIFEST, GENERATIONS))
+            # While the claim is ours, so is all that looks like ours, but for a committed manifest
+            # and its generation.
+            self._delete(store, _own(self._keys(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS))
             store.write(CLAIM, None, if_equal=self.claimed).result()
 
     def _delete(self, store: ts.KvStore, keys: list[str]) -> None:
+        # The marks that say what else there is go last.
+        marks = [key for key in keys if key == CLAIM or key.endswith(f"/{REPLACED}")]
+        self._delete_now(store, [key for key in keys if key not in marks])
+        if self.target.folder is not None:
+            marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
+        self._delete_now(store, marks)
+
+    def _delete_now(self, store: ts.KvStore, keys: list[str]) -> None:
         folder = self.target.folder
         if folder is None:
             for future in [store.write(key, None) for key in keys]:
@@ -164,7 +192,7 @@ def begin_keys(target: Location, *, overwrite: bool) -> KeyStaging:
     found = find_keys(store, committed=seen.state == "value")
     step = decide(target, found, Place.KEYS, overwrite=overwrite)
     if step is Step.GENERATION:
-        return _beside(target, seen.stamp.generation)
+        return _beside(target, seen)
     text = msgspec.json.encode(ClaimText.own(new_identity()))
     # Neither manifest nor claim is there, and one absence is like the other.
     absent = seen.stamp.generation
@@ -176,12 +204,29 @@ def begin_keys(target: Location, *, overwrite: bool) -> KeyStaging:
 
 def stage_beside(target: Location) -> KeyStaging:
     """Stage beside the data that are at a path."""
-    return _beside(target, open_store(target).read(MANIFEST).result().stamp.generation)
+    return _beside(target, open_store(target).read(MANIFEST).result())
 
 
-def _beside(target: Location, seen: bytes) -> KeyStaging:
+def _beside(target: Location, seen: ts.KvStore.ReadResult) -> KeyStaging:
     root = f"{GENERATIONS}/{new_identity()}"
-    return KeyStaging(Step.GENERATION, target, target.within(root), seen, root)
+    old = seen.value if seen.state == "value" else None
+    place = target.within(root)
+    return KeyStaging(Step.GENERATION, target, place, seen.stamp.generation, old, root)
+
+
+def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
+    """Those of some keys that are a checkpoint's own, and the folders above them, but for some.
+
+    Args:
+        keys: relative to the checkpoint's place; folders are among them.
+        kinds: what counts as its own.
+        kept: keys that do not count, nor does what is below them.
+    """
+    kinds = list(kinds)
+    own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
+    above = {str(parent) for key in own for parent in PurePosixPath(key).parents}
+    left = tuple(f"{key}/" for key in kept if key)
+    return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
 
 
 def find_keys(store: ts.KvStore, *, committed: bool) -> Found:

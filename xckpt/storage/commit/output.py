@@ -21,6 +21,7 @@ from pathlib import Path
 
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
+from xckpt.storage.commit.carry import rescue
 from xckpt.storage.commit.folder import (
     can_exchange,
     claim_folder,
@@ -63,7 +64,7 @@ class OutputPath:
         """
         with storage_errors(self.path), contextlib.ExitStack() as undo:
             step = self.step()
-            claim, resumed = claim_folder(self.path, identity)
+            claim, resumed = claim_folder(self.path, rescue, identity)
             staged = StagedOutput(self.path, claim.folder, claim, self)
             undo.callback(staged.abort)
             if not (resumed and staged.noted() == layout):

@@ -6,7 +6,8 @@ removes what was written. Only the coordinator does any of this.
 
 1. A local folder that can be renamed is staged in a claimed folder beside it
    (`xckpt.storage.commit.folder`). `StagedFolder.take_name` renames that to the path, or exchanges
-   the two, syncs the parent, and removes what is left.
+   the two, syncs the parent, and removes what is left. The user's own files in the old folder are
+   carried over before (`xckpt.storage.commit.carry`).
 2. `StagedCheckpoint` is a checkpoint of our own: the manifest goes in last, and then every folder
    is synced upward, for TensorStore has synced only the files and the folders they are in.
 3. Elsewhere a save is staged among the path's own keys (`xckpt.storage.commit.keys`).
@@ -22,7 +23,10 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
 from xckpt.storage.commit.folder import (
     Claim,
     can_exchange,
@@ -33,8 +37,8 @@ from xckpt.storage.commit.folder import (
     sync_folder,
     sync_tree,
 )
-from xckpt.storage.commit.keys import CLAIM, GENERATIONS, KeyStaging, begin_keys, stage_beside
-from xckpt.storage.location import MANIFEST, Location, open_store, storage_errors
+from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
+from xckpt.storage.location import Location, open_store, storage_errors
 
 
 @dataclass(slots=True)
@@ -72,9 +76,12 @@ class StagedFolder:
                     raise taken_meanwhile(self.target) from error
                 raise
         sync_folder(self.target.parent)
-        # After an exchange the old folder is there.
-        shutil.rmtree(self.staging, ignore_errors=True)
+        self.remove_replaced()
         self.release()
+
+    def remove_replaced(self) -> None:
+        """Remove what is in the staging folder now: after an exchange, the old folder."""
+        shutil.rmtree(self.staging, ignore_errors=True)
 
     def release(self) -> None:
         """Give up the claim, and keep what is written for a process that resumes it."""
@@ -110,6 +117,8 @@ class StagedCheckpoint(StagedFolder):
     """Whether an earlier process has written some of it."""
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
+    exchanging: bool = field(default=False, init=False)
+    """Whether the two folders may have been exchanged."""
 
     @property
     def location(self) -> Location:
@@ -126,7 +135,29 @@ class StagedCheckpoint(StagedFolder):
         with storage_errors(self.target):
             open_store(self.location).write(MANIFEST, manifest).result()
             sync_tree(self.staging)
+            if self.step is Step.EXCHANGE:
+                carry(self.target, self.staging)
+                self._note_exchange()
             self.take_name(self.step)
+
+    def _note_exchange(self) -> None:
+        if self.claim is not None:
+            self.claim.note_exchange()
+        self.exchanging = True
+
+    def remove_replaced(self) -> None:
+        """Remove the old folder; what would be lost with it is carried over before."""
+        if self.exchanging:
+            remove_old(self.staging, self.target)
+
+    def abort(self) -> None:
+        """Remove what was written, as far as possible, unless it is to be kept."""
+        if self.exchanging:
+            rescue(self.staging, self.target)
+            self.release()
+        else:
+            # A slotted dataclass is made anew, which `super` alone does not see.
+            StagedFolder.abort(self)
 
     def tidy(self) -> None:
         """Remove what an earlier process was writing when it was killed, and its manifest."""
@@ -139,13 +170,16 @@ Staging: TypeAlias = StagedCheckpoint | KeyStaging
 """A save in progress."""
 
 
-def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
+def begin(
+    target: Location, *, overwrite: bool, identity: str = "", planned: Manifest | None = None
+) -> Staging:
     """Look at a path and open a place to write to.
 
     Args:
         target: where the checkpoint shall be.
         overwrite: whether it may replace another.
         identity: name of a resumable save; on local folders, staging left under it is reused.
+        planned: what the checkpoint will hold, where that is known.
 
     Raises:
         CheckpointExistsError: something is there, and it may not be replaced.
@@ -158,23 +192,30 @@ def begin(target: Location, *, overwrite: bool, identity: str = "") -> Staging:
         target = replace(target, path=str(folder))
         if not can_rename(folder):
             return begin_keys(target, overwrite=overwrite)
-        return _begin_folder(target, folder, overwrite=overwrite, identity=identity)
+        return _begin_folder(target, folder, planned, overwrite=overwrite, identity=identity)
 
 
-def _begin_folder(target: Location, folder: Path, *, overwrite: bool, identity: str) -> Staging:
+def _begin_folder(
+    target: Location, folder: Path, planned: Manifest | None, *, overwrite: bool, identity: str
+) -> Staging:
     found = _find_folder(folder)
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
     if step is not Step.GENERATION:
-        claim, resumed = claim_folder(folder, identity)
+        claim, resumed = claim_folder(folder, rescue, identity)
         staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed)
         with contextlib.ExitStack() as undo:
             undo.callback(staged.abort)
-            if resumed or step is not Step.EXCHANGE or can_exchange(staged.staging):
+            if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 undo.pop_all()
                 return staged
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     return stage_beside(target)
+
+
+def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
+    """Whether the staging folder can take the old one's place without a loss."""
+    return can_exchange(staged.staging) and can_carry(staged.target, staged.staging, planned)
 
 
 def can_rename(folder: Path) -> bool:
@@ -186,7 +227,10 @@ def _find_folder(folder: Path) -> Found:
     if not folder.exists():
         return Found.NOTHING
     if not folder.is_dir():
-        return Found.FOREIGN
+        raise CheckpointExistsError(
+            f"{folder} is a file and holds no checkpoint; nothing there was touched: "
+            f"choose another path"
+        )
     if (folder / MANIFEST).exists():
         return Found.CHECKPOINT
     if (folder / CLAIM).exists() or (folder / GENERATIONS).exists():

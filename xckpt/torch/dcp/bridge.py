@@ -33,9 +33,10 @@ from xckpt.core.plan.items import ReadItem, WriteItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.plan.wanted import Countdown
-from xckpt.core.values import decode_content
-from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.core.values import ValueText, decode_content, value_kind
+from xckpt.errors import PlanError, UnsupportedLeafError, XckptError
 from xckpt.formats.dcp.keys import StoredObject
+from xckpt.formats.torch_save.archive import value_in
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.leaf import (
     check_readable,
@@ -45,6 +46,9 @@ from xckpt.torch.leaf import (
     reachable,
     torch_dtype,
 )
+
+SMALL_BYTES = 1 << 16
+"""Longest bytes of an object that are looked into for a plain value."""
 
 
 def _planned_by_dcp(*_: object) -> NoReturn:
@@ -104,7 +108,7 @@ class SaveBridge(_Bridge, SavePlanner):
         with self.asking():
             data = self.planner.resolve_data(item)
         if write_item.tensor_data is None:
-            return data
+            return _spelled_out(data)
         if not isinstance(data, torch.Tensor):
             raise PlanError(
                 f"{item.index.fqn}: resolve_data must return a tensor, not {type(data).__name__}"
@@ -112,6 +116,17 @@ class SaveBridge(_Bridge, SavePlanner):
         local = plain(data, item.index.fqn)
         check_readable(local, item.index.fqn)
         return local
+
+
+def _spelled_out(data: object) -> object:
+    """A small plain value instead of the bytes that `torch.save` has made of it, so that any load
+    gets the value; other objects stay these bytes."""
+    if isinstance(data, io.BytesIO) and data.getbuffer().nbytes <= SMALL_BYTES:
+        with contextlib.suppress(XckptError):
+            value = value_in(data.getvalue())
+            if value_kind(value) is not None:
+                return ValueText(value)
+    return data
 
 
 @dataclass(slots=True)

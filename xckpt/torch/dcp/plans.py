@@ -24,7 +24,8 @@ part of an array at a time, whatever chunks that part touches.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from math import prod
 
 import numpy as np
@@ -54,6 +55,12 @@ from xckpt.core.plan.merge import global_plan
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
 from xckpt.torch.leaf import format_dtype, torch_dtype
+
+_Box = tuple[Shape, Shape]
+"""Offsets and sizes."""
+
+_Kind = tuple[torch.dtype | None, Shape]
+"""A leaf's dtype, None for bytes, and its shape."""
 
 
 def check_items(items: Iterable[dcp.WriteItem]) -> None:
@@ -111,19 +118,24 @@ def described(
         PlanError: the items do not write every element exactly once, or ranks disagree on what a
             leaf is; all such leaves are listed.
     """
-    _check_single_writers(plans)
+    boxes = [[_box_of(item) for item in plan.items] for plan in plans]
+    _check_single_writers(plans, boxes)
     mappings = [key_paths(plan.planner_data) for plan in plans]
     planned = dict.fromkeys(item.index.fqn for plan in plans for item in plan.items)
     # In the order of the state, which the items have lost where replicas were given away.
     ordered = dict.fromkeys(fqn for mapping in mappings for fqn in mapping if fqn in planned)
     leaves = name_leaves([*ordered, *planned], mappings)
-    columns = [SavePlan(_columns(plan, leaves.names)) for plan in plans]
+    row = cache(_row)  # ranks share the rows in which they agree
+    columns = [
+        SavePlan(_columns(plan, held, leaves.names, row))
+        for plan, held in zip(plans, boxes, strict=True)
+    ]
     shares, merged = global_plan(columns, options)
     stored = {name: merged.state_dict_metadata[name] for name in leaves.names.values()}
     return shares, Metadata(stored, leaves.containers), leaves
 
 
-def _check_single_writers(plans: Sequence[dcp.SavePlan]) -> None:
+def _check_single_writers(plans: Sequence[dcp.SavePlan], boxes: Sequence[Sequence[_Box]]) -> None:
     """Refuse items that several ranks are to write: the planner has chosen, so none may be shared.
 
     Raises:
@@ -132,8 +144,8 @@ def _check_single_writers(plans: Sequence[dcp.SavePlan]) -> None:
     writers: dict[tuple[str, tuple[Shape, Shape]], int] = {}
     problems: list[str] = []
     for rank, plan in enumerate(plans):
-        for item in plan.items:
-            fqn, box = item.index.fqn, _box_of(item)
+        for item, box in zip(plan.items, boxes[rank], strict=True):
+            fqn = item.index.fqn
             if (fqn, box) not in writers:
                 writers[fqn, box] = rank
             elif prod(box[1]):
@@ -144,38 +156,55 @@ def _check_single_writers(plans: Sequence[dcp.SavePlan]) -> None:
         raise PlanError.listing("the planner's items do not make up whole tensors", problems)
 
 
-def _columns(plan: dcp.SavePlan, names: Mapping[str, str]) -> WriteItems:
+def _columns(
+    plan: dcp.SavePlan,
+    held: Sequence[_Box],
+    names: Mapping[str, str],
+    row: Callable[[str, _Kind], LeafRow],
+) -> WriteItems:
     """A rank's items as columns; there may be too many to make a `WriteItem` of each.
+
+    Args:
+        plan: the items.
+        held: the box of each item.
+        names: fqn -> leaf name.
+        row: makes the row of a leaf.
 
     Raises:
         PlanError: two items of a leaf disagree on what it is.
     """
-    rows: dict[str, LeafRow] = {}
+    kinds: dict[str, _Kind] = {}
     numbers: dict[str, int] = {}
-    columns: dict[int, tuple[list[int], list[tuple[Shape, Shape]]]] = {}
-    for item in plan.items:
-        name, data, box = names[item.index.fqn], item.tensor_data, _box_of(item)
-        row = LeafRow(name, "opaque")
-        if data is not None:
-            dtype = format_dtype(data.properties.dtype) or ""
-            row = LeafRow(name, dtype=dtype, shape=tuple(data.size), sharded=True)
-        first = rows.setdefault(name, row)
-        if row != first or not len(box[0]) == len(box[1]) == len(row.shape):
+    columns: dict[int, tuple[list[int], list[_Box]]] = {}
+    for item, box in zip(plan.items, held, strict=True):
+        name, data = names[item.index.fqn], item.tensor_data
+        kind = (None, ()) if data is None else (data.properties.dtype, tuple(data.size))
+        first, shape = kinds.setdefault(name, kind), kind[1]
+        if kind != first or not len(box[0]) == len(box[1]) == len(shape):
             raise PlanError(
-                f"{name}: one item is of {first.dtype or 'bytes'} of shape {first.shape}, another "
-                f"of {row.dtype or 'bytes'} of shape {row.shape} with a box of {len(box[1])} "
-                f"dimensions"
+                f"{name}: one item is of {_dtype_of(first)} of shape {first[1]}, another of "
+                f"{_dtype_of(kind)} of shape {shape} with a box of {len(box[1])} dimensions"
             )
-        leaf, boxes = columns.setdefault(len(row.shape), ([], []))
+        leaf, boxes = columns.setdefault(len(shape), ([], []))
         leaf.append(numbers.setdefault(name, len(numbers)))
         boxes.append(box)
     return WriteItems(
-        tuple(rows.values()),
+        tuple(row(name, kind) for name, kind in kinds.items()),
         [Block(np.array(leaf, np.int32), Boxes.of(boxes)) for leaf, boxes in columns.values()],
     )
 
 
-def _box_of(item: dcp.WriteItem) -> tuple[Shape, Shape]:
+def _row(name: str, kind: _Kind) -> LeafRow:
+    if kind[0] is None:
+        return LeafRow(name, "opaque")
+    return LeafRow(name, dtype=_dtype_of(kind), shape=kind[1], sharded=True)
+
+
+def _dtype_of(kind: _Kind) -> str:
+    return "bytes" if kind[0] is None else format_dtype(kind[0]) or ""
+
+
+def _box_of(item: dcp.WriteItem) -> _Box:
     """(offsets, sizes); those of a scalar for bytes."""
     if item.tensor_data is None:
         return (), ()

@@ -80,7 +80,8 @@ class XckptStorageWriter(dcp.StorageWriter):
             stays readable until the new one is committed. False refuses.
         options: sizes, threads, memory, progress.
 
-    A path that holds anything but a checkpoint of this format is refused either way.
+    Files of yours at the path stay where they are; a path that holds nothing but such files is
+    refused with ``overwrite=False``.
 
     Example:
         >>> import torch, warnings

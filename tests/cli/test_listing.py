@@ -1,0 +1,112 @@
+"""`xckpt ls`: patterns, order, a pipe; and names that are no harmless text."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import xckpt
+from xckpt.cli.commands import commands
+from xckpt.core.manifest.codec import encode
+from xckpt.core.manifest.entries import Manifest, TensorEntry
+from xckpt.storage.array import digest_bytes
+
+LEAVES = 100_000
+SECONDS = 5.0
+"""Of processor time, on a machine that runs other tests beside this one."""
+TURNED = "a\u202eb\x1b[31m"
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ls") / "ckpt"
+    state = {
+        "model": {"w": np.zeros((4, 4), np.float32), "b": np.zeros(4, np.float16)},
+        "opt": {"w": np.zeros((8, 4)), "step": 3},
+        TURNED: 1,
+    }
+    xckpt.save(path, state)
+    return path
+
+
+def names(result: Result) -> list[str]:
+    assert result.exit_code == 0, result.stderr
+    return [line.split()[0] for line in result.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "listed"),
+    [
+        (["model"], ["model/w", "model/b"]),
+        (["*/w"], ["model/w", "opt/w"]),
+        (["opt/step", "model/?"], ["model/w", "model/b", "opt/step"]),
+        (["[!o]*/[wb]"], ["model/w", "model/b"]),
+    ],
+)
+def test_patterns(saved: Path, patterns: list[str], listed: list[str]) -> None:
+    assert names(run("ls", saved, *patterns)) == listed
+
+
+def test_a_pattern_that_means_no_leaf(saved: Path) -> None:
+    result = run("ls", saved, "model/v")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "has no leaf 'model/v'; did you mean model/w" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("order", "listed"),
+    [
+        (["--sort", "size"], ["opt/w", "model/w", "model/b", "opt/step"]),
+        (["--sort", "name", "--reverse"], ["opt/w", "opt/step", "model/w", "model/b"]),
+        (["--sort", "dtype"], ["model/b", "model/w", "opt/w", "opt/step"]),
+        (["--reverse"], ["opt/step", "opt/w", "model/b", "model/w"]),
+    ],
+)
+def test_orders(saved: Path, order: list[str], listed: list[str]) -> None:
+    assert names(run("ls", saved, "model", "opt", *order)) == listed
+    rows = json.loads(run("ls", saved, "model", "opt", *order, "--json").stdout)
+    assert [row["name"] for row in rows] == listed
+
+
+def test_no_name_reaches_the_terminal_as_it_is(saved: Path, tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "other", {"model": 1, TURNED: 1.5})
+    for command in (
+        ["ls", saved],
+        ["info", saved],
+        ["diff", saved, tmp_path / "other"],
+        ["info", saved, "a\u202eb"],
+        ["ls", saved, "\x1b[31m"],
+    ):
+        result = run(*command)
+        assert "\x1b" not in result.output and "\u202e" not in result.output
+    assert r"a\u202eb\x1b[31m" in run("ls", saved).stdout
+
+
+def test_very_many_leaves_are_listed_soon(tmp_path: Path) -> None:
+    shapes = [(1 + number % 7, 4) for number in range(7)]
+    leaves = tuple(
+        TensorEntry(f"model/{i // 10}/b{i % 10}/w", "float32", shapes[i % 7], chunk=shapes[i % 7])
+        for i in range(LEAVES)
+    )
+    digests = bytes(16 * LEAVES)
+    manifest = Manifest(leaves, digest_bytes(digests).hex())
+    (tmp_path / "xckpt.digests").write_bytes(digests)
+    (tmp_path / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    command = [sys.executable, "-m", "xckpt", "ls", str(tmp_path)]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert listed.count("\n") == LEAVES
+    assert listed.endswith("model/9999/b9/w  float32  [5, 4]   80 B\n")
+    assert after.ru_utime - before.ru_utime < SECONDS

@@ -1,0 +1,88 @@
+"""Which keys are a checkpoint's: all that a save writes, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xckpt
+from xckpt.core.manifest.entries import Manifest, PieceEntry, TensorEntry
+from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys
+from xckpt.options import SaveOptions
+
+LEAVES = (
+    TensorEntry("model/w", "int8", (4,), chunk=(2,)),
+    TensorEntry("model/c", "int8", (4,), chunk=(2,)),
+    TensorEntry("scalar", "int8", (), chunk=()),
+    TensorEntry("t", "int8", (4,), pieces=(PieceEntry((0,), (3,), (3,)),)),
+)
+OWN = OwnKeys.of(Manifest(LEAVES, ""))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "xckpt.json",
+        "xckpt.json.__lock",
+        "xckpt.digests",
+        "zarr.json",
+        "xckpt.saving",
+        ".generations/1/w/c/0",
+        "model/zarr.json",
+        "model/w/zarr.json",
+        "model/w/c/0",
+        "model/w/c/1.__lock",
+        "model/c/c/1",
+        "scalar/c",
+        "t/zarr.json",
+        "t/0/zarr.json",
+        "t/0/c/0",
+    ],
+)
+def test_these_are_the_checkpoints(key: str) -> None:
+    assert OWN.owns(key) and OWN.needs(key) and BY_SHAPE.owns(key)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "config.json",
+        "notes/zarr.json",
+        "model/w.txt",
+        "model/w/notes.txt",
+        "other/c/0",
+        "model/vocab.json",
+        "xckpt.json.bak",
+        "t/1/c/0",
+        "sub/xckpt.json",
+    ],
+)
+def test_these_are_the_users(key: str) -> None:
+    assert not OWN.owns(key) and not OWN.needs(key)
+
+
+@pytest.mark.parametrize(
+    "key", ["model", "model/w", "model/w/c/notes", "scalar", "t", "t/0", "scalar/c/notes"]
+)
+def test_these_names_are_needed_by_folders_or_below_files(key: str) -> None:
+    assert not OWN.owns(key) and OWN.needs(key)
+
+
+def test_a_generation_has_nothing_outside_of_it() -> None:
+    own = OwnKeys.of(Manifest(LEAVES, "", root=".generations/1"))
+    assert not own.owns("zarr.json") and own.owns(".generations/1/zarr.json")
+
+
+@pytest.mark.parametrize("crc32c", [False, True])
+def test_all_that_a_save_writes_is_its_own(tmp_path: Path, crc32c: bool) -> None:
+    state = {"m": {"w": np.arange(50), "x": 1}, "long": "x" * 10_000, "l": [np.ones((3, 3)), 2.0]}
+    options = SaveOptions(chunk_bytes=64, shard_bytes=128, crc32c=crc32c)
+    xckpt.save(tmp_path / "c", state, options=options)
+    own = OwnKeys.of(xckpt.open(tmp_path / "c").manifest)
+    for each, _, names in os.walk(tmp_path / "c"):
+        for name in names:
+            key = (Path(each) / name).relative_to(tmp_path / "c").as_posix()
+            assert own.owns(key) and BY_SHAPE.owns(key), key

@@ -1,0 +1,25 @@
+"""The names that are meant by one that is not there."""
+
+from __future__ import annotations
+
+import time
+
+from xckpt.core.near_names import near_names, no_such_name
+
+LAYERS = [f"model/layers.{n}.weight" for n in range(20_000)]
+
+
+def test_the_end_of_a_name_is_meant_before_similar_ones() -> None:
+    assert near_names("wte", ["wta", "model/wte"]) == ["model/wte"]
+    assert near_names("model.wte", ["model/wte", "step"]) == ["model/wte"]
+    assert near_names("", ["a"]) == near_names("zzz", ["a"]) == []
+
+
+def test_many_names_are_quick() -> None:
+    started = time.process_time()
+    assert "model/layers.19999.weight" in near_names("modl/layers.19999.weight", LAYERS)
+    assert time.process_time() - started < 3
+
+
+def test_what_is_said_where_nothing_is_near() -> None:
+    assert no_such_name("zzz", ["a"], "run/1") == "run/1 has no leaf 'zzz'"

@@ -1,0 +1,59 @@
+"""A problem is its line, and says as values what it is about."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xckpt.core.geometry.box import Box
+from xckpt.core.problem import Problem
+from xckpt.engine.wire import LoadPlanCodec
+from xckpt.planner import LoadPlan
+
+texts = st.text(max_size=8)
+problems = st.builds(
+    Problem,
+    st.none() | texts,
+    st.none() | st.just(Box((1, 2), (3, 4))),
+    st.none() | st.integers(0, 9),
+    texts,
+    texts,
+    st.none() | texts,
+)
+
+
+def fields(problem: Problem) -> tuple[object, ...]:
+    return (str(problem), problem.leaf, problem.box, problem.rank, problem.kind, problem.text)
+
+
+@given(problems)
+def test_copies_and_pickles_keep_the_fields(problem: Problem) -> None:
+    for again in (copy.copy(problem), pickle.loads(pickle.dumps(problem))):
+        assert fields(again) == fields(problem)
+
+
+@given(problems)
+def test_the_coordinator_receives_the_fields(problem: Problem) -> None:
+    """All but the rank: that is whose plan it is in."""
+    codec = LoadPlanCodec()
+    (back,) = codec.decode(codec.encode(LoadPlan([], problems=(problem,)))).problems
+    assert fields(back.on(7)) == fields(problem.on(7))
+
+
+@pytest.mark.parametrize(
+    "problem, line",
+    [
+        (Problem("a/b", text="gone"), "a/b: gone"),
+        (Problem("", text="gone"), "the root: gone"),
+        (Problem("a", rank=1, text="gone"), "a: gone"),
+        (Problem(rank=1, kind="OSError", text="full"), "rank 1: OSError: full"),
+        (Problem(rank=1, text="full"), "rank 1: full"),
+        (Problem("a", text="gone", line="as it was"), "as it was"),
+    ],
+)
+def test_the_line(problem: Problem, line: str) -> None:
+    assert problem == str(problem) == line

@@ -1,0 +1,257 @@
+"""An overwrite loses none of the user's files: it carries them over, or lets them lie."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.storage.commit.test_staging import Stopping, keys, names, save_with, step_at
+from xckpt.storage.commit import carry as carry_module
+from xckpt.storage.commit import staging as staging_module
+from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.staging import StagedCheckpoint, begin
+from xckpt.storage.location import Location
+
+OLD = {"m": {"w": np.arange(10), "b": np.ones(3)}, "step": 1}
+NEW = {"m": {"w": np.arange(20)}, "step": 2}
+
+
+def put_files(path: Path) -> dict[str, str]:
+    """Files of all sorts; the folders of the checkpoint may be there or not."""
+    files = {
+        "config.json": "{}",
+        "tokenizer/vocab.txt": "a b",
+        "tokenizer/deep/merges.txt": "a",
+        "m/notes.txt": "mine",
+        "own.zarr/zarr.json": "{}",
+        "own.zarr/c/0": "chunk",
+        ".hidden": "",
+    }
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(text)
+    (path / "empty").mkdir()
+    (path / "link").symlink_to("config.json")
+    (path / "dangling").symlink_to("nowhere")
+    (path / "linked folder").symlink_to("tokenizer")
+    (path / "tokenizer").chmod(0o750)
+    return files
+
+
+def check_files(path: Path, files: dict[str, str]) -> None:
+    assert {name: (path / name).read_text() for name in files} == files
+    assert (path / "empty").is_dir()
+    assert os.readlink(path / "link") == "config.json"
+    assert os.readlink(path / "dangling") == "nowhere"
+    assert os.readlink(path / "linked folder") == "tokenizer"
+    assert stat.S_IMODE((path / "tokenizer").stat().st_mode) == 0o750
+    assert not (path / ".carried").exists()
+
+
+@pytest.mark.parametrize("place", ["exchange", "generation", "mount", "no links"])
+@pytest.mark.parametrize("old", [True, False])
+def test_an_overwrite_keeps_the_files_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, old: bool
+) -> None:
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    if place == "generation":
+        monkeypatch.setattr(staging_module, "can_exchange", lambda folder: False)
+    if place == "mount":
+        monkeypatch.setattr(Path, "is_mount", lambda folder: folder == path)
+    if place == "no links":
+
+        def refuse(*arguments: object, **named: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", refuse)
+    if old:
+        xckpt.save(path, OLD)
+    files = put_files(path)
+    inode = (path / "config.json").stat().st_ino
+    path.chmod(0o750)
+    for step in (2, 3, 4):
+        xckpt.save(path, NEW | {"step": step}, overwrite=True)
+        assert step_at(path) == step
+        check_files(path, files)
+    assert names(tmp_path) == ["ckpt"]
+    assert (path / "config.json").stat().st_ino == inode
+    assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert (xckpt.open(path).manifest.root == "") is (place == "exchange")
+    assert not (path / "m" / "b").exists()
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_overwrite_touches_none(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    files = put_files(path)
+
+    def fail() -> None:
+        raise error("while saving")
+
+    with pytest.raises(error):
+        save_with(Stopping(str(path), fail, overwrite=True), NEW)
+    check_files(path, files)
+    assert step_at(path) == 1 and names(tmp_path) == ["ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("state", "file"),
+    [
+        ({"config.json": {"w": np.ones(2)}}, "config.json"),
+        ({"w": {"inner": np.ones(2)}}, "w/inner/zarr.json"),
+        ({"w": np.ones(2)}, "w/c"),
+        ({"w": np.ones(2)}, "zarr.json"),
+        ({"w": np.ones(2)}, "xckpt.digests"),
+    ],
+)
+def test_a_name_that_the_checkpoint_needs(
+    tmp_path: Path, state: dict[str, object], file: str
+) -> None:
+    """The file keeps it, and the data lies in a generation."""
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("mine")
+    for _ in range(2):
+        xckpt.save(tmp_path, state, overwrite=True)
+        assert xckpt.open(tmp_path).verify() == []
+        assert xckpt.open(tmp_path).manifest.root != ""
+        assert (tmp_path / file).read_text() == "mine"
+
+
+def test_files_that_change_while_it_saves(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    put_files(path)
+
+    def change() -> None:
+        (path / "config.json").unlink()
+        (path / "new.txt").write_text("new")
+        (path / "m" / "w" / "inside.txt").write_text("among the chunks")
+        (path / "other").write_text("replaced")
+        os.replace(path / "other", path / ".hidden")
+
+    save_with(Stopping(str(path), change, overwrite=True), NEW)
+    assert step_at(path) == 2
+    assert not (path / "config.json").exists()
+    assert (path / "new.txt").read_text() == "new"
+    assert (path / "m/w/inside.txt").read_text() == "among the chunks"
+    assert (path / ".hidden").read_text() == "replaced"
+
+
+def test_a_name_that_is_taken_while_it_saves(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    taken = Stopping(str(path), lambda: (path / "v").write_text("mine"), overwrite=True)
+    with pytest.raises(xckpt.CheckpointExistsError, match="names that the new checkpoint needs: v"):
+        save_with(taken, NEW | {"v": np.ones(2)})
+    assert step_at(path) == 1
+    assert (path / "v").read_text() == "mine" and names(tmp_path) == ["ckpt"]
+
+
+def appear_after_carrying(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    def carry(old: Path, new: Path) -> None:
+        carry_module.carry(old, new)
+        (old / name).unlink(missing_ok=True)
+        (old / name).write_text(text)
+
+    monkeypatch.setattr(staging_module, "carry", carry)
+
+
+def test_a_file_that_appears_just_before_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    appear_after_carrying(monkeypatch, "late.txt", "late")
+    xckpt.save(path, NEW, overwrite=True)
+    assert step_at(path) == 2
+    assert (path / "late.txt").read_text() == "late" and names(tmp_path) == ["ckpt"]
+
+
+def test_a_file_that_is_replaced_just_before_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    (path / "notes.txt").write_text("first")
+    appear_after_carrying(monkeypatch, "notes.txt", "second")
+    with pytest.warns(UserWarning, match=r"changed: notes\.txt; what they were is kept in .*kept-"):
+        xckpt.save(path, NEW, overwrite=True)
+    assert step_at(path) == 2
+    (kept,) = tmp_path.glob("ckpt.kept-*")
+    assert (path / "notes.txt").read_text() == "first"
+    assert names(kept) == ["notes.txt"] and (kept / "notes.txt").read_text() == "second"
+
+
+def die(staged: StagedCheckpoint) -> None:
+    """What the kernel does for a killed process."""
+    assert staged.claim is not None
+    os.close(staged.claim.descriptor)
+
+
+@pytest.mark.parametrize("old", [True, False])
+@pytest.mark.parametrize("exchanged", [True, False])
+def test_the_next_save_rescues_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool, exchanged: bool
+) -> None:
+    """Killed just before or after the exchange, with a file that was not carried over."""
+    path = tmp_path / "ckpt"
+    path.mkdir()
+    if old:
+        xckpt.save(path, OLD)
+    files = put_files(path)
+    xckpt.save(tmp_path / "other" / "ckpt", NEW)
+    staged = begin(Location.parse(path), overwrite=True)
+    assert isinstance(staged, StagedCheckpoint)
+    shutil.copytree(tmp_path / "other" / "ckpt", staged.staging, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "other")
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        where = (StagedCheckpoint, "remove_replaced") if exchanged else (staging_module, "exchange")
+        patch.setattr(*where, kill)
+        appear_after_carrying(patch, "late.txt", "late")
+        with pytest.raises(Killed):
+            staged.publish((staged.staging / "xckpt.json").read_bytes())
+    die(staged)
+    assert len(list(tmp_path.glob(".ckpt.saving-*"))) == 2
+    xckpt.save(path, NEW | {"step": 3}, overwrite=True)
+    assert step_at(path) == 3
+    check_files(path, files | {"late.txt": "late"})
+    assert names(tmp_path) == ["ckpt"]
+
+
+def test_a_folder_that_is_gone_is_not_filled_again(tmp_path: Path) -> None:
+    staged, target = tmp_path / ".ckpt.saving-1", tmp_path / "ckpt"
+    staged.mkdir()
+    put_files(staged)
+    carry_module.rescue(staged, target)
+    assert names(tmp_path) == []
+
+
+def test_what_a_killed_overwrite_did_not_delete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies outside of generations, and no manifest at the path names it any more."""
+    url = f"memory://{tmp_path.name}"
+    xckpt.save(url, OLD)
+    with monkeypatch.context() as patch:
+        patch.setattr(KeyStaging, "_delete", lambda *arguments: None)
+        xckpt.save(url, NEW, overwrite=True)
+    assert "m/b/c/0" in keys(url)
+    xckpt.save(url, NEW | {"step": 3}, overwrite=True)
+    root = xckpt.open(url).manifest.root
+    assert [key for key in keys(url) if not key.startswith(f"{root}/")] == ["xckpt.json"]
+    assert step_at(url) == 3

@@ -1,0 +1,44 @@
+"""`diff`: what two checkpoints differ in."""
+
+from __future__ import annotations
+
+from xckpt.api.open import open
+from xckpt.api.save import Path
+from xckpt.core.manifest.differences import Difference
+from xckpt.options import LoadOptions
+
+
+def diff(
+    first: Path, second: Path, *, values: bool = False, options: LoadOptions | None = None
+) -> list[Difference]:
+    """What differs between two checkpoints; nothing where they are equal.
+
+    How leaves were sharded or cut into chunks is no difference.
+
+    Args:
+        first: where one is; see `open`.
+        second: where the other is.
+        values: also compare elements, Python values and the user metadata. Digests tell where both
+            are cut into the same chunks; else both are read, within the memory of ``options``.
+        options: threads and memory.
+
+    Returns:
+        Each difference in structure, type, dtype and shape, in the order of the first checkpoint,
+        then those in contents.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is at one of the paths.
+        CorruptCheckpointError: what had to be read is not what was saved.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://diff/1", {"w": np.zeros(3, np.float32), "step": 1})
+        >>> _ = xckpt.save("memory://diff/2", {"w": np.zeros(3), "step": 2})
+        >>> for each in xckpt.diff("memory://diff/1", "memory://diff/2", values=True):
+        ...     print(each)
+        w: dtype float32 in the first, float64 in the second
+        step: 1 in the first, 2 in the second
+    """
+    from xckpt.storage.contents.differences import differences
+
+    return differences(open(first, options=options), open(second, options=options), values=values)

@@ -1,0 +1,92 @@
+"""What a load takes of a checkpoint, and as whose arrays.
+
+`PartialLoad.asked` refuses what makes no sense together; `PartialLoad.planner` makes the
+default planner of the load, or wraps the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from xckpt.core.leaf import TargetPlace
+from xckpt.core.part.selection import Selection
+from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
+from xckpt.core.plan.new_leaves import NewLeaves, leaves_of, numpy_leaves
+from xckpt.core.plan.report import Strictness
+from xckpt.engine.adapters import framework_adapter
+
+Patterns = str | Iterable[str]
+"""One pattern of leaf names, or several."""
+
+
+ALL: Final = Selection()
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLoad:
+    """What a load takes, and as whose arrays where there is no target tree."""
+
+    part: Selection = ALL
+    new_leaves: NewLeaves = numpy_leaves
+
+    @classmethod
+    def asked(
+        cls,
+        at: str,
+        select: Patterns | None,
+        framework: str | None = None,
+        device: object = None,
+        *,
+        like: object = None,
+        cast: bool = False,
+    ) -> PartialLoad:
+        """What the arguments of a load ask for.
+
+        Raises:
+            TypeError: ``at`` or ``select`` is no text.
+            ValueError: there is no such framework, or the arguments contradict each other.
+            ImportError: the framework is not installed.
+        """
+        part = Selection.asked(at, select)
+        if framework is None:
+            if device is not None:
+                raise ValueError("device= goes with framework=; like says its own devices")
+            return cls(part)
+        if like is not None:
+            raise ValueError("give like or framework=, not both: like says whose arrays it wants")
+        place = TargetPlace(device=device, cast=cast)
+        return cls(part, leaves_of(framework_adapter(framework), place))
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing but a plain load is asked for."""
+        return self == PartialLoad()
+
+    def planner(
+        self, planner: LoadPlanner | None, like: object, strictness: Strictness, *, cast: bool
+    ) -> LoadPlanner:
+        """The planner of the load.
+
+        Raises:
+            ValueError: the caller's own planner would not heed what is asked for.
+        """
+        part = self.part
+        if planner is None:
+            picks = part.picks if part.patterns else None
+            planner = DefaultLoadPlanner(
+                missing=strictness.missing,
+                unexpected=strictness.unexpected,
+                cast=cast,
+                new_leaves=self.new_leaves,
+                picks=picks,
+            )
+        elif self.new_leaves is not numpy_leaves or (part.patterns and like is not None):
+            raise ValueError("framework=, and select= with like, are not for planners of one's own")
+        if part == ALL:
+            return planner
+        # Not on the plain way of a load.
+        from xckpt.core.part.planner import PartPlanner
+
+        return PartPlanner(planner, part)

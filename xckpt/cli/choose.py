@@ -1,0 +1,38 @@
+"""Which leaves a command is about: names, containers and patterns, and what was meant instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import translate
+
+from xckpt.cli.output import Failure
+from xckpt.core.near_names import no_such_name
+
+
+def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """The leaves that one of the patterns means, in their own order; all if there is none.
+
+    Raises:
+        Failure: a pattern means no leaf.
+
+    Example:
+        >>> chosen("ckpt", ["model/w", "model/b", "opt/w", "step"], ["model", "s*"])
+        ['model/w', 'model/b', 'step']
+    """
+    if not patterns:
+        return list(names)
+    kept: set[str] = set()
+    for pattern in patterns:
+        meant = re.compile(translate(pattern)).match
+        below = f"{pattern}/"
+        found = [name for name in names if name == pattern or name.startswith(below) or meant(name)]
+        if not found:
+            raise no_such_leaf(path, names, pattern)
+        kept.update(found)
+    return [name for name in names if name in kept]
+
+
+def no_such_leaf(path: str, names: Sequence[str], name: str) -> Failure:
+    """The failure of a command whose leaf is not there."""
+    return Failure(no_such_name(name, names, path, "xckpt ls lists the leaves"))

@@ -1,0 +1,166 @@
+"""What a leaf holds: the commands `xckpt cat`, `xckpt head` and `xckpt stats`.
+
+1. A leaf is opened by its name (`_leaf`), a part of it is a box (`parse_box`).
+2. Into a pipe `cat` writes the elements' bytes in C order, a slab after the other; on a terminal it
+   prints numbers: all of a small part, the edges of a large one, which alone are read then.
+3. `stats` reads all of each tensor once, a slab at a time.
+"""
+
+from __future__ import annotations
+
+import sys
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, TypeGuard
+
+import click
+
+from xckpt.cli.choose import chosen, no_such_leaf
+from xckpt.cli.output import Failure, as_json, print_json, printable, progress_bar
+
+if TYPE_CHECKING:
+    from xckpt.core.geometry.box import Box
+    from xckpt.storage.contents.statistics import Statistics
+    from xckpt.storage.stored_array import StoredArray
+
+box_option = click.option("--box", "slice_", metavar="SLICE", help='A part, as in "0:100, 64:128".')
+leaf_argument = click.argument("leaf")
+
+
+@click.command()
+@click.argument("path")
+@leaf_argument
+@box_option
+@click.option("--raw/--text", default=None, help="Bytes or text, whatever the output is.")
+def cat(path: str, leaf: str, slice_: str | None, raw: bool | None) -> None:
+    """Print a LEAF: as text to a terminal, as raw bytes into a pipe or file.
+
+    The bytes are the elements in C order, little-endian; of a str its UTF-8, of another Python
+    value its repr. On a terminal only the edges of a large tensor are read and shown.
+    """
+    stored = _leaf(path, leaf)
+    if raw is None:
+        raw = not sys.stdout.isatty()
+    if not _is_tensor(stored):
+        _print_value(stored, slice_, raw)
+    elif raw:
+        _write(stored, _part(stored, slice_))
+    else:
+        click.echo(_text(stored, _part(stored, slice_)))
+
+
+@click.command()
+@click.argument("path")
+@leaf_argument
+@click.option("-n", "rows", type=click.IntRange(0), default=5, show_default=True)
+def head(path: str, leaf: str, rows: int) -> None:
+    """Print the first rows of a LEAF as text."""
+    stored = _leaf(path, leaf)
+    if not _is_tensor(stored):
+        _print_value(stored, None, False)
+    else:
+        click.echo(_text(stored, _part(stored, f":{rows}" if stored.shape else None)))
+
+
+@click.command()
+@click.argument("path")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@as_json
+def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
+    """Show the least, the largest and the mean element of tensors, and count NaN and infinities.
+
+    A PATTERN chooses leaves as it does for `xckpt ls`. Everything is read and verified once.
+    """
+    import xckpt
+    from xckpt.options import Progress
+    from xckpt.storage.contents.statistics import statistics
+
+    checkpoint = xckpt.open(path)
+    leaves = [checkpoint[name] for name in chosen(path, list(checkpoint), patterns)]
+    tensors = [leaf for leaf in leaves if _is_tensor(leaf)]
+    if not tensors:
+        raise Failure(f"{path} has no tensor among the leaves chosen")
+    total, done = sum(leaf.nbytes for leaf in tensors), 0
+    found: list[tuple[StoredArray, Statistics]] = []
+    with progress_bar("reading") as show:
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            show(Progress(done, total))
+
+        for leaf in tensors:
+            found.append((leaf, statistics(leaf, checkpoint.options.memory_bytes, count)))
+    if as_json:
+        print_json([_as_json(leaf, numbers) for leaf, numbers in found])
+        return
+    from xckpt.cli.tables import console, statistics_table
+
+    console().print(statistics_table(found))
+
+
+def _as_json(leaf: StoredArray, numbers: Statistics) -> dict[str, object]:
+    from dataclasses import asdict
+
+    fields = asdict(numbers)
+    if isinstance(numbers.mean, complex):
+        fields["mean"] = [numbers.mean.real, numbers.mean.imag]
+    return {"name": leaf.name, "dtype": str(leaf.dtype), "shape": leaf.shape, **fields}
+
+
+def _leaf(path: str, name: str) -> object:
+    """The stored array or value of a name.
+
+    Raises:
+        Failure: there is none.
+    """
+    import xckpt
+
+    checkpoint = xckpt.open(path)
+    if name not in list(checkpoint):
+        raise no_such_leaf(path, list(checkpoint), name)
+    return checkpoint[name]
+
+
+def _is_tensor(leaf: object) -> TypeGuard[StoredArray]:
+    from xckpt.storage.stored_array import StoredArray
+
+    return isinstance(leaf, StoredArray)
+
+
+def _part(stored: StoredArray, slice_: str | None) -> Box:
+    from xckpt.cli.report import parse_box
+
+    try:
+        return parse_box(slice_ or "", stored.shape)
+    except ValueError as error:
+        raise click.UsageError(f"--box: {error}") from error
+
+
+def _print_value(value: object, slice_: str | None, raw: bool) -> None:
+    """A Python value: what it is in bytes, or its repr."""
+    if slice_ is not None:
+        raise click.UsageError("--box takes a part of a tensor, and this leaf is a Python value")
+    if raw and isinstance(value, str | bytes):
+        content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
+        sys.stdout.buffer.write(content)
+    else:
+        click.echo(printable(repr(value)))
+
+
+def _write(stored: StoredArray, box: Box) -> None:
+    """The bytes of a part, in C order."""
+    from xckpt.options import LoadOptions
+    from xckpt.storage.contents.slabs import in_order
+
+    for _, elements in in_order(stored, box, LoadOptions().memory_bytes):
+        little = elements.astype(elements.dtype.newbyteorder("<"), copy=False)
+        sys.stdout.buffer.write(little.reshape(-1).view("u1").data)
+
+
+def _text(stored: StoredArray, box: Box) -> str:
+    """A part as NumPy prints it, with its dtype and shape."""
+    from xckpt.storage.contents.outline import outline
+
+    width = get_terminal_size().columns - 1
+    shape = ", ".join(map(str, box.sizes))
+    return f"{outline(stored, box, width)}\n{stored.dtype} [{shape}]"

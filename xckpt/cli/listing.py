@@ -1,0 +1,127 @@
+"""The command `xckpt ls`: which leaves, in what order.
+
+1. `Row` is one line: it is made from the manifest's entry alone, so that a checkpoint of very many
+   leaves is listed quickly.
+2. `in_order` sorts the rows of the leaves that were chosen (`xckpt.cli.choose`).
+3. A terminal gets a table; a pipe gets plain lines, which take a fraction of the time.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Final, NamedTuple
+
+import click
+
+from xckpt.cli.choose import chosen
+from xckpt.cli.output import as_json, print_json, printable
+from xckpt.cli.report import readable_bytes
+from xckpt.core.dtypes import item_size
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+
+
+class Row(NamedTuple):
+    """One leaf, as `ls` lists it."""
+
+    name: str
+    dtype: str
+    """The format's dtype name, or a value's Python type."""
+    shape: tuple[int, ...] | None
+    """None for a value."""
+    bytes: int
+    """Bytes of all elements; 0 for a value that the manifest holds."""
+    stored: bool
+    """Whether its bytes are stored beside the manifest."""
+
+
+ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
+    "name": lambda row: (row.name,),
+    "size": lambda row: (-row.bytes, row.name),
+    "dtype": lambda row: (row.dtype, row.name),
+}
+"""What ``--sort`` takes -> the key to sort by; largest first."""
+
+
+@click.command()
+@click.argument("path")
+@click.argument("patterns", metavar="[PATTERN]...", nargs=-1)
+@click.option("--sort", type=click.Choice(list(ORDERS)), help="By default in the saved order.")
+@click.option("--reverse", is_flag=True, help="The other way round.")
+@as_json
+def ls(
+    path: str, patterns: tuple[str, ...], sort: str | None, reverse: bool, as_json: bool
+) -> None:
+    """List the leaves of a checkpoint: name, dtype, shape, size.
+
+    A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
+    "model/*/bias": * stands for any characters, ? for one, [ab] for one of them.
+    """
+    import xckpt
+
+    rows = list(listed(xckpt.open(path).manifest))
+    if patterns:
+        kept = set(chosen(path, [row.name for row in rows], patterns))
+        rows = [row for row in rows if row.name in kept]
+    ordered = in_order(rows, sort, reverse)
+    if as_json:
+        print_json(
+            [
+                {"name": row.name, "dtype": row.dtype, "shape": row.shape, "bytes": row.bytes}
+                for row in ordered
+            ]
+        )
+    elif sys.stdout.isatty():
+        from xckpt.cli.tables import console, leaf_list
+
+        console().print(leaf_list(ordered))
+    else:
+        click.echo("\n".join(lines(ordered)))
+
+
+def listed(manifest: Manifest) -> Iterator[Row]:
+    """A row for each leaf, in the saved order."""
+    for leaf in manifest.leaves:
+        if isinstance(leaf, TensorEntry):
+            size = prod(leaf.shape) * item_size(leaf.dtype)
+            yield Row(leaf.name, leaf.dtype, leaf.shape, size, True)
+        elif isinstance(leaf, BytesEntry):
+            yield Row(leaf.name, leaf.type, None, leaf.size, True)
+        else:
+            yield Row(leaf.name, leaf.type, None, 0, False)
+
+
+def in_order(rows: list[Row], sort: str | None, reverse: bool) -> list[Row]:
+    """The rows in one of `ORDERS`, or as they are."""
+    ordered = rows if sort is None else sorted(rows, key=ORDERS[sort])
+    return ordered[::-1] if reverse else ordered
+
+
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """The columns of a pipe: name, dtype, shape, size, two spaces between them.
+
+    Example:
+        >>> list(lines([Row("w", "int8", (2,), 2, True), Row("step", "int", None, 0, False)]))
+        ['w     int8  [2]  2 B', 'step  int']
+    """
+    cells = [
+        (printable(row.name), row.dtype, shape_text(row.shape), size_text(row)) for row in rows
+    ]
+    names, dtypes, shapes, sizes = (
+        max((len(row[column]) for row in cells), default=0) for column in range(4)
+    )
+    for name, dtype, shape, size in cells:
+        yield f"{name:{names}}  {dtype:{dtypes}}  {shape:{shapes}}  {size:>{sizes}}".rstrip()
+
+
+@functools.lru_cache(maxsize=1024)
+def shape_text(shape: tuple[int, ...] | None) -> str:
+    """A shape as the commands print it; empty for a value."""
+    return "" if shape is None else f"[{', '.join(map(str, shape))}]"
+
+
+def size_text(row: Row) -> str:
+    """A leaf's size; empty for a value that takes none."""
+    return readable_bytes(row.bytes) if row.stored else ""

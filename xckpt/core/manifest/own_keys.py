@@ -1,0 +1,101 @@
+"""Which keys of a checkpoint's folder are the checkpoint's; every other file there is the user's.
+
+1. A manifest implies its own keys (`OwnKeys.of`): the manifest, the digests, a zarr.json for each
+   array and for each folder above one, and the chunks of the arrays.
+2. All below ``.generations`` is ours, and so are the claim of a save and the lock files beside a
+   key, which a killed save may leave.
+3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
+   by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from xckpt.core.manifest.entries import Manifest, arrays
+
+MANIFEST: Final = "xckpt.json"
+"""Key of the manifest: where it is, a checkpoint is."""
+DIGESTS: Final = "xckpt.digests"
+"""Key of the digests of all chunks."""
+CLAIM: Final = "xckpt.saving"
+"""Key of the claim of a save that is staged in place."""
+GENERATIONS: Final = ".generations"
+"""Folder of saves that are staged beside the old data."""
+
+_ZARR: Final = "zarr.json"
+_LOCK: Final = ".__lock"
+"""What TensorStore appends to the name of a file that it is about to write."""
+_CHUNK: Final = re.compile(r"(.+)/c(?:/\d+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKeys:
+    """The keys that are a checkpoint's own, relative to its folder."""
+
+    arrays: frozenset[str] = frozenset()
+    """Paths of zarr arrays."""
+    groups: frozenset[str] = frozenset()
+    """Paths of the folders above them; the empty path is the checkpoint's own folder."""
+    by_shape: bool = False
+    """Whether every key that looks like one of a zarr array or group counts."""
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> OwnKeys:
+        """What a manifest implies, at its root.
+
+        Example:
+            >>> from xckpt.core.manifest.entries import TensorEntry
+            >>> leaf = TensorEntry("model/w", "int8", (4,), chunk=(2,))
+            >>> own = OwnKeys.of(Manifest((leaf,), ""))
+            >>> own.owns("model/w/c/1"), own.owns("model/zarr.json"), own.owns("config.json")
+            (True, True, False)
+        """
+        if manifest.root:
+            return cls()
+        paths = frozenset(array.path for array in arrays(manifest))
+        groups = {""}
+        for path in paths:
+            parent = posixpath.dirname(path)
+            while parent not in groups:
+                groups.add(parent)
+                parent = posixpath.dirname(parent)
+        return cls(paths, frozenset(groups))
+
+    def owns(self, key: str) -> bool:
+        """Whether a key is the checkpoint's own."""
+        key = key.removesuffix(_LOCK)
+        if key in (MANIFEST, CLAIM) or key.startswith(f"{GENERATIONS}/"):
+            return True
+        folder, name = posixpath.split(key)
+        if name == _ZARR and (self.by_shape or folder in self.groups or folder in self.arrays):
+            return True
+        if key == DIGESTS:
+            return self.by_shape or "" in self.groups
+        chunk = _CHUNK.fullmatch(key)
+        return chunk is not None and (self.by_shape or chunk[1] in self.arrays)
+
+    def is_group(self, path: str) -> bool:
+        """Whether a folder may hold the checkpoint's own files and others side by side."""
+        return path == "" or self.by_shape or path in self.groups
+
+    def needs(self, key: str) -> bool:
+        """Whether a file at ``key`` would stand where the checkpoint has a file or a folder.
+
+        Example:
+            >>> own = OwnKeys(frozenset({"model/w"}), frozenset({"", "model"}))
+            >>> own.needs("model"), own.needs("zarr.json"), own.needs("model/w.txt")
+            (True, True, False)
+        """
+        above = posixpath.dirname(key)
+        while above and not self.owns(above):
+            above = posixpath.dirname(above)
+        taken = key in self.arrays or key in self.groups or key == GENERATIONS
+        return bool(above) or taken or self.owns(key)
+
+
+BY_SHAPE: Final = OwnKeys(by_shape=True)
+"""What counts as a checkpoint's own where no manifest can be read."""

@@ -1,0 +1,1 @@
+"""A part of a checkpoint as if it were one: which leaves are in it, and a load of them."""

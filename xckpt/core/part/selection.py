@@ -1,0 +1,204 @@
+"""A part of a checkpoint: the leaves below a name, or those whose names fit patterns.
+
+1. `NamePattern` fits leaf names: ``*`` is any text without a ``/``, ``**`` any text, ``?`` one
+   character but ``/``; all else is itself. A pattern that fits a container's name fits all below.
+2. `Selection` says which leaves are in the part, and renames them: below ``at`` they are counted
+   from there.
+3. `Selection.of` describes the part as if it were a checkpoint. A list, tuple or namedtuple that
+   has lost an element is a dict of those that are left, under their own keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from xckpt.core.metadata import Metadata
+from xckpt.errors import TreeMismatchError
+
+Value = TypeVar("Value")
+
+_WILD = re.compile(r"\*\*/|\*\*|\*|\?")
+_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """A pattern of leaf names.
+
+    Example:
+        >>> bias = NamePattern("model/*/bias")
+        >>> bias.fits("model/0/bias"), bias.fits("model/0/w"), bias.fits("model/0/1/bias")
+        (True, False, False)
+        >>> NamePattern("opt/**/mu").fits("opt/mu"), NamePattern("opt").fits("opt/0/mu")
+        (True, True)
+    """
+
+    text: str
+
+    def fits(self, name: str) -> bool:
+        """Whether it fits a name, or that of a container around it."""
+        return _compiled(self.text)(name) is not None
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(pattern: str) -> Callable[[str], object]:
+    text, end = "", 0
+    for wild in _WILD.finditer(pattern):
+        text += re.escape(pattern[end : wild.start()]) + _MEANING[wild[0]]
+        end = wild.end()
+    return re.compile(f"{text}{re.escape(pattern[end:])}(?:/.*)?", re.DOTALL).fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The leaves below a name that fit a pattern.
+
+    Example:
+        >>> part = Selection.asked("model", "*/bias")
+        >>> part.picks("0/bias"), part.picks("0/w"), part.outer("0/bias"), part.below("model/0/w")
+        (True, False, 'model/0/bias', '0/w')
+    """
+
+    at: str = ""
+    """Name of a container or leaf of the checkpoint; empty for the root."""
+    patterns: tuple[NamePattern, ...] = ()
+    """Of leaf names, counted from `at`; none for all leaves."""
+
+    @classmethod
+    def asked(cls, at: object = "", select: object = None) -> Selection:
+        """The part that a caller asks for.
+
+        Raises:
+            TypeError: ``at`` or a pattern is no str.
+            ValueError: ``select`` has no pattern, or an empty one.
+        """
+        if not isinstance(at, str):
+            raise TypeError(f"at= takes the name of a container or leaf, got {at!r}")
+        if select is None:
+            return cls(at)
+        if not isinstance(select, str | Iterable):
+            raise TypeError(f"select= takes patterns of leaf names, got {select!r}")
+        patterns: list[NamePattern] = []
+        for pattern in (select,) if isinstance(select, str) else cast(Iterable[object], select):
+            if not isinstance(pattern, str):
+                raise TypeError(f"select= takes patterns of leaf names, got {pattern!r}")
+            if not pattern:
+                raise ValueError("select= has an empty pattern, which fits nothing")
+            patterns.append(NamePattern(pattern))
+        if not patterns:
+            raise ValueError("select= needs at least one pattern of leaf names")
+        return cls(at, tuple(patterns))
+
+    def picks(self, inner: str) -> bool:
+        """Whether a leaf name, counted from `at`, fits a pattern."""
+        return not self.patterns or any(pattern.fits(inner) for pattern in self.patterns)
+
+    def outer(self, inner: str) -> str:
+        """The name in the checkpoint; inverse of `below`."""
+        return "/".join(part for part in (self.at, inner) if part)
+
+    def below(self, name: str) -> str:
+        """The name of what is in the part, counted from `at`.
+
+        Raises:
+            KeyError: it is not below `at`.
+        """
+        below = below_name(self.at, name)
+        if below is None:
+            raise KeyError(name)
+        return below
+
+    def of(self, metadata: Metadata) -> Metadata:
+        """What a checkpoint says about the part.
+
+        Raises:
+            TreeMismatchError: the checkpoint has nothing at the name, or nothing fits a pattern.
+        """
+        stored, kinds = metadata.state_dict_metadata, metadata.containers
+        below = _all_below(self.at, dict.fromkeys([*stored, *kinds]))
+        self._refuse_nothing(below, [*stored, *kinds])
+        leaves = {n: each for n, each in _all_below(self.at, stored).items() if self.picks(n)}
+        containers = _all_below(self.at, kinds)
+        kept = with_containers([*leaves, *filter(self.picks, containers)])
+        whole = _whole(containers, with_containers(below), kept)
+        return replace(metadata, state_dict_metadata=leaves, containers=whole)
+
+    def _refuse_nothing(self, below: Collection[str], names: Collection[str]) -> None:
+        if not below:
+            raise TreeMismatchError(
+                f"at={self.at!r}: the checkpoint has no such container or leaf"
+                f"{did_you_mean(self.at, with_containers(names))}"
+            )
+        problems = [
+            f"select={pattern.text!r}: no leaf{f' below {self.at}' if self.at else ''} fits"
+            f"{did_you_mean(pattern.text, with_containers(below))}"
+            for pattern in self.patterns
+            if not any(map(pattern.fits, below))
+        ]
+        if problems:
+            raise TreeMismatchError("\n".join(problems), problems)
+
+
+def _all_below(at: str, named: Mapping[str, Value]) -> dict[str, Value]:
+    """What is at a name or below it, under the names from there."""
+    pairs = ((below_name(at, name), value) for name, value in named.items())
+    return {below: value for below, value in pairs if below is not None}
+
+
+def _whole(
+    containers: Mapping[str, str], names: Collection[str], kept: Collection[str]
+) -> dict[str, str]:
+    """The kinds of the containers that are kept; one that has lost a child becomes a dict.
+
+    Args:
+        containers: name -> kind, before.
+        names: of all leaves and containers, before.
+        kept: those of them that are left.
+    """
+    torn = {name.rpartition("/")[0] for name in names if name and name not in kept}
+    return {name: kind for name, kind in containers.items() if name in kept and name not in torn}
+
+
+def below_name(at: str, name: str) -> str | None:
+    """A name as it is seen from ``at``; None if it is neither that nor below it.
+
+    Example:
+        >>> below_name("opt", "opt/0/mu"), below_name("opt", "opt"), below_name("opt", "optimizer")
+        ('0/mu', '', None)
+    """
+    if not at:
+        return name
+    if name == at:
+        return ""
+    return name[len(at) + 1 :] if name.startswith(f"{at}/") else None
+
+
+def with_containers(names: Iterable[str]) -> dict[str, None]:
+    """Names, and those of all containers around them, each once.
+
+    Example:
+        >>> list(with_containers(["opt/0/mu", "step"]))
+        ['opt/0/mu', 'opt/0', 'opt', '', 'step']
+    """
+    found: dict[str, None] = {}
+    for name in names:
+        while name not in found:
+            found[name] = None
+            name = name.rpartition("/")[0]
+    return found
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """The names that are much like one that is not there, as the end of a message.
+
+    Example:
+        >>> did_you_mean("modle", ["model", "step"]), did_you_mean("x", ["model"])
+        ('; did you mean model?', '')
+    """
+    close = difflib.get_close_matches(name, list(names), n=3)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -1,0 +1,199 @@
+"""What to say of a target that does not fit the checkpoint: counts, both sides, the likely cause.
+
+1. `mismatch` counts the differences by kind, and shows some of each kind.
+2. `guess` looks for one cause of many: all names of one side begin with a prefix that the other
+   side lacks (``module.``), or the same shapes have other names (a rename).
+
+All of it takes time linear in the number of leaves, but for the names of a rename, which are few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from xckpt.core.near_names import near_names
+from xckpt.core.problem import Problem
+from xckpt.errors import SHOWN_PROBLEMS, TreeMismatchError
+
+MISSING = "missing"
+"""Kind of a leaf that is wanted, but not in the checkpoint."""
+
+UNEXPECTED = "unexpected"
+"""Kind of a leaf that is in the checkpoint, but not wanted."""
+
+_COUNTED: Mapping[str, str] = {
+    MISSING: "wanted but not in the checkpoint",
+    UNEXPECTED: "in the checkpoint but not wanted",
+    "shape": "of another shape",
+    "dtype": "of another dtype",
+    "value": "a value on one side and a tensor on the other",
+}
+
+COMMON_PREFIXES = ("module.", "_orig_mod.", "model.", "_fsdp_wrapped_module.", "_forward_module.")
+"""What wrappers put before each name: DDP, torch.compile, a trainer's attribute, FSDP1, Fabric."""
+
+_CURES: Mapping[str, str] = {
+    "module.": "save and load model.module of a DistributedDataParallel",
+    "_orig_mod.": "save and load the model that torch.compile was given, as it is named by "
+    "._orig_mod",
+}
+
+FEW = 50
+"""Up to this many missing leaves, each is looked for among the unexpected ones."""
+
+
+def mismatch(problems: Iterable[Problem], advice: str) -> TreeMismatchError:
+    """The error that lists all differences; its message begins with counts and what may be wrong.
+
+    Args:
+        problems: the differences; those of the kinds `MISSING` and `UNEXPECTED` are compared with
+            each other.
+        advice: how to load what fits all the same.
+
+    Example:
+        >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")
+        >>> extra = Problem("w", kind=UNEXPECTED, text="in the checkpoint, but not wanted")
+        >>> print(mismatch([missing, extra], "strict=False loads what both have"))
+        the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have)
+        1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
+          - module.w: wanted, but not in the checkpoint
+          - w: in the checkpoint, but not wanted
+    """  # noqa: E501  # a message is one line
+    by_kind: dict[str, list[Problem]] = defaultdict(list)
+    everything = tuple(problems)
+    for problem in everything:
+        by_kind[problem.kind].append(problem)
+    lines = [f"the target does not fit the checkpoint: {_counts(by_kind)} ({advice})"]
+    lines += guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED]))
+    kinds = [kind for kind in by_kind.values() if kind]
+    for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
+        lines += [f"  - {problem}" for problem in kind[:shown]]
+        if len(kind) > shown:
+            lines.append(f"  ... and {len(kind) - shown:,} more {_COUNTED.get(kind[0].kind, '')}")
+    return TreeMismatchError("\n".join(line.rstrip() for line in lines), everything)
+
+
+def merged_problems(by_rank: Sequence[Sequence[Problem]]) -> list[Problem]:
+    """The problems of all ranks, each line once; one that only some ranks have names a rank.
+
+    Ranks of one job usually differ from the checkpoint in the same way.
+
+    Example:
+        >>> same, own = Problem("w", text="gone"), Problem("b", text="gone")
+        >>> [(str(each), each.rank) for each in merged_problems([[same], [same, own]])]
+        [('w: gone', None), ('b: gone', 1)]
+    """
+    ranks: dict[str, list[int]] = {}
+    first: dict[str, Problem] = {}
+    for rank, problems in enumerate(by_rank):
+        for problem in problems:
+            known = Problem.of(problem)
+            first.setdefault(str(known), known)
+            ranks.setdefault(str(known), []).append(rank)
+    return [
+        problem if len(ranks[line]) == len(by_rank) else problem.on(ranks[line][0])
+        for line, problem in first.items()
+    ]
+
+
+def _names(problems: Sequence[Problem]) -> list[str]:
+    return [problem.leaf or "" for problem in problems]
+
+
+def _counts(by_kind: Mapping[str, Sequence[Problem]]) -> str:
+    counted = {_COUNTED.get(name, "that differ"): len(kind) for name, kind in by_kind.items()}
+    return ", ".join(
+        f"{count:,} {'leaf' if count == 1 else 'leaves'} {what}"
+        for what, count in counted.items()
+        if count
+    )
+
+
+def _shares(counts: Sequence[int]) -> list[int]:
+    """How many of each kind are shown: few ones all, the others equally.
+
+    Example:
+        >>> _shares([10_000, 2, 10_000])
+        [9, 2, 9]
+    """
+    shown = [0] * len(counts)
+    room = SHOWN_PROBLEMS
+    while room and (open_kinds := [n for n, count in enumerate(counts) if shown[n] < count]):
+        for number in open_kinds[:room]:
+            shown[number] += 1
+        room -= len(open_kinds[:room])
+    return shown
+
+
+def guess(missing: Sequence[str], unexpected: Sequence[str]) -> list[str]:
+    """Sentences on what may have gone wrong; empty where nothing can be recognised.
+
+    Args:
+        missing: names that are wanted, but not in the checkpoint.
+        unexpected: names that are in the checkpoint, but not wanted.
+
+    Example:
+        >>> guess(["w"], ["_orig_mod.w"])[0]
+        "1 name in the checkpoint begins with '_orig_mod.' and is in the target without it: save and load the model that torch.compile was given, as it is named by ._orig_mod"
+        >>> guess(["head/kernel"], ["head/kernels"])
+        ['probably renamed: head/kernels in the checkpoint is head/kernel in the target']
+    """  # noqa: E501  # a message is one line
+    if not missing or not unexpected:
+        return []
+    prefix, count = _prefix(missing, unexpected)
+    if prefix:
+        return [_about_prefix(prefix, count, "the target", "the checkpoint")]
+    prefix, count = _prefix(unexpected, missing)
+    if prefix:
+        return [_about_prefix(prefix, count, "the checkpoint", "the target")]
+    if len(missing) > FEW:
+        return []
+    renamed = [
+        f"{near[0]} in the checkpoint is {name} in the target"
+        for name in missing
+        if (near := near_names(name, unexpected, most=1))
+    ]
+    return [f"probably renamed: {'; '.join(renamed[:5])}"] if renamed else []
+
+
+def _prefix(longer: Sequence[str], shorter: Sequence[str]) -> tuple[str, int]:
+    """What stands before names of ``longer`` whose rest is in ``shorter``, and before how many.
+
+    Empty where it explains less than half of the side that has fewer names.
+    """
+    known = set(shorter)
+    for prefix in (*COMMON_PREFIXES, *_containers(longer, known)):
+        stripped = (rest for name in longer if (rest := _without(name, prefix)) != name)
+        count = len(known.intersection(stripped))
+        if 2 * count >= min(len(longer), len(known)):
+            return prefix, count
+    return "", 0
+
+
+def _without(name: str, prefix: str) -> str:
+    """A name without a prefix, which may stand at its beginning or at that of a later part."""
+    if name.startswith(prefix):
+        return name[len(prefix) :]
+    before, found, after = name.partition(f"/{prefix}")
+    return f"{before}/{after}" if found else name
+
+
+def _containers(longer: Sequence[str], known: set[str]) -> list[str]:
+    """The commonest beginnings of names whose rest is known, up to a ``/`` or a dot."""
+    counts: Counter[str] = Counter()
+    for name in longer[:FEW]:
+        for at, letter in enumerate(name):
+            if letter in "/." and name[at + 1 :] in known:
+                counts[name[: at + 1]] += 1
+    return [prefix for prefix, _ in counts.most_common(1)]
+
+
+def _about_prefix(prefix: str, count: int, side: str, other: str) -> str:
+    names = "1 name" if count == 1 else f"{count:,} names"
+    begin, are = ("begins", "is") if count == 1 else ("begin", "are")
+    cure = _CURES.get(prefix, "")
+    if not cure and prefix.endswith("/") and side == "the checkpoint":
+        cure = f"load(path, like, at={prefix[:-1]!r}) takes that part"
+    cure = cure or f"take the prefix off the names of {side}"
+    return f"{names} in {side} {begin} with {prefix!r} and {are} in {other} without it: {cure}"

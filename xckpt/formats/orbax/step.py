@@ -1,0 +1,136 @@
+"""From what the caller gave to the folder with the tree, and what lies beside it in its step.
+
+1. `find_item` goes to the folder with ``_METADATA``: the path itself, the one tree of a step, or
+   that of the one step of a `CheckpointManager`. Where there are several, they are named.
+2. `user_metadata` gathers what Orbax keeps beside a tree: the custom metadata of the tree and of
+   its step, and, if the caller gave the step, its items of JSON, the metrics among them.
+3. Items of other kinds are not read. A warning names them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from xckpt.errors import NotACheckpointError
+from xckpt.formats.orbax.tree import (
+    CHECKPOINT,
+    TREE,
+    folders_in,
+    items_in,
+    parse_json,
+    steps_in,
+)
+from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.paths import FilePath, naming
+
+UNFINISHED: Final = ".orbax-checkpoint-tmp"
+ITEMS: Final = "orbax.items"
+"""The key of the user metadata that holds a step's items of JSON, by name."""
+JSON_FILES: Final = ("metadata", "metrics", "data.json")
+"""How Orbax calls the file of an item of JSON."""
+
+MAX_BYTES: Final = 1 << 28
+SHOWN: Final = 8
+
+
+def find_item(path: FilePath) -> FilePath:
+    """The folder with the tree that a path means.
+
+    Raises:
+        NotACheckpointError: there is none, or there are several; they are named.
+    """
+    if UNFINISHED in path.name:
+        raise NotACheckpointError(f"{path}: Orbax has not finished writing it")
+    if not path.is_dir():
+        raise NotACheckpointError(f"{path} is no folder, and so no checkpoint of Orbax")
+    if (path / TREE).is_file():
+        return path
+    items = items_in(path)
+    if len(items) == 1:
+        return items[0]
+    if items:
+        raise NotACheckpointError(
+            f"{path} holds several items: {_named(items)}; give the path of one: {items[0]}"
+        )
+    steps = [each for each in steps_in(path) if UNFINISHED not in each.name]
+    if len(steps) == 1:
+        return find_item(steps[0])
+    if steps:
+        steps.sort(key=lambda each: (len(each.name), each.name))
+        raise NotACheckpointError(
+            f"{path} holds {len(steps)} steps: {_named(steps)}; give the path of one: {steps[-1]}"
+        )
+    raise NotACheckpointError(
+        f"{path}: no {TREE} is in it, in an item below it, or in a step{_instead(path)}"
+    )
+
+
+def _named(folders: Sequence[FilePath]) -> str:
+    more = f" and {len(folders) - SHOWN} more" if len(folders) > SHOWN else ""
+    return ", ".join(each.name for each in folders[-SHOWN:]) + more
+
+
+def _instead(path: FilePath) -> str:
+    """What a folder without a tree holds."""
+    if (path / "checkpoint").is_file():
+        return " (a checkpoint of Orbax's old msgpack way is not read)"
+    names = [each.name for each in (path, *folders_in(path)) if _json_file(each)]
+    return f" (of JSON there is {', '.join(names)}: read that file itself)" if names else ""
+
+
+def user_metadata(path: FilePath, item: FilePath, custom: object) -> Mapping[str, object]:
+    """What is kept beside a tree.
+
+    Args:
+        path: what the caller gave.
+        item: the folder of the tree.
+        custom: the custom metadata of the tree itself.
+    """
+    step = None if item == path else item.parent
+    user: dict[str, object] = {}
+    for folder in (item,) if step is None else (step, item):
+        user |= _custom(folder)
+    user |= custom if isinstance(custom, dict) else {"custom_metadata": custom} if custom else {}
+    if step is not None:
+        beside = dict(_items(step, item))
+        if beside:
+            user[ITEMS] = beside
+    return user
+
+
+def _custom(folder: FilePath) -> Mapping[str, object]:
+    """The custom metadata of a folder's ``_CHECKPOINT_METADATA``."""
+    path = folder / CHECKPOINT
+    if not path.is_file():
+        return {}
+    with naming(path):
+        document = parse_json(read_whole(path, MAX_BYTES), dict[str, object])
+    custom = document.get("custom_metadata")
+    return custom if isinstance(custom, dict) else {}
+
+
+def _items(step: FilePath, tree: FilePath) -> Iterator[tuple[str, object]]:
+    """(name, content) of the items of JSON in a step."""
+    others: list[str] = []
+    for folder in folders_in(step):
+        if folder == tree:
+            continue
+        path = _json_file(folder)
+        if path is None:
+            others.append(folder.name)
+            continue
+        with naming(path):
+            yield folder.name, parse_json(read_whole(path, MAX_BYTES), object)
+    if others:
+        warnings.warn(
+            f"{step}: {', '.join(others)}: items that are neither a tree nor JSON; they are not "
+            f"read and do not come along",
+            stacklevel=2,
+        )
+
+
+def _json_file(folder: FilePath) -> FilePath | None:
+    """The file of an item of JSON; None if the folder is none."""
+    return next((folder / name for name in JSON_FILES if (folder / name).is_file()), None)

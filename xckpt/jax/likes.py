@@ -1,0 +1,89 @@
+"""Targets for stored tensors where the caller gives none: a `jax.ShapeDtypeStruct` for each."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
+from xckpt.core.leaf import TargetPlace
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.jax.shardings import Device
+
+_KEY = "prng_key:"
+
+
+def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> jax.ShapeDtypeStruct:
+    """A struct of the stored shape and dtype; of typed keys where keys were saved.
+
+    Raises:
+        TypeError: ``place`` is not said in JAX's words.
+        ValueError: the mesh lacks an axis by which the tensor was saved, or no such device is here.
+
+    Example:
+        >>> from xckpt.core.geometry.box import Boxes
+        >>> from xckpt.core.metadata import TensorProperties
+        >>> properties = TensorProperties("bfloat16")
+        >>> stored = TensorStorageMetadata(properties, (4, 2), Boxes.whole((4, 2)))
+        >>> like(stored, "w", TargetPlace())
+        ShapeDtypeStruct(shape=(4, 2), dtype=bfloat16)
+    """
+    dtype = numpy_dtype(stored.properties.dtype)
+    if place.cast:
+        dtype = np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    struct = _keys(jax.ShapeDtypeStruct(tuple(stored.size), dtype), stored.annotation)
+    return jax.ShapeDtypeStruct(
+        struct.shape, struct.dtype, sharding=_sharding(stored, len(struct.shape), name, place)
+    )
+
+
+def _keys(data: jax.ShapeDtypeStruct, annotation: str) -> jax.ShapeDtypeStruct:
+    """The keys of which these are the data; the data where this JAX has no such keys."""
+    if not annotation.startswith(_KEY):
+        return data
+    try:
+        keys = jax.eval_shape(
+            lambda array: jax.random.wrap_key_data(array, impl=annotation.removeprefix(_KEY)), data
+        )
+    except (TypeError, ValueError):
+        return data
+    return jax.ShapeDtypeStruct(keys.shape, keys.dtype)
+
+
+def _sharding(
+    stored: TensorStorageMetadata, rank: int, name: str, place: TargetPlace
+) -> jax.sharding.Sharding | None:
+    sharding, mesh = place.sharding, place.mesh
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise TypeError(f"mesh= takes a jax.sharding.Mesh, not a {type(mesh).__name__}")
+    if isinstance(sharding, jax.sharding.Sharding):
+        return sharding
+    if sharding is not None and not isinstance(sharding, PartitionSpec):
+        raise TypeError(f"sharding= takes a Sharding or PartitionSpec, got {sharding!r}")
+    if mesh is None:
+        if sharding is not None:
+            raise TypeError("a PartitionSpec needs mesh=, a jax.sharding.Mesh")
+        return None if place.device is None else SingleDeviceSharding(_device(place.device))
+    if sharding is None:
+        cuts = cut_axes(stored.sharding, len(stored.size))[:rank]
+        refuse_other_axes(cuts, [str(axis) for axis in mesh.axis_names], name)
+        sharding = PartitionSpec(*(axes or None for axes in cuts))
+    return NamedSharding(mesh, sharding)
+
+
+def _device(device: object) -> Device:
+    """A device, or the one that a text names: ``"gpu"``, ``"cpu:1"``."""
+    if isinstance(device, jax.Device):
+        return cast(Device, device)
+    if not isinstance(device, str):
+        raise TypeError(f"device= takes a jax.Device or its name, not a {type(device).__name__}")
+    platform, _, number = device.partition(":")
+    devices = [each for each in jax.devices(platform) if each.process_index == jax.process_index()]
+    index = int(number or 0)
+    if index >= len(devices):
+        raise ValueError(f"device={device!r}: there are {len(devices)} such devices here")
+    return devices[index]

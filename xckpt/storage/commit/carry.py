@@ -1,0 +1,240 @@
+"""The user's own files in the folder of a checkpoint that is overwritten: they are carried over.
+
+What the manifest of the old checkpoint does not imply (`xckpt.core.manifest.own_keys`) is the
+user's: a config.json, a tokenizer. The new folder takes the old one's place by an exchange, so:
+
+1. Before anything is written, `can_carry` lists these files and tries to link them. Where it
+   cannot, or where the new checkpoint needs one of their names, the save is staged in a generation
+   instead, which lets all that is there lie.
+2. Just before the exchange `carry` links them into the new folder: files by hard links, folders
+   made again, symbolic links copied. The folders are synced, so a power cut loses none.
+3. After it `remove_old` removes the old folder file by file: what is the old checkpoint's own, and
+   what is the same file in the new folder. A file that has appeared meanwhile is linked into the
+   new folder first. If the new one has another file of that name, the old folder keeps it, under
+   the name ``NAME.kept-ID``, and a warning says so.
+4. A save killed in between leaves the old folder behind. `rescue` does 3 for the next save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.commit.folder import remove_tree, sync_folder
+
+SHOWN = 5
+"""Most names of files that a message lists."""
+_TRIAL = ".carried"
+"""Folder in the staging folder where links are tried."""
+
+
+def own_keys(manifest: bytes | None) -> OwnKeys:
+    """What is a checkpoint's own, by the bytes of its manifest; nothing if there is none."""
+    if manifest is None:
+        return OwnKeys()
+    try:
+        return OwnKeys.of(parse(manifest, digest_bytes))
+    except (ManifestError, VersionError):
+        return BY_SHAPE
+
+
+def own_keys_in(folder: Path) -> OwnKeys:
+    """What is the own of the checkpoint in a folder."""
+    try:
+        return own_keys((folder / MANIFEST).read_bytes())
+    except FileNotFoundError:
+        return OwnKeys()
+
+
+def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
+    """The user's files and empty folders in a checkpoint's folder, as keys; sorted.
+
+    The folders of arrays are not listed, for there are many; `remove_old` sees what is in them.
+
+    Raises:
+        OSError: a folder cannot be listed.
+    """
+    yield from _foreign(folder, "", own)
+
+
+def _foreign(folder: Path, at: str, own: OwnKeys) -> Iterator[str]:
+    with os.scandir(folder / at) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    if at and not entries and not own.is_group(at):
+        yield at
+    for entry in entries:
+        key = f"{at}/{entry.name}" if at else entry.name
+        if not entry.is_dir(follow_symlinks=False):
+            if not own.owns(key):
+                yield key
+        elif key != GENERATIONS and key not in own.arrays:
+            yield from _foreign(folder, key, own)
+
+
+def can_carry(old: Path, staging: Path, planned: Manifest | None) -> bool:
+    """Whether the user's files in ``old`` can be carried over to a new folder, found out by trying.
+
+    Args:
+        old: the checkpoint's folder.
+        staging: the folder that is to take its place.
+        planned: the new checkpoint, as far as it is known.
+    """
+    trial = staging / _TRIAL
+    try:
+        files = list(foreign_files(old, own_keys_in(old)))
+        needed = OwnKeys.of(planned or Manifest((), "")) if files else OwnKeys()
+        if any(needed.needs(key) for key in files):
+            return False
+        for key in files:
+            _link(old, trial, key)
+    except OSError:
+        return False
+    finally:
+        remove_tree(trial)
+    return True
+
+
+def carry(old: Path, new: Path) -> None:
+    """Link the user's files from the old folder into the new one, durably.
+
+    Raises:
+        CheckpointExistsError: the new checkpoint has files of their names.
+        OSError: a file cannot be linked.
+    """
+    clashing: list[str] = []
+    synced: set[Path] = set()
+    for key in foreign_files(old, own_keys_in(old)):
+        try:
+            synced |= _link(old, new, key)
+        except FileNotFoundError:
+            continue  # it was removed just now
+        except (FileExistsError, NotADirectoryError):
+            clashing.append(key)
+    if clashing:
+        raise CheckpointExistsError(
+            f"{old} holds files of the names that the new checkpoint needs: {_some(clashing)}; "
+            f"nothing there was touched: move them away, or save elsewhere"
+        )
+    shutil.copymode(old, new)
+    for folder in sorted(synced, reverse=True):
+        sync_folder(folder)
+
+
+def remove_old(old: Path, new: Path) -> None:
+    """Remove a folder whose name another one has got, except what would be lost with it.
+
+    Args:
+        old: the folder that had the name.
+        new: the folder that has it now.
+    """
+    own = own_keys_in(old)
+    kept: list[str] = []
+    for each, folders, names in os.walk(old, topdown=False):
+        at = os.path.relpath(each, old).replace(os.sep, "/")
+        links = [name for name in folders if os.path.islink(f"{each}/{name}")]
+        for name in names + links:
+            key = name if at == "." else f"{at}/{name}"
+            if key == MANIFEST:
+                continue  # it goes last, for it says what else is ours
+            with contextlib.suppress(FileNotFoundError):
+                if own.owns(key) or _same(old / key, new / key) or _late(old, new, key):
+                    os.unlink(old / key)
+                else:
+                    kept.append(key)
+        if at != ".":
+            with contextlib.suppress(OSError):
+                os.rmdir(each)
+    with contextlib.suppress(OSError):
+        os.unlink(old / MANIFEST)
+    if kept:
+        _keep(old, new, kept)
+    with contextlib.suppress(OSError):
+        os.rmdir(old)
+
+
+def rescue(staged: Path, target: Path) -> None:
+    """Remove what a killed save left that may have exchanged its folder with the old one."""
+    if target.exists():
+        remove_old(staged, target)
+    else:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _keep(old: Path, new: Path, kept: list[str]) -> None:
+    identity = old.name.rpartition("-")[2]
+    place = new.with_name(f"{new.name}.kept-{identity}")
+    os.rename(old, place)
+    warnings.warn(
+        f"{new}: while it was overwritten, files in it changed: {_some(kept)}; what they were is "
+        f"kept in {place}",
+        stacklevel=2,
+    )
+
+
+def _late(old: Path, new: Path, key: str) -> bool:
+    """Link a file that appeared after `carry` into the new folder; False if that has one."""
+    try:
+        synced = _link(old, new, key)
+    except OSError:
+        return False
+    for folder in sorted(synced, reverse=True):
+        sync_folder(folder)
+    return True
+
+
+def _link(old: Path, new: Path, key: str) -> set[Path]:
+    """Have ``new`` hold what ``old`` holds at a key; returns the folders that changed.
+
+    Raises:
+        FileExistsError: something else is there.
+        OSError: it cannot be linked.
+    """
+    changed = _make_folders(old, new, os.path.dirname(key))
+    source, target = old / key, new / key
+    status = os.lstat(source)
+    if stat.S_ISDIR(status.st_mode):
+        return changed | _make_folders(old, new, key)
+    if _same(source, target):
+        return changed
+    if stat.S_ISLNK(status.st_mode):
+        os.symlink(os.readlink(source), target)
+    else:
+        os.link(source, target, follow_symlinks=False)
+    return changed | {target.parent}
+
+
+def _make_folders(old: Path, new: Path, key: str) -> set[Path]:
+    """Make a folder and those above it, with the modes and times of the old ones."""
+    target = new / key
+    if target.is_dir():
+        return set()
+    changed = _make_folders(old, new, os.path.dirname(key)) if key else set[Path]()
+    target.mkdir()
+    shutil.copystat(old / key, target)
+    return changed | {target, target.parent}
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two names are of one file, or of symbolic links that say the same."""
+    try:
+        a, b = os.lstat(one), os.lstat(other)
+        if stat.S_ISLNK(a.st_mode) and stat.S_ISLNK(b.st_mode):
+            return os.readlink(one) == os.readlink(other)
+        return os.path.samestat(a, b)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _some(keys: list[str]) -> str:
+    more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+    return f"{', '.join(keys[:SHOWN])}{more}"

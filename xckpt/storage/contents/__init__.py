@@ -1,0 +1,1 @@
+"""What checkpoints hold, for people who look: slab by slab, compared, counted, as text."""

@@ -1,0 +1,120 @@
+"""Whether two open checkpoints hold the same elements and values.
+
+1. Where a tensor is cut into the same chunks in both, the digests of the chunks tell, and no data
+   is read: they are of the elements as they were saved, so equal digests are equal elements.
+2. Elsewhere both are read, slab by slab, and their bytes compared: -0.0 is not 0.0, and a NaN is
+   the same NaN.
+3. Python values are compared by what spells them, so NaN equals NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.manifest.differences import Difference, structural_differences
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.values import encode_value
+from xckpt.storage.array import DIGEST_BYTES
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.chunks.chunk import allocate, chunks_of
+from xckpt.storage.contents.slabs import any_order
+from xckpt.storage.stored_array import StoredArray
+
+
+def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[Difference]:
+    """All that differs, structure first.
+
+    Args:
+        first: one checkpoint.
+        second: another.
+        values: also compare elements, Python values and user metadata.
+
+    Raises:
+        CorruptCheckpointError: what had to be read is not what was saved.
+        StorageError: the storage refused.
+    """
+    found = structural_differences(first.metadata, second.metadata)
+    if not values:
+        return found
+    users = repr(first.user_metadata), repr(second.user_metadata)
+    if first.user_metadata != second.user_metadata:
+        found.append(Difference("", "metadata", *users))
+    others = {each.name for each in found if each.kind != "container"}
+    names = [name for name in first if name in second and name not in others]
+    return [*found, *_contents(first, second, names)]
+
+
+def _contents(first: Checkpoint, second: Checkpoint, names: Sequence[str]) -> Iterator[Difference]:
+    """How leaves differ that have the same type, dtype and shape."""
+    _prepare(first, names)
+    _prepare(second, names)
+    for name in names:
+        ours, theirs = first[name], second[name]
+        if isinstance(ours, StoredArray) and isinstance(theirs, StoredArray):
+            where = _by_digests(first, second, name)
+            if where is None:
+                where = _by_reading(ours, theirs, first.options.memory_bytes // 2)
+            if where:
+                yield Difference(name, "content", where, where)
+        elif encode_value(ours) != encode_value(theirs):
+            yield Difference(name, "content", repr(ours), repr(theirs))
+
+
+def _prepare(checkpoint: Checkpoint, names: Sequence[str]) -> None:
+    """Fetch the digests of all tensors at once."""
+    source = checkpoint.chunk_source
+    with source.integrity.noticing_replacement():
+        source.integrity.prepare(_arrays(checkpoint, names))
+
+
+def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> list[ZarrArray]:
+    stored = checkpoint.chunk_source.arrays
+    return [array for name in names for array in stored.get(name, ())]
+
+
+def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
+    """Where a tensor differs, empty if nowhere; None where the chunks are not the same boxes."""
+    ours, theirs = _arrays(first, [name]), _arrays(second, [name])
+    if [_grid(array) for array in ours] != [_grid(array) for array in theirs]:
+        return None
+    differing: list[Box] = []
+    for one, other in zip(ours, theirs, strict=True):
+        digests = first.chunk_source.integrity.digests(one)
+        others = second.chunk_source.integrity.digests(other)
+        if digests != others:
+            differing += [
+                chunk.box.shifted(one.offset)
+                for chunk in chunks_of(one)
+                if _part(digests, chunk.number) != _part(others, chunk.number)
+            ]
+    if not differing:
+        return ""
+    count = sum(array.count for array in ours)
+    if not differing[0].sizes:
+        return "in its one element"
+    return f"in {len(differing):,} of {count:,} chunks, first in {differing[0]}"
+
+
+def _grid(array: ZarrArray) -> tuple[Shape, Shape, Shape]:
+    return array.offset, array.shape, array.chunk
+
+
+def _part(digests: bytes, number: int) -> bytes:
+    return digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+
+
+def _by_reading(first: StoredArray, second: StoredArray, memory_bytes: int) -> str:
+    """Where two tensors differ first, as they are read; empty if nowhere."""
+    for box, elements in any_order(first, memory_bytes):
+        other = allocate(box.sizes, elements.dtype, second.name)
+        second.read(box, other)
+        bytes_of = (each.reshape(-1).view(np.uint8) for each in (elements, other))
+        differing = np.not_equal(*bytes_of)
+        if differing.any():
+            at = np.unravel_index(differing.argmax() // elements.dtype.itemsize, box.sizes)
+            place = (int(low + step) for low, step in zip(box.offsets, at, strict=True))
+            return f"from [{', '.join(map(str, place))}] on" if box.sizes else "in its one element"
+    return ""
