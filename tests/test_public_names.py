@@ -57,7 +57,7 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "LoadReport", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}

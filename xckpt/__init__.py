@@ -50,7 +50,7 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
-from xckpt.options import LoadOptions, Progress, SaveOptions
+from xckpt.options import LoadOptions, Metrics, Progress, SaveOptions
 from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ __all__ = [
     "MappingError",
     "Metadata",
     "MetadataIndex",
+    "Metrics",
     "NoGroupError",
     "NotACheckpointError",
     "PlanError",

@@ -6,18 +6,19 @@ load needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path, check_planner
+from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions, checked_options
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -274,26 +275,39 @@ def _load(
     options: LoadOptions | None,
     mapping: LeafMapping | None,
 ) -> tuple[object, LoadReport]:
-    if mapping is not None and planner is not None:
-        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-    if mapping is not None and not wanted.everything:
-        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+    _check_mapping(mapping, planner, wanted)
     call = "load_into" if in_place else "load"
     check_planner(planner, LoadPlanner, call)
     options = checked_options(options, LoadOptions, call)
+    watch = watch_for(call, path, options)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-    reader = ZarrStorageReader(path, options=options)
+    planner = wanted.planner(planner, like, strictness, cast=cast)
     ranks = find_ranks()
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
-    planner = wanted.planner(planner, like, strictness, cast=cast)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    loaded = load_state(
-        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
-    )
+    with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
+        loaded = load_state(
+            tree,
+            ZarrStorageReader(path, options=shown),
+            group=ranks,
+            planner=planner,
+            in_place=in_place,
+            others=cache(partial(_formats_at, path, shown)),
+            watch=watch,
+        )
     return loaded.tree, planner.report()
+
+
+def _check_mapping(
+    mapping: LeafMapping | None, planner: LoadPlanner | None, wanted: PartialLoad
+) -> None:
+    if mapping is not None and planner is not None:
+        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+    if mapping is not None and not wanted.everything:
+        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
 
 
 def _mapped_planner(

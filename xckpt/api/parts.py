@@ -57,7 +57,7 @@ class PartialLoad:
         if like is not None:
             raise ValueError("give like or framework=, not both: like says whose arrays it wants")
         place = TargetPlace(device=device, cast=cast)
-        return cls(part, leaves_of(framework_adapter(framework), place))
+        return cls(part, leaves_of(framework_adapter(framework), lambda name: place))
 
     @property
     def everything(self) -> bool:

@@ -16,7 +16,8 @@ from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.options import SaveOptions, checked_options
+from xckpt.engine.watch import Watch
+from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -81,15 +82,18 @@ def save(
 
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
+    watch = watch_for("save", path, options)
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
-    return save_state(
-        state,
-        ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=ranks,
-        planner=default_planner(options) if planner is None else planner,
-        metadata=metadata,
-        failure=settle(ranks),
-    )
+    with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+            group=ranks,
+            planner=default_planner(options) if planner is None else planner,
+            metadata=metadata,
+            failure=settle(ranks),
+            watch=watch,
+        )
 
 
 def save_async(
@@ -153,14 +157,16 @@ def save_async(
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        return save_state(
-            state,
-            ZarrStorageWriter(path, overwrite=overwrite, options=options),
-            group=group,
-            planner=planner,
-            metadata=kept,
-            failure=failure,
-        )
+        with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
+            return save_state(
+                state,
+                ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+                group=group,
+                planner=planner,
+                metadata=kept,
+                failure=failure,
+                watch=watch_for("save_async", path, options),
+            )
 
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     return begin(str(path), state, stager, ranks, run)
@@ -185,3 +191,10 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
     if planner is not None and not isinstance(planner, kind):
         name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
         raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")
+
+
+def watch_for(operation: str, path: Path, options: SaveOptions | LoadOptions) -> Watch | None:
+    """What times a call, where the options or the log ask for it."""
+    if not is_watched(options):
+        return None
+    return Watch(operation, os.fspath(path), options.metrics)
