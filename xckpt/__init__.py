@@ -34,12 +34,14 @@ from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
+from xckpt.engine.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
     LeafTooLargeError,
     ManifestError,
     MappingError,
+    NoGroupError,
     NotACheckpointError,
     PlanError,
     Problem,
@@ -77,14 +79,17 @@ __all__ = [
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "Difference",
+    "Group",
     "LeafTooLargeError",
     "LoadOptions",
     "LoadReport",
+    "LocalGroup",
     "ManifestError",
     "MappingError",
     "Metadata",
     "MetadataIndex",
     "Metrics",
+    "NoGroupError",
     "NotACheckpointError",
     "PlanError",
     "Problem",
