@@ -232,9 +232,8 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(stored)
-        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
-        names = (*self._wanted, *empty)
-        return LoadPlan(items, names=names, problems=tuple(problems.values()))
+        nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        return LoadPlan(items, names=(*self._wanted, *nothing), problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say.
