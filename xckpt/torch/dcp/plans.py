@@ -86,7 +86,7 @@ def check_items(items: Iterable[dcp.WriteItem]) -> None:
             )
     if problems:
         count = len(problems)
-        raise UnsupportedLeafError.listing(f"{count} leaves cannot be saved", problems.values())
+        raise UnsupportedLeafError.leaves("cannot be saved", problems.values())
 
 
 def write_item(item: dcp.WriteItem, name: str) -> WriteItem:
