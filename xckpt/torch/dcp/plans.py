@@ -85,7 +85,6 @@ def check_items(items: Iterable[dcp.WriteItem]) -> None:
                 f"(complex32 to complex64, quantised tensors by int_repr() or dequantize())"
             )
     if problems:
-        count = len(problems)
         raise UnsupportedLeafError.leaves("cannot be saved", problems.values())
 
 
