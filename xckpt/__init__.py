@@ -21,6 +21,7 @@ if sys.platform == "win32":
 from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
+from xckpt.api.places import copy, delete, exists
 from xckpt.api.save import save, save_async
 from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
@@ -108,7 +109,10 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "copy",
+    "delete",
     "diff",
+    "exists",
     "load",
     "load_into",
     "load_state_dict",

@@ -198,7 +198,7 @@ class DefaultLoadPlanner(LoadPlanner):
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
-            raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
+            raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
 
     def _want(self, name: str, like: object) -> WantedLeaf | None:
         if kind := value_kind(like):
