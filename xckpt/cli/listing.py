@@ -57,7 +57,7 @@ def ls(
     """List the leaves of a checkpoint: name, dtype, shape, size.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
-    "model/*/bias": * stands for any characters, ? for one, [ab] for one of them.
+    "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
 
