@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
+from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ValueEntry, arrays
 from xckpt.core.metadata import Metadata
 from xckpt.core.near_names import no_such_name
 from xckpt.core.problem import Problem
+from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import StorageError, XckptError
@@ -96,7 +97,16 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         return _reopened, (str(self.location), self.manifest.digests, options)
 
     def __repr__(self) -> str:
-        return f"<Checkpoint {self.location}: {len(self)} leaves>"
+        return f"<Checkpoint {self.location}: {total(self._shown())}>"
+
+    def __str__(self) -> str:
+        return "\n  ".join([repr(self), *outline(self._shown())])
+
+    def _repr_html_(self) -> str:
+        return tree_html(str(self.location), self._shown())
+
+    def _shown(self) -> list[ShownLeaf]:
+        return [_shown(leaf) for leaf in self.manifest.leaves]
 
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
@@ -149,6 +159,15 @@ def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
     if checkpoint.manifest.digests != digests:
         raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
     return checkpoint
+
+
+def _shown(leaf: TensorEntry | ValueEntry | BytesEntry) -> ShownLeaf:
+    if isinstance(leaf, TensorEntry):
+        nbytes = prod(leaf.shape) * item_size(leaf.dtype)
+        return ShownLeaf(leaf.name, f"{leaf.dtype} {leaf.shape}", nbytes)
+    if isinstance(leaf, BytesEntry):
+        return ShownLeaf(leaf.name, leaf.type, leaf.size)
+    return ShownLeaf(leaf.name, f"{leaf.type} {decode_value(leaf.type, leaf.value)!r}", 0)
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:
