@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
     # Which adapters and groups there are; imports them by name only.
-    "doors": ("xckpt.engine.adapters", "xckpt.engine.group"),
+    "doors": ("xckpt.engine.adapters", "xckpt.engine.group", "xckpt.engine.launched"),
     "mapping": ("xckpt.mapping",),
     "engine": ("xckpt.engine", "xckpt.options", "xckpt.progress_bar"),
     "storage": ("xckpt.storage",),
@@ -33,6 +33,7 @@ LAYERS = {
     "torch's own checkpoints": ("xckpt.torch.dcp",),
     "surface": (
         "xckpt",
+        "xckpt.adapters",
         "xckpt.api",
         "xckpt.state_dict",
         "xckpt.planner",

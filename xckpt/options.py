@@ -178,7 +178,8 @@ class SaveOptions:
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
-    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
+    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name.
+    `LoadOptions.deserialise` is its inverse."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
     progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
@@ -215,6 +216,9 @@ class LoadOptions:
     systems."""
     share_reads: bool = True
     """Ranks of one host read each chunk once and share it through memory."""
+    deserialise: Callable[[bytes], object] | None = None
+    """Makes an object of the bytes that a save's ``serialise`` gave; without it they stay bytes.
+    A load by a planner of one's own does as that planner says."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
     progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
@@ -225,7 +229,7 @@ class LoadOptions:
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         _check_flags(self, "memory_map", "share_reads")
-        _check_functions(self, metrics=METRICS)
+        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 
 

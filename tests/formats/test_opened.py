@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_it_is_opened_sliced_and_verified(path: Path) -> None:
     whole: Any = checkpoint["b"]
     assert np.array_equal(whole, STATE["b"])
     assert checkpoint.verify() == []
+    part = checkpoint.array(name)[[2, 0], -1]
+    assert np.array_equal(part, STATE["model"]["w"][[2, 0], -1])
+    assert np.array_equal(pickle.loads(pickle.dumps(stored)), STATE["model"]["w"])
+    checkpoint.close()
+    with pytest.raises(ValueError, match="is closed"):
+        stored[0]
 
 
 def test_the_commands_take_it(path: Path) -> None:

@@ -114,9 +114,11 @@ def on_rank_fail(rank: int, step: str, failing: list[int]) -> tuple[str, list[in
             reduce_scatter(group, "plan", lambda: b"", lambda _: [local()] * 4)
         else:
             broadcast(group, "plan", local)
-    except RanksFailedError as error:
+    except OSError as error:
         assert reduce_scatter(group, "next", lambda: b"x", lambda plans: plans) == b"x"
-        return str(error), [failure.rank for failure in error.failures]
+        together = error.__cause__
+        ranks = together.failures if isinstance(together, RanksFailedError) else ()
+        return str(error), [failure.rank for failure in ranks]
     return "", []
 
 

@@ -39,6 +39,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -59,6 +61,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -80,6 +84,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -120,6 +126,9 @@ def load(
         cast: allow another dtype than the stored one.
         planner: what goes where.
         group: the ranks that load together; see `save`.
+        no_dist: this process loads alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -138,7 +147,9 @@ def load(
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
-        RanksFailedError: any of these, in a group of several ranks.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
         TypeError, ValueError: an argument makes no sense; it is named.
         ImportError: the framework is not installed.
 
@@ -160,7 +171,8 @@ def load(
     wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
     strictness = _strictness(strict, missing, unexpected, planner)
     rules = strictness, cast, allow_lossy
-    tree, done = _load(path, like, False, wanted, *rules, planner, group, options, mapping)
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    tree, done = _load(path, like, False, wanted, *rules, planner, ranks, options, mapping)
     if report is not None:
         report(done)
     return tree
@@ -178,6 +190,8 @@ def load_into(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -204,6 +218,8 @@ def load_into(
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
+        no_dist: see `load`.
+        timeout: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
@@ -231,7 +247,8 @@ def load_into(
     wanted = PartialLoad.asked(at, select)
     strictness = _strictness(strict, missing, unexpected, planner)
     rules = strictness, cast, allow_lossy
-    return _load(path, state, True, wanted, *rules, planner, group, options, mapping)[1]
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    return _load(path, state, True, wanted, *rules, planner, ranks, options, mapping)[1]
 
 
 def _strictness(
@@ -254,7 +271,7 @@ def _load(
     cast: bool,
     allow_lossy: bool,
     planner: LoadPlanner | None,
-    group: Group | TorchProcesses | None,
+    find_ranks: Callable[[], Group],
     options: LoadOptions | None,
     mapping: LeafMapping | None,
 ) -> tuple[object, LoadReport]:
@@ -265,8 +282,8 @@ def _load(
     watch = watch_for(call, path, options)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-    planner = wanted.planner(planner, like, strictness, cast=cast)
-    ranks = find_group(group)
+    planner = wanted.planner(planner, like, strictness, cast=cast, deserialise=options.deserialise)
+    ranks = find_ranks()
     others = cache(partial(_formats_at, path, options))
     if mapping is not None:
         planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)

@@ -30,6 +30,8 @@ def save(
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> Metadata:
     """Save a state; every rank of the group calls it with its own view of the same state.
@@ -48,6 +50,9 @@ def save(
             replicas share the writing.
         group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
             default all of torch.distributed or of jax.distributed, where one is initialised.
+        no_dist: this process saves alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -59,7 +64,10 @@ def save(
         ManifestError: ``metadata`` holds what JSON cannot carry.
         PlanError: shards overlap or are missing, or the ranks disagree.
         StorageError: the storage refused (full, read-only, no answer).
-        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
+            Nothing is committed.
         TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
@@ -75,7 +83,7 @@ def save(
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
     watch = watch_for("save", path, options)
-    ranks = find_group(group)
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
         return save_state(
             state,
@@ -97,6 +105,8 @@ def save_async(
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> SaveFuture:
     """Save a state in the background; collective, as `save` is.
@@ -117,6 +127,8 @@ def save_async(
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
         group: see `save`.
+        no_dist: see `save`.
+        timeout: see `save`.
         options: see `save`; ``progress`` is called from other threads.
 
     Returns:
@@ -156,7 +168,8 @@ def save_async(
                 watch=watch_for("save_async", path, options),
             )
 
-    return begin(str(path), state, stager, find_group(group), run)
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
+    return begin(str(path), state, stager, ranks, run)
 
 
 def check_path(path: object, call: str) -> None:

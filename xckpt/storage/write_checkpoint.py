@@ -177,11 +177,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         name = item.index.fqn
         data = planner.resolve_data(item)
         if not isinstance(data, io.BytesIO):
-            raise PlanError(
-                f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
-            )
-        content = data.getvalue()
-        kind = data.kind if isinstance(data, ValueText) else item.kind
+            what = type(data).__name__
+            raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
+        content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
         if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
             return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
         chunk = max(1, min(len(content), self.options.chunk_bytes))

@@ -209,7 +209,7 @@ def _link(old: Path, new: Path, key: str) -> set[Path]:
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(source), target)
     else:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     return changed | {target.parent}
 
 
