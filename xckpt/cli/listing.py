@@ -18,9 +18,9 @@ import click
 
 from xckpt.cli.choose import chosen
 from xckpt.cli.output import as_json, print_json, printable
-from xckpt.cli.report import readable_bytes
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.text.shown import readable_bytes
 
 
 class Row(NamedTuple):
