@@ -32,11 +32,12 @@ def _stepped(state: TrainState) -> TrainState:
 
 
 def test_a_train_state_that_jit_has_stepped_loads_into_a_new_one() -> None:
-    path, stepped = fresh_path(), _stepped(_train_state())
+    path = fresh_path()
+    stepped: Any = _stepped(_train_state())
     assert isinstance(stepped.step, jax.Array)
     xckpt.save(path, stepped)
     new = _train_state()
-    loaded = xckpt.load(path, new)
+    loaded: Any = xckpt.load(path, new)
     assert loaded.step == 1 and isinstance(loaded.step, int)
     assert loaded.tx is new.tx
     np.testing.assert_array_equal(loaded.params["w"], stepped.params["w"])
@@ -92,12 +93,14 @@ def test_the_arrays_of_a_module_load_into_a_whole_module(
 def test_a_state_of_nnx_and_its_pure_dict_load_into_each_other() -> None:
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     state = nnx.state(model)
-    pure = nnx.to_pure_dict(state)
+    pure: Any = nnx.to_pure_dict(state)
     boxed, plain = fresh_path(), fresh_path()
     xckpt.save(boxed, state)
     xckpt.save(plain, pure)
-    assert jnp.array_equal(xckpt.load(boxed, pure)["kernel"], pure["kernel"])
-    assert jnp.array_equal(xckpt.load(plain, state)["kernel"][...], pure["kernel"])
+    unboxed: Any = xckpt.load(boxed, pure)
+    rebuilt: Any = xckpt.load(plain, state)
+    assert jnp.array_equal(unboxed["kernel"], pure["kernel"])
+    assert jnp.array_equal(rebuilt["kernel"][...], pure["kernel"])
     reports: list[xckpt.LoadReport] = []
     other = nnx.Linear(2, 3, rngs=nnx.Rngs(1))
     loaded = xckpt.load(plain, other, report=reports.append)

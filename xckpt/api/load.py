@@ -91,8 +91,8 @@ def load(
             `torch.save` are loaded the same way.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct, a JAX sharding or PartitionSpec, a
-            NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An object with a
-            ``state_dict`` is not changed: in its place comes the loaded state dict, which its
+            NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
+            object with a ``state_dict`` is not changed: in its place comes the loaded state dict, which its
             ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
             arrays or what ``framework`` says.
             A jax.ShapeDtypeStruct without a sharding goes whole to JAX's default device, with a
