@@ -29,7 +29,7 @@ def test_everything_in_every_layout(tmp_path: Path, layout: str, place: str) -> 
     for name, array in arrays().items():
         stored = checkpoint[name]
         assert isinstance(stored, StoredArray)
-        assert (stored.shape, stored.dtype) == (array.shape, array.dtype.name)
+        assert (stored.shape, stored.dtype) == (array.shape, array.dtype)
         assert same(stored[...], array)
 
 

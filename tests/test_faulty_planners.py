@@ -146,11 +146,10 @@ def refused(
     )
     for outcome in outcomes:
         error = outcome.error
-        if size == 1:
-            assert isinstance(error, xckpt.PlanError), error
-        else:
-            assert isinstance(error, xckpt.RanksFailedError), error
-            assert {failure.kind for failure in error.failures} == {"PlanError"}
+        assert isinstance(error, xckpt.PlanError), error
+        assert {failure.kind for failure in error.failures} == (
+            {"PlanError"} if size > 1 else set()
+        )
         for text in texts:
             assert text in str(error)
     assert list(folder.iterdir()) == []
@@ -481,11 +480,9 @@ def test_a_faulty_load_is_refused(pieces, size, hook, fault, text):
         xckpt.load_into(pieces, wanted(), group=group, planner=planner, options=options)
 
     for outcome in run_ranks(size, load):
-        if size == 1:
-            assert isinstance(outcome.error, xckpt.PlanError), outcome.error
-        else:
-            assert isinstance(outcome.error, xckpt.RanksFailedError), outcome.error
-            assert [f.kind for f in outcome.error.failures if f.rank == 0] == ["PlanError"]
+        assert isinstance(outcome.error, xckpt.PlanError), outcome.error
+        failed = [f.kind for f in outcome.error.failures if f.rank == 0]
+        assert failed == (["PlanError"] if size > 1 else [])
         assert text in str(outcome.error)
 
 
@@ -522,7 +519,8 @@ def test_ranks_that_share_reads_all_fail(pieces):
         xckpt.load(pieces, {"w": TALL, "b": BIAS, "step": 0}, group=group, planner=planner)
 
     for outcome in run_ranks(3, load):
-        assert isinstance(outcome.error, xckpt.RanksFailedError)
+        # A rank may have seen first that another had gone.
+        assert isinstance(outcome.error, xckpt.PlanError | xckpt.RanksFailedError)
         assert "w: [0, 7) x [0, 3) is wanted, but no item reads it" in str(outcome.error)
 
 
@@ -608,8 +606,10 @@ def check_own(found: BaseException | None, size: int, error: Exception) -> None:
     if size == 1:
         assert found is error
     else:
-        assert isinstance(found, xckpt.RanksFailedError)
-        assert {failure.kind for failure in found.failures} == {type(error).__name__}
+        assert found is not None and type(found) is type(error)
+        together = found if isinstance(found, xckpt.XckptError) else found.__cause__
+        assert isinstance(together, xckpt.XckptError)
+        assert {failure.kind for failure in together.failures} == {type(error).__name__}
 
 
 def test_a_plan_that_is_finished_otherwise_is_read_as_it_was_finished(pieces):

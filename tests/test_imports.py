@@ -23,9 +23,9 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
     # Which adapters and groups there are; imports them by name only.
-    "doors": ("xckpt.engine.adapters", "xckpt.engine.group"),
+    "doors": ("xckpt.engine.adapters", "xckpt.engine.group", "xckpt.engine.launched"),
     "mapping": ("xckpt.mapping",),
-    "engine": ("xckpt.engine", "xckpt.options"),
+    "engine": ("xckpt.engine", "xckpt.options", "xckpt.progress_bar"),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
     "formats": ("xckpt.formats",),
@@ -33,6 +33,7 @@ LAYERS = {
     "torch's own checkpoints": ("xckpt.torch.dcp",),
     "surface": (
         "xckpt",
+        "xckpt.adapters",
         "xckpt.api",
         "xckpt.state_dict",
         "xckpt.planner",
@@ -53,7 +54,7 @@ DOORS = {
     "jaxlib": ("xckpt.jax",),
     "zarr": ("xckpt.zarr_dtypes",),
     "click": ("xckpt.cli",),
-    "rich": ("xckpt.cli",),
+    "rich": ("xckpt.cli", "xckpt.progress_bar"),
 }
 PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
 MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}
@@ -197,7 +198,7 @@ def test_imports_run_one_way() -> None:
         ("xckpt.convert.run", "import xckpt.torch.dcp.writer", "imports run one way"),
         ("xckpt.numpy", "import jax", "only xckpt.jax may"),
         ("xckpt.api", "import xckpt.torch\nimport xckpt.jax\nimport xckpt.engine.save", None),
-        ("xckpt.api", "import rich", "only xckpt.cli may"),
+        ("xckpt.api", "import rich", "only xckpt.cli, xckpt.progress_bar may"),
         ("xckpt.stray", "", "has no layer"),
         ("xckpt.api", "import xckpt.stray", "has no layer"),
     ],

@@ -22,6 +22,7 @@ ERRORS = {
     "PlanError",
     "Problem",
     "RankFailure",
+    "NoGroupError",
     "RanksFailedError",
     "StorageError",
     "TreeMismatchError",
@@ -56,11 +57,15 @@ PLANNER = {
 NAMES = {
     "xckpt": ERRORS
     | {"ChunkStorageMetadata", "Metadata", "MetadataIndex", "TensorProperties"}
-    | {"LoadOptions", "LoadReport", "Progress", "SaveOptions", "__version__"}
+    | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
+    | {"copy", "delete", "exists"}
     | {"SaveFuture", "save_async"}
-    | {"Checkpoint", "StoredArray"},
+    | {"Checkpoint", "StoredArray"}
+    | {"Group", "LocalGroup"},
+    "xckpt.adapters": {"Adapter", "ArrayAdapter", "register", "unregister"}
+    | {"Box", "Boxes", "Copyable", "SourceLeaf", "TargetLeaf"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
@@ -82,16 +87,20 @@ NAMES = {
 }
 SIGNATURES = {
     "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
-    " options=None",
+    " no_dist=False, timeout=None, options=None",
     "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
-    " group=None, options=None",
+    " group=None, no_dist=False, timeout=None, options=None",
     "load": "path, like=None, *, at='', select=None, framework=None, device=None, strict=True,"
-    " missing=None, unexpected=None, cast=False, planner=None, group=None, options=None,"
-    " mapping=None, allow_lossy=False, report=None",
+    " missing=None, unexpected=None, cast=False, planner=None, group=None, no_dist=False,"
+    " timeout=None, options=None, mapping=None, allow_lossy=False, report=None",
     "load_into": "path, state, *, at='', select=None, strict=True, missing=None, unexpected=None,"
-    " cast=False, planner=None, group=None, options=None, mapping=None, allow_lossy=False",
+    " cast=False, planner=None, group=None, no_dist=False, timeout=None, options=None,"
+    " mapping=None, allow_lossy=False",
     "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
+    "exists": "path",
+    "delete": "path",
+    "copy": "source, target, *, overwrite=False",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",
     "load_state_dict": "state_dict, storage_reader, *, process_group=None, coordinator_rank=0,"

@@ -52,10 +52,10 @@ def load() -> Way:
 def test_a_load_enters_these_packages(load: Way) -> None:
     assert load.packages == [
         "api",
-        "storage",  # the reader
         "engine",  # the group
         "torch",  # is torch.distributed initialised?
         "jax",  # are there several processes?
+        "storage",  # the reader
         "engine",
         "storage",  # the manifest
         "jax",  # the targets

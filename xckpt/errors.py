@@ -14,16 +14,26 @@
     ├── MappingError             (also a ValueError)         a mapping does not fit the tensors
     ├── UnsupportedLeafError     (also a TypeError)          a leaf that no adapter can carry
     ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
+    ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
-    └── RanksFailedError         (also a RuntimeError)       some rank failed, so every rank stops
+    └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
 leaf, box and rank each is about (`xckpt.core.problem.Problem`).
+
+A failure has the same class on one rank and on many:
+
+1. Every rank of a group raises when one fails. Where all failing ranks failed for one cause, each
+   rank raises that cause's class: ``except NotACheckpointError`` catches it on 2 ranks too. Its
+   ``failures`` say what happened on which rank; in a group of one there are none.
+2. `RanksFailedError` stands for mixed causes, for lost ranks, and for classes that others lack.
+3. A TypeError, a ValueError, a MemoryError or an OSError of all failing ranks is raised as such,
+   and its ``__cause__`` is the `RanksFailedError` with the ``failures``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -35,6 +45,7 @@ __all__ = [
     "LeafTooLargeError",
     "ManifestError",
     "MappingError",
+    "NoGroupError",
     "NotACheckpointError",
     "PlanError",
     "Problem",
@@ -68,6 +79,8 @@ class XckptError(Exception):
     """
 
     problems: tuple[Problem, ...]
+    failures: tuple[RankFailure, ...] = ()
+    """What happened on each rank that failed; empty in a group of one."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__(message)
@@ -129,9 +142,21 @@ class MappingError(XckptError, ValueError):
 class UnsupportedLeafError(XckptError, TypeError):
     """A leaf that cannot be saved or loaded; the message gives its name."""
 
+    @classmethod
+    def leaves(cls, fault: str, problems: Iterable[str]) -> Self:
+        """The error for several leaves with one fault, such as ``"cannot be saved"``."""
+        lines = tuple(problems)
+        return cls.listing(
+            f"{len(lines):,} {'leaf' if len(lines) == 1 else 'leaves'} {fault}", lines
+        )
+
 
 class LeafTooLargeError(XckptError, MemoryError):
     """There is not enough memory to load a leaf; the message gives its name."""
+
+
+class NoGroupError(XckptError, RuntimeError):
+    """This process was started as one of several, but no process group joins them."""
 
 
 class StorageError(XckptError, OSError):
@@ -147,11 +172,34 @@ class RankFailure:
     kind: str
     """The exception's class name on that rank."""
     message: str
-    """The exception's message on that rank."""
+    """The exception's message on that rank, and its notes."""
+    cause: str = ""
+    """The nearest class of that exception which every rank can raise; empty if there is none."""
+    problems: tuple[tuple[str | None, int | None, str, str, str], ...] = ()
+    """The exception's ``problems`` on that rank: leaf, rank, kind, text and line of each."""
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> RankFailure:
+        """What an exception says, as text that can be sent.
+
+        Example:
+            >>> failure = RankFailure.of(1, BlockingIOError("busy"))
+            >>> failure.kind, failure.message, failure.cause
+            ('BlockingIOError', 'busy', 'OSError')
+        """
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        classes = _classes()
+        cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
+        problems = error.problems if isinstance(error, XckptError) else ()
+        sent = [
+            (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
+            for p in problems
+        ]
+        return cls(rank, type(error).__name__, _sendable(message), cause, tuple(sent))
 
 
 class RanksFailedError(XckptError, RuntimeError):
-    """At least one rank failed; raised on every rank with all the failures.
+    """Ranks failed for several causes, or were lost; raised on every rank with all the failures.
 
     Example:
         >>> step = "write; nothing was committed"
@@ -163,16 +211,74 @@ class RanksFailedError(XckptError, RuntimeError):
         3
     """
 
-    failures: tuple[RankFailure, ...] = ()
-
     @classmethod
     def of(cls, step: str, failures: Iterable[RankFailure]) -> RanksFailedError:
         """The error for the ranks that failed to ``step``, which also says what follows."""
         failures = tuple(failures)
         ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
+        said: dict[tuple[str, str], list[int]] = {}
+        for failure in failures:
+            said.setdefault((failure.kind, failure.message), []).append(failure.rank)
         error = cls.listing(
             f"{ranks} failed to {step}",
-            [Problem(rank=f.rank, kind=f.kind, text=f.message) for f in failures],
+            [_of_ranks(ranks, kind, text) for (kind, text), ranks in said.items()],
         )
         error.failures = failures
         return error
+
+    def one_cause(self) -> Exception:
+        """The error to raise: of the class of all failures if they share one, else this one.
+
+        Example:
+            >>> lacking = [RankFailure(0, "NotACheckpointError", "gone", "NotACheckpointError")]
+            >>> type(RanksFailedError.of("read", lacking).one_cause()).__name__
+            'NotACheckpointError'
+        """
+        causes = {failure.cause for failure in self.failures}
+        kind = _classes().get(causes.pop(), RanksFailedError) if len(causes) == 1 else type(self)
+        if issubclass(kind, RanksFailedError):
+            return self
+        if not issubclass(kind, XckptError):
+            return kind(str(self))
+        sent = dict.fromkeys(p for failure in self.failures for p in failure.problems)
+        problems = [Problem(leaf, None, rank, *words) for leaf, rank, *words in sent]
+        error = kind(str(self), problems)
+        error.failures = self.failures
+        return error
+
+
+def _of_ranks(ranks: Sequence[int], kind: str, text: str) -> Problem:
+    """What several ranks said alike."""
+    if len(ranks) == 1:
+        return Problem(rank=ranks[0], kind=kind, text=text)
+    return Problem(kind=kind, text=text, line=f"{spelled_ranks(ranks)}: {kind}: {text}")
+
+
+def _classes() -> dict[str, type[Exception]]:
+    """The classes that a failure may have on every rank, by name."""
+    ours = {name: kind for name, kind in globals().items() if name in __all__}
+    errors = {name: kind for name, kind in ours.items() if issubclass(kind, XckptError)}
+    plain = (TypeError, ValueError, MemoryError, OSError, FileNotFoundError, PermissionError)
+    return {**{kind.__name__: kind for kind in plain}, **errors}
+
+
+def _sendable(text: str) -> str:
+    # What could not be sent would leave the other ranks waiting.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def spelled_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in words, runs of them shortened.
+
+    Example:
+        >>> spelled_ranks([3]), spelled_ranks([0, 1, 2, 3, 7])
+        ('rank 3', 'ranks 0-3, 7')
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(parts)}"

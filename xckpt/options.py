@@ -5,12 +5,17 @@ Options are checked when they are made, so that a wrong one names itself.
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import TypeVar
 
-__all__ = ["LoadOptions", "Progress", "SaveOptions"]
+from xckpt.core.text.shown import brief
+
+__all__ = ["LoadOptions", "Metrics", "Progress", "SaveOptions"]
 
 MEBIBYTE = 1 << 20
 
@@ -23,6 +28,57 @@ class Progress:
     """Bytes written or read and verified."""
     total: int
     """Bytes to write or read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What a save or a load took on one rank.
+
+    Example:
+        >>> took = Metrics(operation="save", path="run/7", bytes=3 << 30, seconds=2.0)
+        >>> took.gibibytes_per_second
+        1.5
+        >>> took.line()
+        'save run/7: rank 0 of 1 wrote 3.00 GiB in 2.00 s (1.50 GiB/s), 0.00 s waiting for other ranks'
+    """  # noqa: E501  # a log message is one line
+
+    operation: str
+    """``"save"``, ``"save_async"``, ``"load"`` or ``"load_into"``."""
+    path: str
+    """The path or URL."""
+    rank: int = 0
+    ranks: int = 1
+    """How many ranks save or load together."""
+    bytes: int
+    """Bytes of tensors that this rank wrote or read."""
+    seconds: float
+    """Of the whole call; of an asynchronous save, after the state was copied."""
+    waited_seconds: float = 0.0
+    """Of these, waiting for other ranks."""
+    steps: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Step -> seconds that this rank worked in it."""
+    error: str = ""
+    """The class of the error that ended it; empty after a success."""
+
+    @property
+    def gibibytes_per_second(self) -> float:
+        """Bytes over seconds, in GiB/s."""
+        return self.bytes / (1 << 30) / self.seconds if self.seconds else 0.0
+
+    def line(self) -> str:
+        """One line for a log."""
+        about = f"{self.operation} {self.path}: rank {self.rank} of {self.ranks}"
+        waited = f"{self.waited_seconds:.2f} s waiting for other ranks"
+        if self.error:
+            return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
+        done = "wrote" if self.operation.startswith("save") else "read"
+        size = f"{self.bytes / (1 << 30):.2f} GiB"
+        if self.bytes < 1 << 30:
+            size = f"{self.bytes / MEBIBYTE:.2f} MiB"
+        return (
+            f"{about} {done} {size} in {self.seconds:.2f} s "
+            f"({self.gibibytes_per_second:.2f} GiB/s), {waited}"
+        )
 
 
 def processors() -> int:
@@ -83,7 +139,16 @@ def _shown(value: object) -> str:
     return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
 
 
-PROGRESS = "a function that is called with an xckpt.Progress"
+METRICS = "a function that is called with an xckpt.Metrics"
+
+
+def _check_progress(options: SaveOptions | LoadOptions) -> None:
+    if not isinstance(options.progress, bool):
+        _check_functions(
+            options, progress="True, or a function that is called with an xckpt.Progress"
+        )
+    elif options.progress and not find_spec("rich"):
+        raise ImportError('progress=True needs rich: pip install "xckpt[progress]"', name="rich")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,9 +178,15 @@ class SaveOptions:
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
-    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
-    progress: Callable[[Progress], None] | None = None
-    """Called with this rank's progress, from worker threads, one call at a time."""
+    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name.
+    `LoadOptions.deserialise` is its inverse."""
+    progress: Callable[[Progress], None] | bool | None = None
+    """Called with this rank's progress, from worker threads, one call at a time; True shows a
+    progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
+    metrics: Callable[[Metrics], object] | None = None
+    """Called once at the end, on every rank, with what the call took; also after a failure."""
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
@@ -123,7 +194,8 @@ class SaveOptions:
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         _check_flags(self, "crc32c", "compare_replicas")
-        _check_functions(self, serialise="a function from a leaf to bytes", progress=PROGRESS)
+        _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
+        _check_progress(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +216,43 @@ class LoadOptions:
     systems."""
     share_reads: bool = True
     """Ranks of one host read each chunk once and share it through memory."""
-    progress: Callable[[Progress], None] | None = None
-    """Called with this rank's progress, from worker threads, one call at a time."""
+    deserialise: Callable[[bytes], object] | None = None
+    """Makes an object of the bytes that a save's ``serialise`` gave; without it they stay bytes.
+    A load by a planner of one's own does as that planner says."""
+    progress: Callable[[Progress], None] | bool | None = None
+    """Called with this rank's progress, from worker threads, one call at a time; True shows a
+    progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
+    metrics: Callable[[Metrics], object] | None = None
+    """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         _check_flags(self, "memory_map", "share_reads")
-        _check_functions(self, progress=PROGRESS)
+        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
+        _check_progress(self)
 
 
 Options = TypeVar("Options", SaveOptions, LoadOptions)
+
+
+@contextmanager
+def with_progress(options: Options, doing: str, rank: int) -> Iterator[Options]:
+    """The options of a call, whose ``progress=True`` is a bar on rank 0 for as long as it lasts."""
+    if options.progress is not True:
+        yield options
+    elif rank:
+        yield replace(options, progress=None)
+    else:
+        from xckpt.progress_bar import ProgressBar
+
+        with ProgressBar(doing) as bar:
+            yield replace(options, progress=bar)
+
+
+def is_watched(options: SaveOptions | LoadOptions) -> bool:
+    """Whether a call is to be timed: there is a metrics function, or the log takes INFO."""
+    return options.metrics is not None or logging.getLogger("xckpt").isEnabledFor(logging.INFO)
 
 
 def checked_options(options: object, kind: type[Options], call: str) -> Options:

@@ -32,7 +32,7 @@ from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import Converted, convert
 from xckpt.core.geometry.box import Boxes
 from xckpt.engine.load import load_state
-from xckpt.errors import MappingError, RanksFailedError
+from xckpt.errors import XckptError
 from xckpt.formats.xckpt import XckptSource
 from xckpt.mapping.operations import Transpose
 from xckpt.storage import ZarrStorageReader
@@ -158,7 +158,7 @@ def test_other_ranks_go_on_with_what_some_have_left(source: Path, tmp_path: Path
         return convert(source, tmp_path / "target", mapping=MAPPING, options=options, group=group)
 
     for outcome in run_ranks(3, fail):
-        assert isinstance(outcome.error, RanksFailedError)
+        assert isinstance(outcome.error, XckptError)
         assert "rank 2 has had enough" in str(outcome.error)
     assert not (tmp_path / "target").exists()
 
@@ -178,7 +178,7 @@ def test_a_mapping_that_does_not_fit_fails_on_every_rank(source: Path, tmp_path:
         convert(source, tmp_path / "target", mapping=mapping, group=group)
 
     for outcome in run_ranks(2, fail):
-        assert isinstance(outcome.error, RanksFailedError | MappingError)
+        assert isinstance(outcome.error, XckptError)
         assert "layers.0.norm.weight" in str(outcome.error)
     assert list(tmp_path.iterdir()) == []
 

@@ -8,8 +8,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import xckpt
 import xckpt.numpy
 from conformance.implementations import sharded_arrays
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
 from xckpt.core.adapter import Adapters
 from xckpt.engine import adapters as registry
@@ -75,3 +77,54 @@ def test_two_frameworks_may_share_an_adapter():
 
 def test_it_is_a_value():
     assert loaded_adapters() == loaded_adapters() != Adapters()
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["WORLD_SIZE", "JAX_NUM_PROCESSES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"],
+)
+def test_several_processes_that_no_group_joins_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "4")
+    path = f"memory://alone-{variable}"
+    with pytest.raises(xckpt.NoGroupError) as caught:
+        xckpt.save(path, {"step": 1})
+    text = str(caught.value)
+    assert f"{variable} says that there are 4 processes" in text
+    assert "group=xckpt.LocalGroup()" in text and "init_process_group" in text
+    for call in (
+        lambda: xckpt.load(path),
+        lambda: xckpt.load_into(path, {"step": 0}),
+        lambda: xckpt.save_async(path, {"step": 1}),
+    ):
+        with pytest.raises(xckpt.NoGroupError, match=variable):
+            call()
+    xckpt.save(path, {"step": 1}, group=xckpt.LocalGroup())
+    assert xckpt.load(path, no_dist=True) == {"step": 1}
+
+
+@pytest.mark.parametrize("value", ["1", "", "many"])
+def test_one_process_is_no_job_of_several(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    monkeypatch.setenv("SLURM_NTASKS", "8")  # a batch script is one process
+    assert registry.find_group().size == 1
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_a_timeout_is_positive(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be more than 0 seconds"):
+        xckpt.save("memory://timeout", {"step": 1}, timeout=timeout)
+
+
+def test_a_group_without_timeouts_says_so() -> None:
+    def run(group: ThreadGroup) -> None:
+        with pytest.raises(TypeError, match="a ThreadGroup has no method `within`"):
+            xckpt.save("memory://timeout", {"step": 1}, group=group, timeout=3)
+
+    results(2, run)
+
+
+def test_no_dist_takes_no_group() -> None:
+    with pytest.raises(ValueError, match="give no group with it"):
+        xckpt.save("memory://alone", {"step": 1}, group=xckpt.LocalGroup(), no_dist=True)

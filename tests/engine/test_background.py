@@ -22,7 +22,7 @@ import xckpt
 from benchmarks.probe import memory_of
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.errors import CheckpointExistsError, NotACheckpointError, RanksFailedError
+from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 
 ROOT = Path(__file__).parents[2]
@@ -265,7 +265,7 @@ def test_a_rank_whose_stager_fails_fails_all(tmp_path: Path) -> None:
     def run(group: ThreadGroup) -> str:
         stager = FailingStager() if group.rank == 1 else None
         saving = xckpt.save_async(tmp_path / "a", state(1), stager=stager, group=group)
-        with pytest.raises(RanksFailedError) as caught:
+        with pytest.raises(OSError, match="1 rank failed") as caught:
             saving.result(SECONDS)
         done = xckpt.save_async(tmp_path / "b", state(2), group=group)
         done.result(SECONDS)
@@ -286,8 +286,8 @@ def test_a_failure_that_one_rank_asked_for_still_fails_the_next_save_of_all(
     def run(group: ThreadGroup) -> str:
         saving = xckpt.save_async(tmp_path / "a", state(1), group=group)
         if group.rank == 1:
-            assert isinstance(saving.exception(SECONDS), RanksFailedError)
-        with pytest.raises(RanksFailedError) as caught:
+            assert isinstance(saving.exception(SECONDS), CheckpointExistsError)
+        with pytest.raises(CheckpointExistsError) as caught:
             finished(again(tmp_path / "b", state(2), group=group))
         return str(caught.value)
 

@@ -12,7 +12,15 @@ from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.examples import examples
 from xckpt.engine.group import Group, LocalGroup
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
-from xckpt.errors import PlanError, RankFailure, RanksFailedError
+from xckpt.errors import (
+    ManifestError,
+    PlanError,
+    RankFailure,
+    RanksFailedError,
+    StorageError,
+    VersionError,
+    XckptError,
+)
 
 KINDS = ("reduce_scatter", "all_reduce", "broadcast")
 
@@ -73,7 +81,9 @@ def expected_failures(
     if unwell:
         return [RankFailure(r, "OddError", f"rank {r} is unwell \\ud800") for r in unwell]
     if decision_fails:
-        return [RankFailure(coordinator, "PlanError", "no\n  - a: bad\n  - b: bad")]
+        message, problems = "no\n  - a: bad\n  - b: bad", ("a: bad", "b: bad")
+        problems = tuple((None, None, "", line, line) for line in problems)
+        return [RankFailure(coordinator, "PlanError", message, "PlanError", problems)]
     return []
 
 
@@ -94,12 +104,12 @@ def expected_answers(size: int, coordinator: int, kind: str) -> list[bytes]:
 def test_all_ranks_get_their_answer_or_the_same_error(step):
     size, coordinator, kind, failing, decision_fails = step
 
-    def run(group: ThreadGroup) -> tuple[bytes | RanksFailedError, bytes]:
+    def run(group: ThreadGroup) -> tuple[bytes | XckptError, bytes]:
         local, decide = parts(group, failing, decision_fails)
-        first: bytes | RanksFailedError
+        first: bytes | XckptError
         try:
             first = take_step(group, kind, local, decide)
-        except RanksFailedError as error:
+        except XckptError as error:
             first = error
         # Nobody was left behind: the next step works.
         return first, take_step(group, kind, *parts(group, frozenset(), False))
@@ -112,7 +122,7 @@ def test_all_ranks_get_their_answer_or_the_same_error(step):
         assert [first for first, _ in outcomes] == answers
         return
     for rank, (first, _) in enumerate(outcomes):
-        assert isinstance(first, RanksFailedError)
+        assert type(first) is (PlanError if failures[0].kind == "PlanError" else RanksFailedError)
         assert list(first.failures) == failures
         assert str(first).startswith(f"{len(failures)} rank")
         assert all(f"rank {failure.rank}: {failure.kind}" in str(first) for failure in failures)
@@ -121,13 +131,79 @@ def test_all_ranks_get_their_answer_or_the_same_error(step):
         assert type(first.__cause__).__name__ == own[0].kind if own else first.__cause__ is None
 
 
+class OwnPlanError(PlanError):
+    """An error that only its author has."""
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        ([PlanError("a"), PlanError("b")], PlanError),
+        ([PlanError("a"), OwnPlanError("b")], PlanError),
+        ([None, VersionError("newer")], VersionError),
+        ([ManifestError("a"), VersionError("b")], RanksFailedError),
+        ([PermissionError("a"), PermissionError("a")], PermissionError),
+        ([TypeError("a"), None], TypeError),
+        ([RuntimeError("a"), RuntimeError("b")], RanksFailedError),
+        ([KeyError("a"), None], RanksFailedError),
+        ([StorageError("full"), PlanError("b")], RanksFailedError),
+    ],
+)
+def test_one_cause_has_its_own_class_on_every_rank(raised, expected):
+    def run(group: ThreadGroup) -> bytes:
+        def local() -> bytes:
+            if raised[group.rank] is not None:
+                raise raised[group.rank]
+            return b""
+
+        return all_reduce(group, "step", local, lambda _: b"")
+
+    for outcome in run_ranks(2, run):
+        error = outcome.error
+        assert type(error) is expected
+        assert error is not None
+        with_failures = error if isinstance(error, XckptError) else error.__cause__
+        assert isinstance(with_failures, XckptError)
+        kinds = [(f.rank, f.kind) for f in with_failures.failures]
+        assert kinds == [(r, type(e).__name__) for r, e in enumerate(raised) if e is not None]
+
+
+def test_an_error_of_one_cause_has_every_problem_once():
+    def run(group: ThreadGroup) -> bytes:
+        def local() -> bytes:
+            raise PlanError.listing("2 leaves differ", ["w: shape", f"b: only {group.rank}"])
+
+        return all_reduce(group, "plan the save", local, lambda _: b"")
+
+    for outcome in run_ranks(2, run):
+        assert isinstance(outcome.error, PlanError)
+        assert outcome.error.problems == ("w: shape", "b: only 0", "b: only 1")
+        assert str(outcome.error) == (
+            "2 ranks failed to plan the save\n"
+            "  - rank 0: PlanError: 2 leaves differ\n      - w: shape\n      - b: only 0\n"
+            "  - rank 1: PlanError: 2 leaves differ\n      - w: shape\n      - b: only 1"
+        )
+
+
+def test_equal_failures_are_told_once():
+    failures = [RankFailure(rank, "PlanError", "no", "PlanError") for rank in (0, 1, 2, 5)]
+    error = RanksFailedError.of("plan", failures).one_cause()
+    assert str(error) == "4 ranks failed to plan\n  - ranks 0-2, 5: PlanError: no"
+
+
+def test_a_note_travels_with_its_failure():
+    error = StorageError("full")
+    error.add_note("This is the failure of another save.")
+    assert RankFailure.of(0, error).message == "full\nThis is the failure of another save."
+
+
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_decision_for_another_number_of_ranks_leaves_nobody_waiting(count):
     def run(group: ThreadGroup) -> bytes:
         return reduce_scatter(group, "step", lambda: b"", lambda data: [b"x"] * count)
 
     for outcome in run_ranks(2, run):
-        assert isinstance(outcome.error, RanksFailedError)
+        assert isinstance(outcome.error, PlanError)
         (failure,) = outcome.error.failures
         assert failure.rank == 0 and f"{count} answers for 2 ranks" in failure.message
 

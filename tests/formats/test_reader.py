@@ -102,7 +102,7 @@ def test_a_rank_that_sees_another_file(path: Path, tmp_path: Path) -> None:
     def on_rank(group: ThreadGroup) -> str:
         try:
             load((path, other)[group.rank], None, group)
-        except xckpt.RanksFailedError as error:
+        except xckpt.XckptError as error:
             return str(error)
         return ""
 

@@ -126,7 +126,7 @@ def failing() -> list[str]:
         lambda: all_reduce(group, "write", lambda: b"", decide),
         lambda: broadcast(group, "read", lambda: decide([])),
     ):
-        with pytest.raises(RanksFailedError) as caught:
+        with pytest.raises(ValueError, match="1 rank failed to") as caught:
             step()
         told.append(str(caught.value))
     told.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())

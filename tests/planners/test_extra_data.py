@@ -88,7 +88,7 @@ def test_what_json_cannot_carry_is_refused_and_nothing_is_saved(tmp_path, part, 
         xckpt.save(tmp_path / "ckpt", {"step": 1}, group=group, planner=planner)
 
     for outcome in run_ranks(2, save):
-        assert isinstance(outcome.error, xckpt.RanksFailedError) and text in str(outcome.error)
+        assert isinstance(outcome.error, xckpt.XckptError) and text in str(outcome.error)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,7 +98,8 @@ def test_what_no_message_carries_is_refused_by_the_rank_that_has_it(tmp_path):
         xckpt.save(tmp_path / "ckpt", {"step": 1}, group=group, planner=planner)
 
     for outcome in run_ranks(2, save):
-        assert isinstance(outcome.error, xckpt.RanksFailedError)
-        [failure] = outcome.error.failures
+        assert isinstance(outcome.error, TypeError)
+        assert isinstance(outcome.error.__cause__, xckpt.RanksFailedError)
+        [failure] = outcome.error.__cause__.failures
         assert failure.rank == 1 and "planner_data" in failure.message
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,7 @@ keys_of = st.one_of(
         slice,
         st.none() | st.integers(-12, 12),
         st.none() | st.integers(-12, 12),
-        st.none() | st.integers(1, 4),
+        st.none() | st.sampled_from([1, 2, 3, 4, -1, -2, -5]),
     ),
     st.just(...),
 )
@@ -57,7 +57,7 @@ def test_stored_arrays_slice_as_numpy_does(sliced, name: str, index: list[object
 
 
 def test_stored_arrays_refuse_other_indices(sliced) -> None:
-    for key in ([0, 1], np.array([True] * 9), None, 1.5, "a", slice(None, None, -1), (..., ...)):
+    for key in ([0, 9], [[0, 1]], np.array([True] * 8), None, 1.5, "a", True, (..., ...)):
         with pytest.raises(IndexError):
             sliced["plain"][key]
     assert sliced["plain"][np.int64(3)].shape == (5, 7)

@@ -24,7 +24,7 @@ from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_
 from tests.torch.sharded.test_dtensor import Held, assert_holds, held_by
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.errors import NotACheckpointError, RanksFailedError, TreeMismatchError
+from xckpt.errors import NotACheckpointError, XckptError
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.group import TorchGroup
 
@@ -278,7 +278,7 @@ def on_rank_fail_to_save(rank: int, path: Path, fault: str) -> str:
         state["model"] = {}
     if fault == "overlap" and rank in (0, 2):
         state["model"] = {"w": ones}
-    with pytest.raises(RanksFailedError) as caught:
+    with pytest.raises(XckptError) as caught:
         xckpt.save(path, state)
     return str(caught.value)
 
@@ -286,7 +286,7 @@ def on_rank_fail_to_save(rank: int, path: Path, fault: str) -> str:
 @pytest.mark.parametrize(
     "fault, words",
     [
-        ("partial", ["model/w", "Partial", "rank 0", "rank 1", "rank 2", "rank 3", "redistribute"]),
+        ("partial", ["model/w", "Partial", "ranks 0-3", "redistribute"]),
         ("sparse", ["model/w", "sparse", "rank 2", "to_dense"]),
         ("shape", ["model/w", "(4, 3)", "(4, 4)", "rank 0", "rank 3"]),
         ("dtype", ["model/w", "float32", "float16", "rank 0", "rank 1"]),
@@ -322,7 +322,7 @@ def on_rank_fail_to_load(rank: int, path: Path, fault: str) -> str:
     if fault == "meta in place":
         state = {"w": torch.empty_like(like, device="meta")}
     call = xckpt.load_into if fault == "meta in place" else xckpt.load
-    with pytest.raises((RanksFailedError, TreeMismatchError)) as caught:
+    with pytest.raises(XckptError) as caught:
         call(path, state)
     assert not like.to_local().any()
     return str(caught.value)
@@ -361,7 +361,7 @@ def on_rank_save_and_die(rank: int, path: Path, victim: int) -> str:
     leaf = distribute_tensor(torch.full((6, 4), 2.0), DeviceMesh("cpu", [0, 1, 2]), [Shard(0)])
     try:
         xckpt.save(path, {"w": leaf}, overwrite=True, planner=Dying())
-    except RanksFailedError as error:
+    except XckptError as error:
         return str(error)
     return "saved"
 

@@ -6,18 +6,19 @@ load needs them.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path, check_planner
+from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
-from xckpt.options import LoadOptions, checked_options
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -38,6 +39,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -58,6 +61,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -79,6 +84,8 @@ def load(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -92,9 +99,9 @@ def load(
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
             device too), a jax.Array, a jax.ShapeDtypeStruct, a JAX sharding or PartitionSpec, a
             NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
-            object with a ``state_dict`` is not changed: in its place comes the loaded state dict, which its
-            ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
-            arrays or what ``framework`` says.
+            object with a ``state_dict`` is not changed: in its place comes the loaded state dict,
+            which its ``load_state_dict`` takes. None loads everything in the saved containers, as
+            NumPy arrays or what ``framework`` says.
             A jax.ShapeDtypeStruct without a sharding goes whole to JAX's default device, with a
             warning where that is over 1 GiB in all and there are others. A sharding takes the
             stored shape and dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
@@ -124,6 +131,9 @@ def load(
         cast: allow another dtype than the stored one.
         planner: what goes where.
         group: the ranks that load together; see `save`.
+        no_dist: this process loads alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            reads; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: threads, memory, progress.
         mapping: how the leaves of the stored model become those of ``like``; see `xckpt.convert`.
             With it, checkpoints of other formats can be loaded too. Without ``like``, nested dicts
@@ -142,7 +152,9 @@ def load(
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         LeafTooLargeError: memory cannot hold what is wanted of a leaf.
         MappingError: the mapping does not fit what is stored, or is lossy and may not be.
-        RanksFailedError: any of these, in a group of several ranks.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
         TypeError, ValueError: an argument makes no sense; it is named.
         ImportError: the framework is not installed.
 
@@ -164,7 +176,8 @@ def load(
     wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
     strictness = _strictness(strict, missing, unexpected, planner)
     rules = strictness, cast, allow_lossy
-    tree, done = _load(path, like, False, wanted, *rules, planner, group, options, mapping)
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    tree, done = _load(path, like, False, wanted, *rules, planner, ranks, options, mapping)
     if report is not None:
         report(done)
     return tree
@@ -182,6 +195,8 @@ def load_into(
     cast: bool = False,
     planner: LoadPlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: LoadOptions | None = None,
     mapping: LeafMapping | None = None,
     allow_lossy: bool = False,
@@ -208,6 +223,8 @@ def load_into(
         cast: allow another dtype than the stored one; ``state`` keeps its own.
         planner: what goes where; it loads in place whatever its own ``in_place`` says.
         group: see `load`.
+        no_dist: see `load`.
+        timeout: see `load`.
         options: see `load`.
         mapping: see `load`; it takes the place of a planner.
         allow_lossy: see `load`.
@@ -235,7 +252,8 @@ def load_into(
     wanted = PartialLoad.asked(at, select)
     strictness = _strictness(strict, missing, unexpected, planner)
     rules = strictness, cast, allow_lossy
-    return _load(path, state, True, wanted, *rules, planner, group, options, mapping)[1]
+    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
+    return _load(path, state, True, wanted, *rules, planner, ranks, options, mapping)[1]
 
 
 def _strictness(
@@ -258,30 +276,44 @@ def _load(
     cast: bool,
     allow_lossy: bool,
     planner: LoadPlanner | None,
-    group: Group | TorchProcesses | None,
+    find_ranks: Callable[[], Group],
     options: LoadOptions | None,
     mapping: LeafMapping | None,
 ) -> tuple[object, LoadReport]:
+    _check_mapping(mapping, planner, wanted)
+    call = "load_into" if in_place else "load"
+    check_planner(planner, LoadPlanner, call)
+    options = checked_options(options, LoadOptions, call)
+    watch = watch_for(call, path, options)
+    from xckpt.storage.read_checkpoint import ZarrStorageReader
+
+    planner = wanted.planner(planner, like, strictness, cast=cast, deserialise=options.deserialise)
+    ranks = find_ranks()
+    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+    with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
+        # One for both: the planner opens the format that the coordinator has found.
+        others = cache(partial(_formats_at, path, shown))
+        if mapping is not None:
+            planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, shown)
+        loaded = load_state(
+            tree,
+            ZarrStorageReader(path, options=shown),
+            group=ranks,
+            planner=planner,
+            in_place=in_place,
+            others=others,
+            watch=watch,
+        )
+    return loaded.tree, planner.report()
+
+
+def _check_mapping(
+    mapping: LeafMapping | None, planner: LoadPlanner | None, wanted: PartialLoad
+) -> None:
     if mapping is not None and planner is not None:
         raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
     if mapping is not None and not wanted.everything:
         raise ValueError("at=, select= and framework= are not for mappings, which say as much")
-    call = "load_into" if in_place else "load"
-    check_planner(planner, LoadPlanner, call)
-    options = checked_options(options, LoadOptions, call)
-    planner = wanted.planner(planner, like, strictness, cast=cast)
-    from xckpt.storage.read_checkpoint import ZarrStorageReader
-
-    reader = ZarrStorageReader(path, options=options)
-    ranks = find_group(group)
-    others = cache(partial(_formats_at, path, options))
-    if mapping is not None:
-        planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
-    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    loaded = load_state(
-        tree, reader, group=ranks, planner=planner, in_place=in_place, others=others
-    )
-    return loaded.tree, planner.report()
 
 
 def _mapped_planner(

@@ -16,7 +16,8 @@ from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.options import SaveOptions, checked_options
+from xckpt.engine.watch import Watch
+from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -29,6 +30,8 @@ def save(
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> Metadata:
     """Save a state; every rank of the group calls it with its own view of the same state.
@@ -47,6 +50,9 @@ def save(
             replicas share the writing.
         group: the ranks that save together: a torch process group or DeviceMesh, or a `Group`; by
             default all of torch.distributed or of jax.distributed, where one is initialised.
+        no_dist: this process saves alone, whatever other processes there are.
+        timeout: seconds to wait for a silent rank in one step, at least as long as the slowest rank
+            writes; then an error names it. A rank that waits logs a warning after 15 s anyway.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -58,7 +64,10 @@ def save(
         ManifestError: ``metadata`` holds what JSON cannot carry.
         PlanError: shards overlap or are missing, or the ranks disagree.
         StorageError: the storage refused (full, read-only, no answer).
-        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. In a group of several ranks
+            each of these errors is raised on every rank, with what happened where in ``failures``.
+            Nothing is committed.
         TypeError, ValueError: an argument makes no sense; it is named.
 
     Example:
@@ -73,15 +82,18 @@ def save(
 
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
-    group = find_group(group)
-    return save_state(
-        state,
-        ZarrStorageWriter(path, overwrite=overwrite, options=options),
-        group=group,
-        planner=default_planner(options) if planner is None else planner,
-        metadata=metadata,
-        failure=settle(group),
-    )
+    watch = watch_for("save", path, options)
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
+    with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
+        return save_state(
+            state,
+            ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+            group=ranks,
+            planner=default_planner(options) if planner is None else planner,
+            metadata=metadata,
+            failure=settle(ranks),
+            watch=watch,
+        )
 
 
 def save_async(
@@ -93,6 +105,8 @@ def save_async(
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
+    no_dist: bool = False,
+    timeout: float | None = None,
     options: SaveOptions | None = None,
 ) -> SaveFuture:
     """Save a state in the background; collective, as `save` is.
@@ -113,6 +127,8 @@ def save_async(
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
         group: see `save`.
+        no_dist: see `save`.
+        timeout: see `save`.
         options: see `save`; ``progress`` is called from other threads.
 
     Returns:
@@ -141,16 +157,19 @@ def save_async(
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
-        return save_state(
-            state,
-            ZarrStorageWriter(path, overwrite=overwrite, options=options),
-            group=group,
-            planner=planner,
-            metadata=kept,
-            failure=failure,
-        )
+        with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
+            return save_state(
+                state,
+                ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+                group=group,
+                planner=planner,
+                metadata=kept,
+                failure=failure,
+                watch=watch_for("save_async", path, options),
+            )
 
-    return begin(str(path), state, stager, find_group(group), run)
+    ranks = find_group(group, no_dist=no_dist, timeout=timeout)
+    return begin(str(path), state, stager, ranks, run)
 
 
 def check_path(path: object, call: str) -> None:
@@ -172,3 +191,10 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
     if planner is not None and not isinstance(planner, kind):
         name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
         raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")
+
+
+def watch_for(operation: str, path: Path, options: SaveOptions | LoadOptions) -> Watch | None:
+    """What times a call, where the options or the log ask for it."""
+    if not is_watched(options):
+        return None
+    return Watch(operation, os.fspath(path), options.metrics)

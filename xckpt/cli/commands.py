@@ -21,6 +21,7 @@ from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
+from xckpt.cli.places import copy_command, delete_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def commands() -> None:
     """
 
 
-for each in (ls, cat, head, stats, diff_command, convert_command, map_commands):
+for each in (
+    *(ls, cat, head, stats, diff_command, copy_command, delete_command),
+    *(convert_command, map_commands),
+):
     commands.add_command(each)
 
 
@@ -125,6 +129,8 @@ def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box
 def verify(path: str, as_json: bool) -> None:
     """Read every chunk and check it against its digest.
 
+    Of another library's format all is read, which tells what its own checksums tell.
+
     Exit code 0: all is as it was saved. 1: something is damaged, and is named. 2: the checkpoint
     could not be checked.
     """
@@ -134,9 +140,11 @@ def verify(path: str, as_json: bool) -> None:
 
     started = time.perf_counter()
     problems: Sequence[str]
-    summary = ""
+    summary = state = ""
     try:
         checkpoint = _open(path)
+        own = checkpoint.format == "xckpt"
+        state = "as it was saved" if own else f"{checkpoint.format}, can be read whole"
         with progress_bar("verifying") as progress:
             problems = checkpoint.verify(progress)
         summary = holdings(checkpoint_report(path, checkpoint.manifest))
@@ -150,7 +158,7 @@ def verify(path: str, as_json: bool) -> None:
     if problems:
         raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
     if not as_json:
-        click.echo(f"{path}: as it was saved: {summary} ({seconds:.1f} s)")
+        click.echo(f"{path}: {state}: {summary} ({seconds:.1f} s)")
 
 
 def _open(path: str) -> Checkpoint:

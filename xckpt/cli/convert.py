@@ -42,8 +42,10 @@ def convert_command(
     SOURCE is an xckpt checkpoint, safetensors (a file or a folder), Orbax, DCP, or a torch.save
     file; the format is detected. A command that was stopped resumes when it is run again.
     """
-    from xckpt.cli.report import counted, readable_bytes
+    import xckpt
+    from xckpt.cli.report import counted
     from xckpt.convert.run import convert
+    from xckpt.core.text.shown import readable_bytes
     from xckpt.options import SaveOptions
 
     if mapping is None and any(options.values()):
@@ -57,6 +59,7 @@ def convert_command(
             mapping=rules,
             dtype=None if dtype is None else SHORT_DTYPES.get(dtype, dtype),
             executor=executor,
+            group=xckpt.LocalGroup(),
             overwrite=overwrite,
             format=format,
             allow_lossy=allow_lossy,

@@ -62,12 +62,7 @@ def print_json(document: object) -> None:
 @contextmanager
 def progress_bar(doing: str) -> Iterator[Callable[[Progress], None]]:
     """A progress callback that moves a bar, where stderr is a terminal."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+    from xckpt.progress_bar import ProgressBar
 
-    from xckpt.cli.tables import console
-
-    screen = console(stderr=True)
-    columns = (doing, BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task(doing, total=None)
-        yield lambda now: bar.update(task, completed=now.done, total=now.total)
+    with ProgressBar(doing) as bar:
+        yield bar

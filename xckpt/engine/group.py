@@ -42,6 +42,15 @@ class Group(Protocol):
         ...
 
 
+@runtime_checkable
+class TimedGroup(Group, Protocol):
+    """A group that can give up waiting for a silent rank."""
+
+    def within(self, seconds: float) -> Group:
+        """The same ranks, waiting at most ``seconds`` for a silent one in a step."""
+        ...
+
+
 class TorchProcesses(Protocol):
     """A ``torch.distributed.ProcessGroup`` or a ``DeviceMesh``, by what they have in common.
 
@@ -54,7 +63,7 @@ class TorchProcesses(Protocol):
 
 
 class LocalGroup:
-    """One process on its own.
+    """One process on its own, whatever other processes there are.
 
     Example:
         >>> group = LocalGroup()

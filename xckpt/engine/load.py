@@ -13,6 +13,7 @@ A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -27,6 +28,7 @@ from xckpt.core.storage import StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
+from xckpt.engine.watch import Step, Watch, bytes_read
 from xckpt.engine.wire import LoadPlanCodec
 from xckpt.errors import NotACheckpointError
 
@@ -78,6 +80,7 @@ def load_state(
     planner: LoadPlanner,
     in_place: bool = False,
     others: Callable[[], OtherFormats] | None = None,
+    watch: Watch | None = None,
 ) -> Loaded:
     """Load a checkpoint on all ranks of a group through the planner; collective.
 
@@ -88,6 +91,7 @@ def load_state(
         planner: what goes where.
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
+        watch: times the load, if somebody listens.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
@@ -98,12 +102,12 @@ def load_state(
         raise TypeError("there is nothing to load into: give the state that is to be filled")
     planner.use_adapters(loaded_adapters())
     planner.begin_load(in_place=in_place)
-    load = _Load(state_dict, storage_reader, planner, others)
-    try:
-        metadata = load.alone() if group.size == 1 else load.together(group)
-    finally:
-        load.reader.close()
-    return Loaded(metadata, planner.result())
+    load = _Load(state_dict, storage_reader, planner, others, watch)
+    if watch is None:
+        return load.run(group)
+    load.step = watch.step
+    with watch:
+        return load.run(watch.watched(group))
 
 
 @dataclass(slots=True)
@@ -114,22 +118,37 @@ class _Load:
     reader: StorageReader
     planner: LoadPlanner
     others: Callable[[], OtherFormats] | None
+    watch: Watch | None
+    step: Step = nullcontext
+    """The context of a step, by its name, which times it if somebody listens."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
+
+    def run(self, group: Group) -> Loaded:
+        """All steps, on all ranks; then what the planner made of it."""
+        try:
+            metadata = self.alone() if group.size == 1 else self.together(group)
+        finally:
+            self.reader.close()
+        return Loaded(metadata, self.planner.result())
 
     def alone(self) -> Metadata:
         """All steps in a row: there is no other rank to tell."""
         planner = self.planner
         _, manifest = self._find()
-        metadata = self.reader.set_up_storage_reader(manifest, 1)
-        planner.set_up_planner(self.state_dict, metadata, True)
-        plan = planner.create_local_plan()
-        check_sources(plan, metadata)
-        plan = self.reader.prepare_local_plan(plan)
-        (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
-        plan = planner.finish_plan(plan)
-        check_sources(plan, metadata)
-        planner.check_plan(plan)
-        self.reader.read_data(plan, planner)
+        with self.step("plan"):
+            metadata = self.reader.set_up_storage_reader(manifest, 1)
+            planner.set_up_planner(self.state_dict, metadata, True)
+            plan = planner.create_local_plan()
+            check_sources(plan, metadata)
+            plan = self.reader.prepare_local_plan(plan)
+            (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
+            plan = planner.finish_plan(plan)
+            check_sources(plan, metadata)
+            planner.check_plan(plan)
+        with self.step("read"):
+            if self.watch is not None:
+                self.watch.bytes = bytes_read(plan, metadata)
+            self.reader.read_data(plan, planner)
         return metadata
 
     def together(self, group: Group) -> Metadata:
@@ -143,6 +162,10 @@ class _Load:
 
     def _find(self) -> tuple[str, bytes]:
         """The coordinator: the format and the manifest of what is there."""
+        with self.step("find"):
+            return self._found()
+
+    def _found(self) -> tuple[str, bytes]:
         try:
             return OURS, self.reader.read_metadata()
         except NotACheckpointError:
@@ -155,6 +178,10 @@ class _Load:
 
     def _plan(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
         """What this rank wants to read."""
+        with self.step("plan"):
+            return self._wanted(found, ranks, is_coordinator)
+
+    def _wanted(self, found: _Found, ranks: int, is_coordinator: bool) -> LoadPlan:
         if found.format != OURS and self.others is not None and not is_coordinator:
             self.reader = self.others().reader(found.format)
         self.metadata = self.reader.set_up_storage_reader(found.manifest, ranks)
@@ -165,15 +192,19 @@ class _Load:
 
     def _share(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """What each rank has to read."""
-        return self.reader.prepare_global_plan(self.planner.create_global_plan(plans))
+        with self.step("share"):
+            return self.reader.prepare_global_plan(self.planner.create_global_plan(plans))
 
     def _read(self, share: LoadPlan) -> bytes:
-        """Read this rank's share."""
+        """Read this rank's share; an empty report."""
         try:
-            plan = self.planner.finish_plan(share)
-            check_sources(plan, self.metadata)
-            self.planner.check_plan(plan)
-            self.reader.read_data(plan, self.planner)
+            with self.step("read"):
+                plan = self.planner.finish_plan(share)
+                check_sources(plan, self.metadata)
+                self.planner.check_plan(plan)
+                if self.watch is not None:
+                    self.watch.bytes = bytes_read(plan, self.metadata)
+                self.reader.read_data(plan, self.planner)
         finally:
             # Before the gather: a peer on this host may be waiting for a chunk from this rank.
             self.reader.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, cast
@@ -28,6 +29,7 @@ from xckpt.core.storage import StorageWriter
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, reduce_scatter
+from xckpt.engine.watch import Step, Watch, bytes_written
 from xckpt.engine.wire import REPORTS, SavePlanCodec
 from xckpt.options import SaveOptions
 
@@ -45,6 +47,7 @@ def save_state(
     planner: SavePlanner,
     metadata: JSONValue = None,
     failure: BaseException | None = None,
+    watch: Watch | None = None,
 ) -> Metadata:
     """Save a state on all ranks of a group; collective.
 
@@ -56,6 +59,7 @@ def save_state(
         metadata: the caller's own, JSON values; the coordinator's is stored.
         failure: why this rank cannot save, if it cannot: it fails the first step, so that every
             rank raises.
+        watch: times the save, if somebody listens.
 
     Returns:
         The metadata of the committed checkpoint, the same on every rank.
@@ -66,15 +70,12 @@ def save_state(
     """
     tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
-    save = _Save(tree, writer, planner, metadata, is_coordinator, failure)
-    try:
-        share = reduce_scatter(group, PLAN, save.plan_locally, save.plan_globally, SavePlanCodec())
-        commit = partial(writer.finish, save.metadata)
-        manifest = all_reduce(group, WRITE, partial(save.write, share), commit, REPORTS)
-        return writer.committed_metadata(manifest)
-    except BaseException:
-        writer.abort()
-        raise
+    save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
+    if watch is None:
+        return save.run(group)
+    save.step = watch.step
+    with watch:
+        return save.run(watch.watched(group))
 
 
 @dataclass(slots=True)
@@ -87,13 +88,36 @@ class _Save:
     user_metadata: JSONValue
     is_coordinator: bool
     failure: BaseException | None
+    watch: Watch | None
+    step: Step = nullcontext
+    """The context of a step, by its name, which times it if somebody listens."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
     """What will be committed; only the coordinator learns it."""
+
+    def run(self, group: Group) -> Metadata:
+        """All steps, on all ranks."""
+        try:
+            share = reduce_scatter(
+                group, PLAN, self.plan_locally, self.plan_globally, SavePlanCodec()
+            )
+            write = partial(self.write, share)
+            commit = partial(self.writer.finish, self.metadata)
+            if self.watch is not None:
+                commit = partial(self.watch.run, "commit", commit)
+            manifest = all_reduce(group, WRITE, write, commit, REPORTS)
+            return self.writer.committed_metadata(manifest)
+        except BaseException:
+            self.writer.abort()
+            raise
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
         if self.failure is not None:
             raise self.failure
+        with self.step("describe"):
+            return self._described()
+
+    def _described(self) -> SavePlan:
         self.planner.use_adapters(loaded_adapters())
         storage_meta = self.writer.storage_meta()
         self.planner.set_up_planner(self.state, storage_meta, self.is_coordinator)
@@ -102,6 +126,10 @@ class _Save:
 
     def plan_globally(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
         """What each rank has to write, and where."""
+        with self.step("plan"):
+            return self._planned(plans)
+
+    def _planned(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
         shares, metadata = self.planner.create_global_plan(list(plans))
         check_shares(shares, metadata)
         metadata = replace(metadata, user_metadata=self.user_metadata)
@@ -110,9 +138,12 @@ class _Save:
 
     def write(self, share: SavePlan) -> object:
         """Write this rank's share; the report."""
-        plan = self.planner.finish_plan(share)
-        check_finished(share, plan)
-        return self.writer.write_data(plan, self.planner)
+        with self.step("write"):
+            plan = self.planner.finish_plan(share)
+            check_finished(share, plan)
+            if self.watch is not None:
+                self.watch.bytes = bytes_written(plan)
+            return self.writer.write_data(plan, self.planner)
 
 
 def default_planner(options: SaveOptions) -> SavePlanner:

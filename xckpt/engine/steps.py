@@ -6,33 +6,36 @@ rank waits for one that has failed:
 1. A rank on which the step raises still takes part: its failure travels in the gather.
 2. The coordinator looks at all outcomes; its verdict goes to every rank with the scatter or the
    broadcast that the step needs anyway.
-3. If any rank failed, every rank raises the same `RanksFailedError`. In a group of one, the
-   exception itself is raised.
+3. If any rank failed, every rank raises the same error: of the class of the one cause, or a
+   `RanksFailedError` (`xckpt.errors`). In a group of one, the exception itself is raised.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from xckpt.engine.group import Group
-from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
 
 class _Outcome(msgspec.Struct, array_like=True):
     """What a rank contributes to a step: its bytes, or why it has none."""
 
     data: bytes = b""
-    failure: tuple[str, str] | None = None
+    failure: RankFailure | None = None
 
 
 class _Verdict(msgspec.Struct, array_like=True):
     """What the coordinator answers: bytes for the rank, or all ranks' failures."""
 
     data: bytes = b""
-    failures: list[tuple[int, str, str]] = []
+    failures: list[tuple[list[int], RankFailure]] = []
+    """Ranks and how each of them failed: most often all fail alike."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -80,7 +83,7 @@ def reduce_scatter(
     of one too, so that what cannot travel fails there as well.
 
     Raises:
-        RanksFailedError: some rank failed (groups of several); no rank is left waiting.
+        XckptError: some rank failed (see `xckpt.errors`); no rank is left waiting.
     """
     if group.size == 1:
         value = codec.decode(codec.encode(local()))
@@ -89,7 +92,7 @@ def reduce_scatter(
     def answers(values: list[T]) -> list[bytes]:
         shares = decide(values)
         if len(shares) != group.size:
-            raise ValueError(f"{len(shares)} answers for {group.size} ranks")
+            raise PlanError(f"{len(shares)} answers for {group.size} ranks")
         return [codec.encode(share) for share in shares]
 
     verdicts, caught = _reduce(group, local, answers, codec)
@@ -106,7 +109,7 @@ def all_reduce(
     """Run ``local`` everywhere, ``decide`` on the coordinator, and give its answer to all.
 
     Raises:
-        RanksFailedError: some rank failed (groups of several); no rank is left waiting.
+        XckptError: some rank failed (see `xckpt.errors`); no rank is left waiting.
     """
     if group.size == 1:
         return decide([codec.decode(codec.encode(local()))])
@@ -118,7 +121,7 @@ def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
     """Run ``decide`` on the coordinator and give its answer to all.
 
     Raises:
-        RanksFailedError: the coordinator failed (groups of several).
+        XckptError: the coordinator failed (see `xckpt.errors`).
     """
     if group.size == 1:
         return decide()
@@ -139,14 +142,14 @@ def _reduce(
     try:
         outcome = _Outcome(codec.encode(local()))
     except Exception as error:
-        outcome, caught = _Outcome(failure=_failure(error)), error
+        outcome, caught = _Outcome(failure=RankFailure.of(group.rank, error)), error
     gathered = group.gather(_encode(outcome))
     if gathered is None:
         return None, caught
     outcomes = [_outcome(item) for item in gathered]
-    failures = [(rank, *o.failure) for rank, o in enumerate(outcomes) if o.failure is not None]
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     if failures:
-        return [_encode(_Verdict(failures=failures))] * group.size, caught
+        return [_refusal(failures)] * group.size, caught
     return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]))
 
 
@@ -157,19 +160,26 @@ def _verdicts(
     try:
         return [_encode(_Verdict(answer)) for answer in decide()], None
     except Exception as error:
-        failure = (group.coordinator, *_failure(error))
-        return [_encode(_Verdict(failures=[failure]))] * group.size, error
+        return [_refusal([RankFailure.of(group.coordinator, error)])] * group.size, error
 
 
-def _failure(error: Exception) -> tuple[str, str]:
-    # A message that could not be sent would leave the other ranks waiting.
-    return type(error).__name__, str(error).encode("utf-8", "backslashreplace").decode()
+def _refusal(failures: Sequence[RankFailure]) -> bytes:
+    """The verdict that ranks have failed, each distinct failure once."""
+    alike: dict[RankFailure, list[int]] = {}
+    for failure in failures:
+        alike.setdefault(replace(failure, rank=-1), []).append(failure.rank)
+    return _encode(_Verdict(failures=[(ranks, failure) for failure, ranks in alike.items()]))
 
 
 def _answer(step: str, data: bytes, caught: Exception | None) -> bytes:
     """The coordinator's answer to this rank, which may have caught an exception of its own."""
     verdict = _verdict(data)
-    if verdict.failures:
-        failures = [RankFailure(*failure) for failure in verdict.failures]
-        raise RanksFailedError.of(step, failures) from caught
-    return verdict.data
+    if not verdict.failures:
+        return verdict.data
+    failures = [replace(failure, rank=r) for ranks, failure in verdict.failures for r in ranks]
+    together = RanksFailedError.of(step, sorted(failures, key=attrgetter("rank")))
+    error = together.one_cause()
+    if isinstance(error, XckptError):
+        raise error from caught
+    together.__cause__ = caught
+    raise error from together

@@ -70,7 +70,7 @@ class XckptSource(TensorSource):
             if isinstance(described[leaf], TensorStorageMetadata)
         }
         self.specs = {
-            name: TensorSpec(tuple(stored.shape), stored.dtype)
+            name: TensorSpec(tuple(stored.shape), stored.dtype_name)
             for name, stored in self._tensors.items()
         }
         self.containers = self.checkpoint.metadata.containers

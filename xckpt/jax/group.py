@@ -28,14 +28,15 @@ from typing import NoReturn, Protocol
 import jax
 from jax._src import distributed, xla_bridge
 
-from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.engine.waiting import SLICE_SECONDS, Waiting, silence, wait_in_thread
+from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
 
 PART_BYTES = 1 << 21
 """Largest value of one key; older services take messages of at most 4 MiB, key included."""
 LENGTH_BYTES = 8
 """What the length of the whole takes at the head of the first part."""
-SLICE_SECONDS = 2.0
-"""Longest wait in one call of the client: Ctrl-C and a coordinator's note are seen in between."""
+TIMEOUT = 1800.0
+"""Seconds that a silent rank is waited for, unless a caller says otherwise."""
 
 _numbers = itertools.count()
 
@@ -88,7 +89,7 @@ class JaxGroup:
     size: int
     coordinator: int
 
-    def __init__(self, *, coordinator_rank: int = 0, timeout: float = 1800.0) -> None:
+    def __init__(self, *, coordinator_rank: int = 0, timeout: float = TIMEOUT) -> None:
         client, rank, size = _service()
         if client is None:
             raise RuntimeError("call jax.distributed.initialize() before making a JaxGroup")
@@ -99,6 +100,10 @@ class JaxGroup:
         self.timeout = timeout
         self._prefix = f"xckpt/{next(_numbers)}"
         self._calls = itertools.count()
+
+    def within(self, seconds: float) -> JaxGroup:
+        """Another group of the same processes with another timeout; all processes make it."""
+        return JaxGroup(coordinator_rank=self.coordinator, timeout=seconds)
 
     def in_background(self) -> JaxGroup:
         """Another group of the same processes, for use in another thread; all processes make it."""
@@ -115,7 +120,15 @@ class JaxGroup:
             self._put(f"{key}/{self.rank}", data)
             return None
         deadline = time.monotonic() + self.timeout
-        answers = {rank: self._get(f"{key}/{rank}", deadline) for rank in self._others()}
+        answers: dict[int, bytes | None] = {}
+
+        def silent() -> list[int]:
+            missing = [rank for rank in self._others() if rank not in answers]
+            return [rank for rank in missing if not self._is_set(f"{key}/{rank}/0")]
+
+        waiting = Waiting(self.rank, self.coordinator, silent)
+        for rank in self._others():
+            answers[rank] = self._get(f"{key}/{rank}", deadline, waiting)
         self._client.key_value_delete(key)
         received = {rank: value for rank, value in answers.items() if value is not None}
         if len(received) < len(answers):
@@ -170,21 +183,27 @@ class JaxGroup:
         except RuntimeError as error:
             raise _lost(f"the coordination service failed: {_first_line(error)}") from error
 
-    def _get(self, key: str, deadline: float) -> bytes | None:
+    def _is_set(self, key: str) -> bool:
+        try:
+            return bool(self._client.blocking_key_value_get_bytes(key, 1))
+        except RuntimeError:
+            return False
+
+    def _get(self, key: str, deadline: float, waiting: Waiting) -> bytes | None:
         """The value of a key; None if its first part does not come in time."""
-        first = self._wait(f"{key}/0", deadline)
+        first = self._wait(f"{key}/0", deadline, waiting)
         if first is None:
             return None
         length = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES], "big")
         parts = [first]
         for part in range(1, -(-length // PART_BYTES)):
-            more = self._wait(f"{key}/{part}", deadline + SLICE_SECONDS)
+            more = self._wait(f"{key}/{part}", deadline + SLICE_SECONDS, waiting)
             if more is None:
                 return None
             parts.append(more)
         return b"".join(parts)[LENGTH_BYTES:]
 
-    def _wait(self, key: str, deadline: float) -> bytes | None:
+    def _wait(self, key: str, deadline: float, waiting: Waiting) -> bytes | None:
         while True:
             left = min(max(deadline - time.monotonic(), 0.01), SLICE_SECONDS)
             try:
@@ -193,22 +212,41 @@ class JaxGroup:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise _lost(f"the coordination service failed: {_first_line(error)}") from error
             self._raise_if_given_up()
+            waiting.remind()
             if time.monotonic() >= deadline:
                 return None
 
     def _from_coordinator(self, key: str) -> bytes:
         # The coordinator times out first, and its note tells more than its silence.
-        value = self._get(key, time.monotonic() + self.timeout + SLICE_SECONDS)
+        waiting = Waiting(self.rank, self.coordinator, lambda: [self.coordinator])
+        value = self._get(key, time.monotonic() + self.timeout + SLICE_SECONDS, waiting)
         if value is None:
             raise _silence([self.coordinator], self.timeout)
         return value
 
     def _meet(self, barrier: str) -> None:
-        try:
+        """Return when every rank has come to this barrier."""
+
+        def silent() -> list[int]:
+            came = {
+                int(key.rpartition("/")[2])
+                for key, _ in self._client.key_value_dir_get_bytes(barrier)
+            }
+            return [rank for rank in self._others() if rank not in came]
+
+        def wait() -> None:
+            self._client.key_value_set_bytes(f"{barrier}/{self.rank}", b".")
             self._client.wait_at_barrier(barrier, int(self.timeout * 1000))
+
+        try:
+            wait_in_thread(wait, Waiting(self.rank, self.coordinator, silent), None)
         except RuntimeError as error:
             text = str(error).split("RPC:")[0].strip()
-            raise _lost(f"not every rank came within {self.timeout:g} s: {text}") from error
+            missing = silent()
+            raise _lost(
+                f"not every rank came within {self.timeout:g} s: {spelled_ranks(missing)}: {text}",
+                missing,
+            ) from error
 
     def _give_up(self, silent: list[int]) -> NoReturn:
         note = ",".join(map(str, silent)).encode()
@@ -222,14 +260,16 @@ class JaxGroup:
             raise _silence([int(rank) for rank in notes[0][1].split(b",")], self.timeout)
 
 
-def current_group(coordinator_rank: int = 0, process_group: object = None) -> JaxGroup | None:
+def current_group(
+    coordinator_rank: int = 0, process_group: object = None, timeout: float | None = None
+) -> JaxGroup | None:
     """A group of all processes if JAX runs in several, else None; initialises no backend.
 
     None also for a ``process_group``: JAX has no groups of some processes.
 
     Raises:
         ValueError: there is no such coordinator.
-        RuntimeError: JAX runs in several processes, but without `jax.distributed`, so they cannot
+        NoGroupError: JAX runs in several processes, but without `jax.distributed`, so they cannot
             coordinate.
 
     Example:
@@ -240,9 +280,11 @@ def current_group(coordinator_rank: int = 0, process_group: object = None) -> Ja
         return None
     client, _, size = _service()
     if client is not None:
-        return JaxGroup(coordinator_rank=coordinator_rank) if size > 1 else None
+        if size == 1:
+            return None
+        return JaxGroup(coordinator_rank=coordinator_rank, timeout=timeout or TIMEOUT)
     if xla_bridge.backends_are_initialized() and jax.process_count() > 1:
-        raise RuntimeError(
+        raise NoGroupError(
             f"JAX runs in {jax.process_count()} processes that cannot coordinate a checkpoint: "
             f"call jax.distributed.initialize() at the start of the program"
         )
@@ -259,17 +301,13 @@ def _service() -> tuple[Client | None, int, int]:
 
 
 def _silence(ranks: list[int], seconds: float) -> RanksFailedError:
-    named = "rank " if len(ranks) == 1 else "ranks "
-    error = _lost(
-        f"{named}{', '.join(map(str, ranks))} sent nothing for {seconds:g} s; "
-        f"is the process alive, and did it call the same save or load?"
-    )
-    error.failures = tuple(RankFailure(rank, "LostContact", str(error)) for rank in ranks)
+    return _lost(f"{spelled_ranks(ranks)} {silence(seconds)}", ranks)
+
+
+def _lost(why: str, ranks: Sequence[int] = ()) -> RanksFailedError:
+    error = RanksFailedError(f"lost contact with other ranks: {why}")
+    error.failures = tuple(RankFailure(rank, "TimeoutError", str(error)) for rank in ranks)
     return error
-
-
-def _lost(why: str) -> RanksFailedError:
-    return RanksFailedError(f"lost contact with other ranks: {why}")
 
 
 def _first_line(error: BaseException) -> str:

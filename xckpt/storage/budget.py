@@ -109,10 +109,11 @@ class ProgressCounter:
         Progress(done=8, total=8)
     """
 
-    def __init__(self, total: int, callback: Callable[[Progress], None] | None) -> None:
+    def __init__(self, total: int, callback: Callable[[Progress], None] | bool | None) -> None:
         self.total = total
         self.done = 0
-        self._callback = callback
+        # True is made a progress bar by the call that knows what it is for.
+        self._callback = None if isinstance(callback, bool) else callback
         self._lock = threading.Lock()
 
     def expect(self, size: int) -> None:

@@ -1,35 +1,35 @@
 """An open checkpoint: look at it, slice it, verify it, without loading it.
 
 `Checkpoint` is a mapping from leaf name to `StoredArray` (`xckpt.storage.stored_array`) or Python
-value.
+value, and can be asked for sub-trees (`xckpt.storage.stored_tree`).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from math import prod
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
-from xckpt.core.metadata import Metadata
-from xckpt.core.near_names import no_such_name
 from xckpt.core.problem import Problem
-from xckpt.core.tree import unflatten
-from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import XckptError
+from xckpt.core.values import decode_content, decode_value
+from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
 from xckpt.storage.chunks.window import ChunkRequest, ChunkWindow
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.stored_array import StoredArray
+from xckpt.storage.stored_tree import Leaf, StoredTree
 
 
-class Checkpoint(Mapping[str, StoredArray | Value]):
+class Checkpoint(StoredTree):
     """A committed checkpoint, open for reading: leaf name -> stored array or Python value.
 
     Example:
@@ -40,12 +40,18 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         (['step', 'w'], 7, {'run': 'a'})
         >>> checkpoint.verify()
         []
+        >>> with xckpt.open("memory://open") as checkpoint:
+        ...     checkpoint.array("w")[1:]
+        array([0., 0.])
     """
+
+    format = "xckpt"
+    """What the checkpoint was written as; see `xckpt.load` for others that are read."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         reader = ZarrStorageReader(path, options=options)
-        self.metadata: Metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
-        """What the checkpoint says about its leaves."""
+        metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
+        super().__init__(self._leaf, metadata, str(reader.location))
         self.location = reader.location
         self.options = reader.options
         self.chunk_source = reader.source
@@ -57,15 +63,11 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
         self._reader = reader
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
 
-    @property
-    def tree(self) -> object:
-        """The saved containers, with a stored array or value for each leaf."""
-        return unflatten(dict(self.items()), self.metadata.containers)
-
-    def __getitem__(self, name: str) -> StoredArray | Value:
-        entry = self._entries.get(name)
-        if entry is None:
-            raise KeyError(no_such_name(name, self._entries, str(self.location)))
+    def _leaf(self, name: str) -> Leaf:
+        """The leaf of a name that there is."""
+        if self.chunk_source.closed:
+            raise ValueError(f"{self.location} is closed; open it again")
+        entry = self._entries[name]
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
@@ -78,16 +80,22 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
             entry.sharding,
             entry.annotation,
             self.chunk_source,
+            self.options,
         )
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
+    def close(self) -> None:
+        """Let go of the storage; nothing can be read any more, through its arrays neither."""
+        self.chunk_source.close()
 
-    def __len__(self) -> int:
-        return len(self._entries)
+    def __enter__(self) -> Self:
+        return self
 
-    def __repr__(self) -> str:
-        return f"<Checkpoint {self.location}: {len(self)} leaves>"
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.location), self.manifest.digests, options)
 
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything and compare it with what was saved.
@@ -127,6 +135,19 @@ class Checkpoint(Mapping[str, StoredArray | Value]):
                 for chunk in chunks_of(array):
                     window.submit(ChunkRequest(chunk))
         return problems + sorted(damaged)
+
+
+def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        NotACheckpointError: this process finds no checkpoint there.
+        StorageError: another checkpoint is there by now.
+    """
+    checkpoint = Checkpoint(path, options=options)
+    if checkpoint.manifest.digests != digests:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return checkpoint
 
 
 def _problems_of(error: XckptError) -> tuple[Problem, ...]:

@@ -26,6 +26,7 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
+from xckpt.storage.absent import what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import ChunkRequests, read_box
@@ -51,10 +52,10 @@ def read_manifest(location: Location) -> bytes:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
         stored = open_store(location).read(MANIFEST).result()
     if stored.state != "value":
-        raise NotACheckpointError(
-            f"{location} holds no committed checkpoint: there is no {MANIFEST} in it; "
-            f"check the path, or whether the save finished"
-        )
+        there = f"there is no {MANIFEST} in it; check the path, or whether the save finished"
+        if folder is not None:
+            there = what_is_there(folder)
+        raise NotACheckpointError(f"{location} holds no committed checkpoint: {there}")
     if len(stored.value) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
     return stored.value

@@ -1,50 +1,89 @@
-"""A tensor in a checkpoint: its shape and chunks, and slices of it, read and verified."""
+"""A tensor in a checkpoint: its shape and chunks, and slices of it, read and verified.
+
+1. An index becomes boxes to read and their places (`xckpt.core.geometry.selection`).
+2. Each box is read through a window of chunks, in threads and within the budget of the options.
+3. A stored array that is pickled says where it is; the other process opens the checkpoint again,
+   once for all arrays, and refuses another one.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from types import EllipsisType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, expand, parts, points
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.shown import facts_html, readable_bytes
+from xckpt.errors import StorageError
+from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import read_box
+from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-Index = int | slice | EllipsisType
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class StoredArray:
-    """A tensor in a checkpoint. Slicing it with ints, slices and ``...`` reads just that.
+    """A tensor in a checkpoint. Indexing reads just what is picked, verified, into a NumPy array.
+
+    Indices are those of zarr-python: ints, slices, ``...``, a list or mask for one dimension;
+    arrays for all dimensions pick single elements, as `vindex` does. Slices may have negative
+    steps. It can be pickled, for workers that reach the same storage; dask and torch take it as an
+    array.
 
     Example:
         >>> import xckpt
         >>> _ = xckpt.save("memory://stored-array", {"w": np.arange(12).reshape(3, 4)})
         >>> stored = xckpt.open("memory://stored-array")["w"]
         >>> stored.shape, stored.dtype, stored[1:, ::2]
-        ((3, 4), 'int64', array([[ 4,  6],
+        ((3, 4), dtype('int64'), array([[ 4,  6],
                [ 8, 10]]))
+        >>> stored[[2, 0], -1], stored[::-1, 0]
+        (array([11,  3]), array([8, 4, 0]))
+        >>> stored
+        <StoredArray 'w': int64 (3, 4), 96 B in chunks of (3, 4)>
     """
 
     name: str
     """The leaf name."""
     shape: tuple[int, ...]
     """The global shape, elements."""
-    dtype: str
-    """The format's name of the element type."""
+    dtype_name: str
+    """The format's name of the element type, such as ``"bfloat16"``."""
     pieces: Sequence[ZarrArray]
     """The zarr arrays that hold it."""
     sharding: Sharding | None
     """The sharding that wrote it."""
     annotation: str
     _source: ChunkSource
+    _options: LoadOptions
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy dtype; of types that NumPy lacks that of ml_dtypes."""
+        return numpy_dtype(self.dtype_name)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.size * self.dtype.itemsize
 
     @property
     def chunks(self) -> tuple[int, ...] | None:
@@ -57,12 +96,17 @@ class StoredArray:
         return len(self.pieces) == 1 and self.pieces[0].piece_of is None
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return prod(self.shape) * numpy_dtype(self.dtype).itemsize
+    def dimension_names(self) -> tuple[str, ...] | None:
+        """The caller's name for each dimension, where `SaveOptions.dimension_names` gave them."""
+        return self.pieces[0].dimension_names if self.pieces else None
 
-    def __getitem__(self, index: Index | tuple[Index, ...]) -> NDArray[np.generic]:
-        """The elements of a slice, as NumPy would give them, always as an array.
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"{self.name}: a tensor of no dimensions has no len()")
+        return self.shape[0]
+
+    def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
+        """The elements that an index picks, always as an array.
 
         Raises:
             IndexError: the index does not fit the shape.
@@ -70,12 +114,30 @@ class StoredArray:
             LeafTooLargeError: there is no memory for so many elements.
             StorageError: another save has replaced the checkpoint meanwhile.
         """
-        keys = _expanded(index, self.shape, self.name)
-        box = _touched(keys, self.shape)
-        elements = allocate(box.sizes, numpy_dtype(self.dtype), self.name)
-        self.read(box, elements)
-        steps = (0 if isinstance(key, int) else slice(None, None, key.step) for key in keys)
-        return np.asarray(elements[tuple(steps)])
+        whole_mask = isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim > 1
+        if whole_mask:
+            return self.vindex[index]
+        keys = expand(index, self.shape, self.name)
+        arrays = [key for key in keys if isinstance(key, np.ndarray)]
+        if len(arrays) > 1 or any(array.ndim != 1 for array in arrays):
+            if any(isinstance(key, slice) for key in keys):
+                raise IndexError(
+                    f"{self.name}: arrays for several dimensions beside slices can mean two things:"
+                    " write stored.oindex[...] (every combination), or give an array for every"
+                    " dimension (single elements)"
+                )
+            return self.vindex[index]
+        return self.oindex[index]
+
+    @property
+    def oindex(self) -> Orthogonal:
+        """Indexes each dimension on its own: every combination of what the keys pick."""
+        return Orthogonal(self)
+
+    @property
+    def vindex(self) -> Points:
+        """Picks single elements: an array of positions for each dimension, or a mask."""
+        return Points(self)
 
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory, verified; in the calling thread, a few chunks at a time.
@@ -91,50 +153,162 @@ class StoredArray:
         if box.elements:
             read_box(self._source, self.pieces, box, into)
 
+    def part(self, box: Box) -> NDArray[np.generic]:
+        """The elements of a box, read by several threads where it is large."""
+        elements = allocate(box.sizes, self.dtype, self.name)
+        self.fill(box, elements)
+        return elements
+
+    def fill(self, box: Box, into: NDArray[np.generic]) -> None:
+        """`read` by as many threads as the options say, within their memory."""
+        if box.elements:
+            threads = 1 if into.nbytes < PARALLEL_BYTES else self._options.threads
+            budget = self._options.memory_bytes
+            read_box(self._source, self.pieces, box, into, threads=threads, budget=budget)
+
+    def block(self) -> Shape:
+        """The shape by which scattered elements are grouped into reads."""
+        return self.pieces[0].chunk if self.pieces else tuple(max(1, n) for n in self.shape)
+
     def __array__(
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
     ) -> NDArray[np.generic]:
+        if copy is False:
+            raise ValueError(f"{self.name}: a stored tensor becomes an array by a copy only")
         whole = self[...]
         return whole if dtype is None else whole.astype(dtype)
 
+    def __reduce__(self) -> tuple[object, ...]:
+        home, digests = str(self._source.home), self._source.manifest.digests
+        about = self.name, self.shape, self.dtype_name, self.pieces, self.sharding, self.annotation
+        return _reopened_array, (home, digests, replace(self._options, progress=None), about)
 
-def _expanded(
-    index: Index | tuple[Index, ...], shape: tuple[int, ...], name: str
-) -> list[int | slice]:
-    """One int, counted from the front, or slice for each dimension."""
-    keys = index if isinstance(index, tuple) else (index,)
-    at = next((position for position, key in enumerate(keys) if key is Ellipsis), len(keys))
-    before, after = keys[:at], keys[at + 1 :]
-    if any(key is Ellipsis for key in after):
-        raise IndexError("an index can have one ellipsis")
-    given = len(before) + len(after)
-    if given > len(shape):
-        raise IndexError(f"too many indices: {given} for {len(shape)} dimensions")
-    full = (*before, *[slice(None)] * (len(shape) - given), *after)
-    return [_checked(key, d, shape[d], name) for d, key in enumerate(full)]
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return str(self._source.home), self._source.manifest.digests, self.name
+
+    def __repr__(self) -> str:
+        chunks = f"in chunks of {self.chunks}" if self.regular else f"in {len(self.pieces)} pieces"
+        what = f"{self.dtype_name} {self.shape}, {readable_bytes(self.nbytes)}"
+        return f"<StoredArray {self.name!r}: {what} {chunks}>"
+
+    def _repr_html_(self) -> str:
+        return facts_html(
+            self.name,
+            [
+                ("dtype", self.dtype_name),
+                ("shape", self.shape),
+                ("size", readable_bytes(self.nbytes)),
+                ("chunks", self.chunks if self.regular else f"{len(self.pieces)} pieces"),
+                ("dimensions", self.dimension_names),
+                ("saved as", self.sharding),
+                ("is a", self.annotation or None),
+            ],
+        )
 
 
-def _checked(key: Index, d: int, size: int, name: str) -> int | slice:
-    """The key for dimension ``d``.
+PARALLEL_BYTES = 1 << 22
+"""A smaller box is read by the calling thread alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orthogonal:
+    """Indexes each dimension of a stored array on its own.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://oindex", {"w": np.arange(12).reshape(3, 4)})
+        >>> xckpt.open("memory://oindex")["w"].oindex[[0, 2], [1, 3]]
+        array([[ 1,  3],
+               [ 9, 11]])
+    """
+
+    stored: StoredArray
+
+    def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
+        """Every combination of what the keys pick; errors as of `StoredArray.__getitem__`."""
+        stored = self.stored
+        keys = expand(index, stored.shape, stored.name)
+        sizes = zip(keys, stored.shape, stored.block(), strict=True)
+        axes = [axis_of(key, size, chunk) for key, size, chunk in sizes]
+        elements = allocate([axis.size for axis in axes], stored.dtype, stored.name)
+        for part in parts(axes):
+            self._put(part, elements)
+        return _finished(axes, elements)
+
+    def _put(self, part: PickedBox, elements: NDArray[np.generic]) -> None:
+        if part.is_whole:
+            self.stored.fill(part.box, elements)
+            return
+        found = self.stored.part(part.box)
+        for d, take in enumerate(part.take):
+            found = found[(*[slice(None)] * d, take)]
+        places = [
+            np.arange(found.shape[d]) if isinstance(place, slice) else place
+            for d, place in enumerate(part.place)
+        ]
+        elements[np.ix_(*places)] = found
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Picks single elements of a stored array.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://vindex", {"w": np.arange(12).reshape(3, 4)})
+        >>> stored = xckpt.open("memory://vindex")["w"]
+        >>> stored.vindex[[0, 2], [1, 3]], stored.vindex[np.eye(3, 4, dtype=bool)]
+        (array([ 1, 11]), array([ 0,  5, 10]))
+    """
+
+    stored: StoredArray
+
+    def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
+        """The elements at positions that are broadcast; errors as of `StoredArray.__getitem__`."""
+        stored = self.stored
+        if isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim == stored.ndim:
+            if index.shape != stored.shape:
+                raise IndexError(f"{stored.name}: a mask of shape {index.shape} for {stored.shape}")
+            index = tuple(np.nonzero(index))
+        keys = expand(index, stored.shape, stored.name)
+        if any(isinstance(key, slice) for key in keys) or not keys:
+            raise IndexError(f"{stored.name}: vindex needs an array or int for each dimension")
+        try:
+            positions = np.broadcast_arrays(*(np.asarray(key, np.intp) for key in keys))
+        except ValueError as error:
+            raise IndexError(f"{stored.name}: {error}") from error
+        found = allocate([positions[0].size], stored.dtype, stored.name)
+        for box, numbers, within in points([axis.ravel() for axis in positions], stored.block()):
+            found[numbers] = stored.part(box)[within]
+        return found.reshape(positions[0].shape)
+
+
+def _finished(axes: Sequence[AxisPicks], elements: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The result in its final order; it does not keep memory of what a step passes over."""
+    final = tuple(axis.final for axis in axes)
+    result = np.asarray(elements[final])
+    has_steps = any(isinstance(each, slice) and each.step not in (None, 1, -1) for each in final)
+    return result.copy() if has_steps else result
+
+
+@functools.lru_cache(maxsize=8)
+def _reopened(home: str, digests: str, options: LoadOptions) -> ChunkSource:
+    """The chunks of a checkpoint in another process.
 
     Raises:
-        IndexError: it is no int or slice, or outside the dimension.
+        NotACheckpointError: this process finds no checkpoint there.
+        StorageError: another checkpoint is there by now.
     """
-    if isinstance(key, slice):
-        if key.step is not None and key.step < 1:
-            raise IndexError("slices with a negative step are not supported")
-        return key
-    if not isinstance(key, int | np.integer):
-        raise IndexError(f"index with ints, slices and ..., not {type(key).__name__}")
-    if not -size <= key < size:
-        raise IndexError(f"{name}: index {key} is outside dimension {d} with size {size}")
-    return int(key) % size
+    reader = ZarrStorageReader(home, options=options)
+    reader.set_up_storage_reader(reader.read_metadata(), 1)
+    if reader.source.manifest.digests != digests:
+        raise StorageError(f"{home} was replaced after a stored array of it was pickled")
+    return reader.source
 
 
-def _touched(keys: list[int | slice], shape: tuple[int, ...]) -> Box:
-    """The smallest box without steps that has all that the keys pick."""
-    bounds = [
-        key.indices(size)[:2] if isinstance(key, slice) else (key, key + 1)
-        for key, size in zip(keys, shape, strict=True)
-    ]
-    return Box(tuple(low for low, _ in bounds), tuple(max(0, high - low) for low, high in bounds))
+_About = tuple[str, Shape, str, Sequence[ZarrArray], Sharding | None, str]
+
+
+def _reopened_array(home: str, digests: str, options: LoadOptions, about: _About) -> StoredArray:
+    """A stored array that was pickled; raises as `_reopened` does."""
+    return StoredArray(*about, _reopened(home, digests, options), options)

@@ -13,7 +13,6 @@ from xckpt.core.part.selection import (
     NamePattern,
     Selection,
     below_name,
-    did_you_mean,
     with_containers,
 )
 from xckpt.core.tree import flatten, unflatten
@@ -134,6 +133,5 @@ def test_arguments_without_sense(
 def test_names() -> None:
     assert below_name("a", "a/b") == "b" and below_name("a", "ab") is None
     assert list(with_containers(["a/b", "a/c"])) == ["a/b", "a", "", "a/c"]
-    assert did_you_mean("stpe", ["step", "w"]) == "; did you mean step?"
     with pytest.raises(KeyError):
         Selection.asked("a").below("b")

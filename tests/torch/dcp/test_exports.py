@@ -28,9 +28,9 @@ from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,
     NotACheckpointError,
-    RanksFailedError,
     StorageError,
     UnsupportedLeafError,
+    XckptError,
 )
 from xckpt.options import LoadOptions, Progress, SaveOptions
 from xckpt.torch.dcp import XckptStorageWriter, export_checkpoint, import_checkpoint
@@ -221,7 +221,7 @@ def test_ranks_share_the_export(four_ranks: Ranks, tmp_path: Path) -> None:
 def on_rank_refuse(rank: int, path: str, folder: str) -> str:
     try:
         export_checkpoint(path, folder)
-    except RanksFailedError as error:
+    except XckptError as error:
         return str(error)
     return "no error"
 

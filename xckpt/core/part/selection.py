@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from xckpt.core.metadata import Metadata
+from xckpt.core.near_names import near_names
 from xckpt.errors import TreeMismatchError
 
 Value = TypeVar("Value")
@@ -132,11 +132,11 @@ class Selection:
         if not below:
             raise TreeMismatchError(
                 f"at={self.at!r}: the checkpoint has no such container or leaf"
-                f"{did_you_mean(self.at, with_containers(names))}"
+                f"{_near(self.at, with_containers(names))}"
             )
         problems = [
             f"select={pattern.text!r}: no leaf{f' below {self.at}' if self.at else ''} fits"
-            f"{did_you_mean(pattern.text, with_containers(below))}"
+            f"{_near(pattern.text, with_containers(below))}"
             for pattern in self.patterns
             if not any(map(pattern.fits, below))
         ]
@@ -193,12 +193,6 @@ def with_containers(names: Iterable[str]) -> dict[str, None]:
     return found
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The names that are much like one that is not there, as the end of a message.
-
-    Example:
-        >>> did_you_mean("modle", ["model", "step"]), did_you_mean("x", ["model"])
-        ('; did you mean model?', '')
-    """
-    close = difflib.get_close_matches(name, list(names), n=3)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+def _near(name: str, names: Iterable[str]) -> str:
+    near = near_names(name, [other for other in names if other])
+    return f"; did you mean {' or '.join(near)}?" if near else ""

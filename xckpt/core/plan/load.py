@@ -40,7 +40,7 @@ from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.find import find_targets, with_names_of, with_stored_names
 from xckpt.core.targets.numbers import fill
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
-from xckpt.core.values import decode_content
+from xckpt.core.values import Deserialise, decode_content
 from xckpt.errors import PlanError
 
 
@@ -134,6 +134,7 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place: fill the targets themselves instead of new ones like them, in any load.
         beside: unexpected leaves that the metadata do not mention, as a mapping leaves them.
         new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        deserialise: makes an object of bytes that a save's ``serialise`` gave; see `LoadOptions`.
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
 
     Raises:
@@ -151,12 +152,12 @@ class DefaultLoadPlanner(LoadPlanner):
         beside: Sequence[str] = (),
         new_leaves: NewLeaves = numpy_leaves,
         picks: Callable[[str], bool] | None = None,
+        deserialise: Deserialise | None = None,
     ) -> None:
         self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
-        self._new_leaves = new_leaves
-        self._picks = picks
+        self._new_leaves, self._picks, self._deserialise = new_leaves, picks, deserialise
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -190,12 +191,16 @@ class DefaultLoadPlanner(LoadPlanner):
         self._objects = LoadedObjects(flat, self.metadata, self.adapters)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
         picks = self._picks
-        likes = (
-            self._likes
-            if picks is None
-            else {n: self._likes[n] for n in filter(picks, self._likes)}
+        names = self._likes if picks is None else filter(picks, self._likes)
+        likes = {name: self._likes[name] for name in names}
+        found = find_targets(
+            likes,
+            self.metadata,
+            flat.containers,
+            self.adapters,
+            in_place=self._fills,
+            deserialises=self._deserialise is not None,
         )
-        found = find_targets(likes, self.metadata, flat.containers, self.adapters, self._fills)
         self._wanted, self._untouched = found.wanted, found.untouched
         self._values = {}
 
@@ -212,7 +217,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
         strict = self.strictness.missing == "error"
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
-        problems |= opaque_differences(self._likes, self.metadata)
+        problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         stored = self.metadata.state_dict_metadata
         for name, wanted in self._wanted.items():
@@ -225,8 +230,8 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(leaf)
-        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
-        names = (*self._wanted, *empty, *(stored.keys() & self._untouched.keys()))
+        nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
         if self._stored_names:
             items = with_stored_names(items, self._stored_names)
         return LoadPlan(items, names=names, problems=tuple(problems.values()))
@@ -276,7 +281,7 @@ class DefaultLoadPlanner(LoadPlanner):
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[name]
         assert isinstance(stored, BytesStorageMetadata)
-        decoded = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_content(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
         if wanted is None:
             self._values[name] = decoded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,29 +38,22 @@ def weightless(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
     return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
 
 
-def leaves_of(adapter: Adapter[Any], place: TargetPlace) -> NewLeaves:
-    """Has an adapter make a target for each stored tensor, all at one place."""
-    return partial(_leaves_of, adapter, place)
+def leaves_of(adapter: Adapter[Any], place: Callable[[str], TargetPlace]) -> NewLeaves:
+    """Has an adapter make a target for each stored tensor, at a place that its name decides."""
 
+    def new_leaves(metadata: Metadata) -> Mapping[str, object]:
+        likes: dict[str, object] = {}
+        problems: list[str] = []
+        for name, stored in metadata.state_dict_metadata.items():
+            likes[name] = None
+            if isinstance(stored, TensorStorageMetadata):
+                try:
+                    likes[name] = adapter.like(stored, name, place(name))
+                except UnsupportedLeafError as error:
+                    problems.append(str(error))
+        if problems:
+            summary = f"{len(problems)} leaves cannot be loaded this way"
+            raise UnsupportedLeafError.listing(summary, problems)
+        return likes
 
-def _leaves_of(
-    adapter: Adapter[Any], place: TargetPlace, metadata: Metadata
-) -> Mapping[str, object]:
-    """For each stored tensor a target of one framework.
-
-    Raises:
-        UnsupportedLeafError: tensors that the framework cannot hold; all are listed by name.
-    """
-    likes: dict[str, object] = {}
-    problems: list[str] = []
-    for name, stored in metadata.state_dict_metadata.items():
-        likes[name] = None
-        if isinstance(stored, TensorStorageMetadata):
-            try:
-                likes[name] = adapter.like(stored, name, place)
-            except UnsupportedLeafError as error:
-                problems.append(str(error))
-    if problems:
-        summary = f"{len(problems)} leaves cannot be loaded this way"
-        raise UnsupportedLeafError.listing(summary, problems)
-    return likes
+    return new_leaves

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import ReadItem
+from xckpt.core.plan.load_checks import check_object_target
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.numbers import number_target
 from xckpt.core.tree import FlatTree
@@ -45,7 +46,9 @@ def find_targets(
     metadata: Metadata,
     containers: Mapping[str, str],
     adapters: Adapters,
+    *,
     in_place: Callable[[str], bool],
+    deserialises: bool = False,
 ) -> Targets:
     """A target for each leaf of a tree.
 
@@ -55,6 +58,7 @@ def find_targets(
         containers: the tree's, by name, as `FlatTree` has them.
         adapters: know the frameworks' leaves.
         in_place: whether a leaf of this name is to be filled itself.
+        deserialises: whether stored bytes may become objects.
 
     Raises:
         UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
@@ -70,28 +74,25 @@ def find_targets(
             if empty or _untouched(like, name, stored, containers, adapters):
                 found.untouched[name] = like
             else:
-                found.wanted[name] = _want(like, name, stored, adapters, in_place(name))
+                wanted = _want(like, name, stored, adapters, in_place(name))
+                if wanted is None and value_kind(like) is None:
+                    check_object_target(name, like, metadata, deserialises)
+                found.wanted[name] = wanted
         except UnsupportedLeafError as error:
             problems.append(str(error))
     if problems:
-        raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
+        raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
     return found
 
 
 def _want(
     like: object, name: str, stored: Stored, adapters: Adapters, in_place: bool
 ) -> WantedLeaf | None:
-    kind = value_kind(like)
-    if kind is not None:
+    if kind := value_kind(like):
         number = number_target(name, kind, stored)
         return number and WantedLeaf(name, number)
     target = adapters.target_for(like, name, in_place=in_place)
-    if target is None:
-        raise UnsupportedLeafError(
-            f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
-            f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
-        )
-    return WantedLeaf(name, target)
+    return target and WantedLeaf(name, target)
 
 
 def _untouched(

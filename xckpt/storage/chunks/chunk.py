@@ -31,7 +31,13 @@ from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
 from xckpt.storage.integrity import Integrity
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.location import (
+    Location,
+    check_process,
+    file_problem,
+    open_store,
+    storage_errors,
+)
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
 """TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
@@ -96,17 +102,28 @@ class ChunkSource:
     arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
     """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
+    closed: bool = False
+    """Whether nothing may be read any more."""
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __repr__(self) -> str:
+        return f"<ChunkSource {self.root}>"
+
     def __post_init__(self) -> None:
         by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
         self.arrays = {leaf: list(group) for leaf, group in by_leaf}
         total = sum(array.count for group in self.arrays.values() for array in group)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        self.closed = True
+        self._opened.clear()
+        self._chunks = None
 
     def read(self, chunk: Chunk, into: NDArray[np.generic]) -> None:
         """Read a chunk into C-contiguous memory of its sizes and verify it.
@@ -121,7 +138,12 @@ class ChunkSource:
 
         Raises:
             CorruptCheckpointError: what is there can be no chunk.
+            StorageError: this process was forked from one that had used TensorStore.
+            ValueError: the checkpoint was closed.
         """
+        check_process()
+        if self.closed:
+            raise ValueError(f"{self.home} is closed; open it again")
         self._check_file(chunk)
         if into.nbytes <= SMALL_BYTES and self._is_plain(chunk):
             value = self._store.read(chunk.array.key(chunk.box.offsets))

@@ -261,15 +261,23 @@ class ChunkWindow:
 
 
 def read_box(
-    source: ChunkSource, arrays: Sequence[ZarrArray], box: Box, into: NDArray[np.generic]
+    source: ChunkSource,
+    arrays: Sequence[ZarrArray],
+    box: Box,
+    into: NDArray[np.generic],
+    *,
+    threads: int | None = 1,
+    budget: int = 0,
 ) -> None:
-    """Read a box of a tensor in the calling thread, verified.
+    """Read a box of a tensor, verified.
 
     Args:
         source: the checkpoint's chunks.
         arrays: the zarr arrays that hold the tensor.
         box: which elements, counted from the tensor's first.
         into: writable memory of the box's sizes and the tensor's dtype, of any strides.
+        threads: that read; 1 is the caller's own, None suits the machine.
+        budget: bytes of scratch memory; by default those of a few chunks.
 
     Raises:
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
@@ -282,10 +290,10 @@ def read_box(
     for number, part in zip(numbers.tolist(), shared, strict=True):
         requests.add(arrays[number], part.relative_to(arrays[number].offset))
         views.append(into[(*part.slices(box.offsets), ...)])
-    budget = IN_FLIGHT * max((request.nbytes for request in requests.values()), default=0)
+    budget = budget or IN_FLIGHT * max((request.nbytes for request in requests.values()), default=0)
     with (
         source.integrity.noticing_replacement(),
-        ChunkWindow(source, views.__getitem__, threads=1, budget=budget) as window,
+        ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
     ):
         source.integrity.prepare(requests.arrays)
         window.read(requests.values(), requests.arrays)

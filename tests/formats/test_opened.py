@@ -1,0 +1,110 @@
+"""`xckpt.open`, `ls`, `info` and `verify` take every format that `load` takes."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+
+import xckpt
+from tests.formats import orbax_writers
+from xckpt.cli.commands import commands
+from xckpt.convert import convert
+
+STATE = {"model": {"w": np.arange(12.0).reshape(3, 4)}, "b": np.arange(5, dtype=np.int16)}
+FORMATS = ["safetensors", "orbax", "dcp", "torch"]
+
+
+@pytest.fixture(params=FORMATS)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A checkpoint of each format."""
+    if request.param == "safetensors":
+        save_file({"model.w": STATE["model"]["w"], "b": STATE["b"]}, tmp_path / "x.safetensors")
+        return tmp_path / "x.safetensors"
+    if request.param == "orbax":
+        return orbax_writers.save(tmp_path / "x", STATE)
+    if request.param == "torch":
+        tensors = {"model": {"w": torch.from_numpy(STATE["model"]["w"])}}
+        torch.save({**tensors, "b": torch.from_numpy(STATE["b"])}, tmp_path / "x.pt")
+        return tmp_path / "x.pt"
+    xckpt.save(tmp_path / "ours", STATE)
+    convert(tmp_path / "ours", tmp_path / "x", format=request.param)
+    return tmp_path / "x"
+
+
+def test_it_is_opened_sliced_and_verified(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    flat = checkpoint.format == "safetensors"
+    name = "model.w" if flat else "model/w"
+    assert checkpoint.format in FORMATS
+    assert set(checkpoint) == {name, "b"}
+    stored: Any = checkpoint[name]
+    assert stored.shape == (3, 4) and stored.nbytes == 96
+    assert np.array_equal(stored[1:, ::2], STATE["model"]["w"][1:, ::2])
+    whole: Any = checkpoint["b"]
+    assert np.array_equal(whole, STATE["b"])
+    assert checkpoint.verify() == []
+    part = checkpoint.array(name)[[2, 0], -1]
+    assert np.array_equal(part, STATE["model"]["w"][[2, 0], -1])
+    assert np.array_equal(pickle.loads(pickle.dumps(stored)), STATE["model"]["w"])
+    checkpoint.close()
+    with pytest.raises(ValueError, match="is closed"):
+        stored[0]
+
+
+def test_the_commands_take_it(path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(commands, ["ls", str(path), "--json"])
+    assert listed.exit_code == 0, listed.output
+    assert {leaf["bytes"] for leaf in json.loads(listed.output)} == {96, 10}
+    for arguments in (["info", str(path)], ["info", str(path), "b"], ["ls", str(path)]):
+        result = runner.invoke(commands, arguments)
+        assert (result.exit_code, result.stderr) == (0, "") and "int16" in result.output
+    verified = runner.invoke(commands, ["verify", str(path)])
+    assert verified.exit_code == 0 and "can be read whole: 2 tensors" in verified.output
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    """Where the format has checksums; here zarr's crc32c."""
+    xckpt.save(tmp_path / "ours", {"w": np.arange(100)})
+    convert(tmp_path / "ours", tmp_path / "theirs", format="orbax")
+    [chunk] = [each for each in (tmp_path / "theirs" / "w" / "c").rglob("*") if each.is_file()]
+    data = bytearray(chunk.read_bytes())
+    data[50] ^= 1
+    chunk.write_bytes(data)
+    [problem] = xckpt.open(tmp_path / "theirs").verify()
+    assert problem.leaf == "w" and problem.kind == "chunk"
+    result = CliRunner().invoke(commands, ["verify", str(tmp_path / "theirs")])
+    assert result.exit_code == 1 and "w: " in result.stderr
+
+
+def test_containers_values_and_metadata_are_there(tmp_path: Path) -> None:
+    tree = {"opt": [np.zeros(2), (np.ones(3),)], "step": 7, "none": None, "empty": {}}
+    xckpt.save(tmp_path / "ours", tree, metadata={"run": "a"})
+    convert(tmp_path / "ours", tmp_path / "theirs", format="orbax")
+    checkpoint = xckpt.open(tmp_path / "theirs")
+    whole: Any = checkpoint.tree
+    assert whole["step"] == 7 and whole["none"] is None and whole["empty"] == {}
+    assert isinstance(whole["opt"], list) and checkpoint.user_metadata == {"run": "a"}
+
+
+def test_nothing_that_is_known_is_refused_as_before(tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("x")
+    with pytest.raises(xckpt.NotACheckpointError):
+        xckpt.open(tmp_path)
+
+
+def test_it_is_compared_by_reading(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ours", STATE)
+    convert(tmp_path / "ours", tmp_path / "theirs", format="orbax")
+    assert xckpt.diff(tmp_path / "ours", tmp_path / "theirs", values=True) == []
+    xckpt.save(tmp_path / "others", {**STATE, "b": np.arange(1, 6, dtype=np.int16)})
+    [difference] = xckpt.diff(tmp_path / "others", tmp_path / "theirs", values=True)
+    assert difference.name == "b" and difference.kind == "content"

@@ -1,0 +1,50 @@
+"""Where no checkpoint is: what is there instead, and what is beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import xckpt
+from xckpt.storage.absent import what_is_there
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("run")
+    for step in (2, 10, 9):
+        xckpt.save(root / f"step_{step}", {"w": step})
+    (root / "notes").mkdir()
+    (root / "notes" / "todo.txt").write_text("rest")
+    (root / ".step_11.saving-abc").mkdir()
+    return root
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("", "it holds 3 checkpoints: step_2, step_9, step_10; give the path of one: "),
+        ("step_12", "it does not exist; beside it: step_2, step_9, step_10; did you mean "),
+        ("zzz", "it does not exist; beside it: step_2, step_9, step_10"),
+        ("step_11", "nothing is at the path yet: a save to it goes on, or was cut off"),
+        ("notes", "there is no xckpt.json in it, only: todo.txt; check the path"),
+        ("notes/todo.txt/x", "todo.txt is no folder"),
+        ("no/where", "no does not exist"),
+    ],
+)
+def test_what_is_there_instead(run: Path, name: str, words: str) -> None:
+    with pytest.raises(xckpt.NotACheckpointError) as caught:
+        xckpt.load(run / name)
+    assert f"holds no committed checkpoint: {what_is_there(run / name)}" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:
+    for step in range(30):
+        (tmp_path / str(step)).mkdir()
+        (tmp_path / str(step) / "xckpt.json").write_text("")
+    assert what_is_there(tmp_path) == (
+        "it holds 30 checkpoints: 0, 1, 2, 3, ... 26, 27, 28, 29 (30 in all); "
+        f"give the path of one: {tmp_path / '29'}"
+    )

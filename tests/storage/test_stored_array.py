@@ -1,0 +1,209 @@
+"""Stored arrays index as NumPy's and zarr's do, travel to other processes, and read no more."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from tests.support.examples import examples
+from tests.support.sharded_arrays import rows
+from tests.support.states import same
+
+SHAPE = (13, 5, 7)
+CUBE = np.arange(13 * 5 * 7, dtype=np.int32).reshape(SHAPE)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("indexed") / "ckpt"
+    state = {
+        "cube": CUBE,
+        "pieces": rows(CUBE, 3, 10),
+        "half": CUBE[0].astype(ml_dtypes.bfloat16),
+        "scalar": np.array(2.5),
+    }
+    xckpt.save(path, state, options=xckpt.SaveOptions(chunk_bytes=120))
+    return path
+
+
+def array(path: Path, name: str = "cube") -> xckpt.StoredArray:
+    found = xckpt.open(path)[name]
+    assert isinstance(found, xckpt.StoredArray)
+    return found
+
+
+def keys(size: int) -> st.SearchStrategy[object]:
+    position = st.integers(-size, size - 1)
+    bound = st.none() | st.integers(-size - 2, size + 2)
+    return st.one_of(
+        position,
+        st.builds(slice, bound, bound, st.sampled_from([None, 1, 2, 5, 20, -1, -3, -20])),
+        st.lists(position, max_size=6),
+        st.lists(st.booleans(), min_size=size, max_size=size).map(np.array),
+    )
+
+
+def orthogonally(whole: np.ndarray, index: tuple[Any, ...]) -> np.ndarray:
+    """What an index picks, one dimension after the other."""
+    dropped = 0
+    for d, key in enumerate(index):
+        key = np.array(key, np.intp) if isinstance(key, list) else key
+        whole = whole[(*[slice(None)] * (d - dropped), key)]
+        dropped += isinstance(key, int)
+    return np.asarray(whole)
+
+
+@given(
+    name=st.sampled_from(["cube", "pieces"]),
+    index=st.tuples(*map(keys, SHAPE)),
+    given=st.integers(1, 3),
+)
+@examples(60)
+def test_each_dimension_is_indexed_on_its_own(
+    saved: Path, name: str, index: tuple[object, ...], given: int
+) -> None:
+    stored, index = array(saved, name), index[:given]
+    assert same(stored.oindex[index], orthogonally(CUBE, index))  # type: ignore[index]
+    if sum(isinstance(key, list | np.ndarray) for key in index) <= 1:
+        assert same(stored[index], orthogonally(CUBE, index))  # type: ignore[index]
+
+
+@given(
+    name=st.sampled_from(["cube", "pieces"]),
+    points=st.lists(st.tuples(*(st.integers(-n, n - 1) for n in SHAPE)), max_size=12),
+)
+@examples(30)
+def test_single_elements_are_picked_as_numpy_does(
+    saved: Path, name: str, points: list[tuple[int, ...]]
+) -> None:
+    stored = array(saved, name)
+    index = tuple(np.array(points, np.intp).reshape(-1, 3).T)
+    assert same(stored.vindex[index], CUBE[index])
+    assert same(stored[index], CUBE[index])
+    mask = np.zeros(SHAPE, bool)
+    mask[index] = True
+    assert same(stored[mask], CUBE[mask])
+
+
+def test_positions_are_broadcast(saved: Path) -> None:
+    index = (np.arange(4).reshape(2, 2), np.array([1, 2]), 3)
+    assert same(array(saved).vindex[index], CUBE[index])
+    assert array(saved).vindex[0, 1, 2].shape == ()
+
+
+def test_zarr_python_picks_the_same(saved: Path) -> None:
+    beside = zarr.open_array(saved / "cube", mode="r")
+    stored = array(saved)
+    assert same(
+        stored.oindex[[4, 1], :, [0, 2]],
+        np.asarray(beside.oindex[np.array([4, 1]), :, np.array([0, 2])]),
+    )
+    assert same(
+        stored.vindex[[4, 1], [0, 2], [0, 2]], np.asarray(beside.vindex[[4, 1], [0, 2], [0, 2]])
+    )
+    assert same(stored[[4, 1]], np.asarray(beside[[4, 1]]))
+    for name in ("shape", "ndim", "size", "nbytes", "dtype", "chunks"):
+        assert getattr(stored, name) == getattr(beside, name), name
+    assert len(stored) == beside.shape[0]
+
+
+def test_what_can_mean_two_things_is_refused(saved: Path) -> None:
+    stored = array(saved)
+    with pytest.raises(IndexError, match=r"cube: .* stored.oindex"):
+        stored[[0, 1], :, [0, 1]]
+    for index in [([0, 1], [0, 1, 2], 0), ([0, 1],), np.ones((13, 5, 6), bool)]:
+        with pytest.raises(IndexError, match="cube"):
+            stored.vindex[index]
+    for index in [[13], [-14], [0.5], "a", [[0, 1]]]:
+        with pytest.raises(IndexError):
+            stored.oindex[index]  # type: ignore[index]
+
+
+def test_scattered_positions_read_their_chunks_alone(tmp_path: Path) -> None:
+    table = np.arange(1000).reshape(100, 10)
+    xckpt.save(tmp_path / "ckpt", {"w": table}, options=xckpt.SaveOptions(chunk_bytes=800))
+    for number in (1, 2, 3, 4, 6, 7, 8):
+        (tmp_path / f"ckpt/w/c/{number}/0").unlink()
+    stored = array(tmp_path / "ckpt", "w")
+    assert same(stored[[95, 3, 55, 3]], table[[95, 3, 55, 3]])
+    assert same(stored.vindex[[99, 0], [1, 2]], table[[99, 0], [1, 2]])
+    assert same(stored[::50], table[::50]) and same(stored[::-45][:1], table[::-45][:1]) is True
+    with pytest.raises(xckpt.CorruptCheckpointError, match="w: "):
+        stored[[95, 15]]
+
+
+def test_it_looks_like_an_array(saved: Path) -> None:
+    half = array(saved, "half")
+    assert half.dtype == ml_dtypes.bfloat16 and half.dtype_name == "bfloat16"
+    assert (half.ndim, half.size, half.nbytes, len(half)) == (2, 35, 70, 5)
+    assert np.asarray(half, np.float32).dtype == np.float32
+    assert [row.shape for row in half] == [(7,)] * 5
+    with pytest.raises(TypeError, match="scalar: a tensor of no dimensions"):
+        len(array(saved, "scalar"))
+    with pytest.raises(ValueError, match=r"half: .* by a copy only"):
+        np.asarray(half, copy=False)
+
+
+def test_large_slices_are_read_by_several_threads(tmp_path: Path) -> None:
+    """In any number of threads, and within a memory of fewer bytes than a chunk."""
+    table = np.random.default_rng(0).random((1 << 10, 1 << 10))
+    xckpt.save(tmp_path / "ckpt", {"w": table}, options=xckpt.SaveOptions(chunk_bytes=1 << 19))
+    for threads, memory in ((None, 1 << 20), (1, 1), (8, 1 << 28)):
+        options = xckpt.LoadOptions(threads=threads, memory_bytes=memory)
+        stored = xckpt.open(tmp_path / "ckpt", options=options)["w"]
+        assert isinstance(stored, xckpt.StoredArray)
+        assert same(stored[1:, ::-1], table[1:, ::-1])
+
+
+def test_it_travels_to_another_process(saved: Path, tmp_path: Path) -> None:
+    checkpoint = xckpt.open(saved)
+    sent = tmp_path / "sent"
+    sent.write_bytes(pickle.dumps((array(saved, "pieces"), checkpoint["half"], checkpoint)))
+    assert sent.stat().st_size < 4096
+    script = (
+        "import pickle, sys; pieces, half, checkpoint = pickle.load(open(sys.argv[1], 'rb'));"
+        "print(int(pieces[-1].sum()), half.dtype, float(half[2, 1]), sorted(checkpoint))"
+    )
+    command = [sys.executable, "-c", script, str(sent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == (
+        f"{CUBE[-1].sum()} bfloat16 15.0 ['cube', 'half', 'pieces', 'scalar']\n"
+    ), done.stderr
+
+
+def test_an_array_of_a_replaced_checkpoint_is_refused(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(3)})
+    sent = pickle.dumps(array(tmp_path / "ckpt", "w")), pickle.dumps(xckpt.open(tmp_path / "ckpt"))
+    xckpt.save(tmp_path / "ckpt", {"w": np.arange(4)}, overwrite=True)
+    for each in sent:
+        with pytest.raises(xckpt.StorageError, match="was replaced"):
+            pickle.loads(each)
+
+
+def test_dask_takes_it(saved: Path) -> None:
+    import dask.array
+
+    stored = array(saved)
+    lazy = dask.array.from_array(stored, chunks=(5, 5, 7))  # type: ignore[arg-type]
+    assert int(lazy[::2].sum().compute(scheduler="threads")) == int(CUBE[::2].sum())
+    same_name = dask.array.from_array(array(saved), chunks=(5, 5, 7)).name  # type: ignore[arg-type]
+    assert lazy.name == same_name
+
+
+def test_torch_takes_it(saved: Path) -> None:
+    import torch
+
+    assert torch.equal(torch.as_tensor(np.asarray(array(saved))), torch.from_numpy(CUBE))
+    loader = torch.utils.data.DataLoader(array(saved), batch_size=None)  # type: ignore[arg-type]
+    assert len(list(loader)) == 13

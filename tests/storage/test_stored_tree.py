@@ -1,0 +1,152 @@
+"""Sub-trees of an open checkpoint, its typed getters, its end, and targets from what is stored."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import xckpt
+from xckpt.storage.stored_tree import StoredTree
+
+Pair = namedtuple("Pair", "mu nu")
+WEIGHT = np.arange(64, dtype=np.float32).reshape(8, 8)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tree") / "ckpt"
+    mesh = jax.make_mesh((4, 2), ("data", "model"))
+    sharding = NamedSharding(mesh, PartitionSpec(("data", "model"), None))
+    state = {
+        "model": {"w": jax.device_put(WEIGHT, sharding), "layers": [np.ones(2), np.zeros(3)]},
+        "opt": Pair(np.full(4, 2.0), (1.5, [])),
+        "key": jax.random.key(3),
+        "note": "x" * 5000,
+    }
+    xckpt.save(path, state)
+    return path
+
+
+def test_the_name_of_a_container_gives_a_subtree(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    model = checkpoint["model"]
+    assert isinstance(model, StoredTree)
+    assert list(model) == ["w", "layers/0", "layers/1"] and len(model) == 3
+    assert model.array("layers/0").name == "model/layers/0"
+    layers = model["layers"]
+    assert isinstance(layers, StoredTree)
+    assert np.array_equal(layers.array("1")[:], np.zeros(3))
+    assert repr(layers).startswith("<StoredTree ") and repr(layers).endswith(
+        "layers: 2 leaves, 40 B>"
+    )
+    tree = layers.tree
+    assert isinstance(tree, list) and np.array_equal(tree[0][:], np.ones(2))
+    opt = checkpoint["opt"]
+    assert isinstance(opt, StoredTree) and type(opt.tree).__name__ == "Pair"
+    assert opt["nu/1"].tree == []  # type: ignore[union-attr]
+
+
+def test_what_is_in_a_checkpoint(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    assert {"model", "model/w", "opt/nu/1", "note"} <= {
+        name for name in ("model", "model/w", "opt/nu/1", "note", "x") if name in checkpoint
+    }
+    assert "x" not in checkpoint and 3 not in checkpoint
+    with pytest.raises(KeyError, match="did you mean model/w"):
+        checkpoint["modle/w"]
+    with pytest.raises(KeyError, match="ckpt: model has no leaf 'v'"):
+        checkpoint["model"]["v"]  # type: ignore[index]
+
+
+def test_typed_getters(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    assert np.array_equal(checkpoint.array("model/w")[2:4, 1], WEIGHT[2:4, 1])
+    assert checkpoint.value("opt/nu/0") == 1.5 and checkpoint.value("note") == "x" * 5000
+    with pytest.raises(TypeError, match=r"'opt/nu/0' is the float 1\.5, not an array"):
+        checkpoint.array("opt/nu/0")
+    with pytest.raises(TypeError, match="'model' is a container, not an array"):
+        checkpoint.array("model")
+    with pytest.raises(TypeError, match=r"a float64 array of shape \(2,\), not a Python value"):
+        checkpoint.value("model/layers/0")
+
+
+def test_nothing_is_read_after_the_end(path: Path) -> None:
+    with xckpt.open(path) as checkpoint:
+        stored, whole = checkpoint.array("model/w"), checkpoint.array("model/layers/0")
+        assert np.array_equal(stored[0], WEIGHT[0])
+    for read in (lambda: stored[0], lambda: whole[:], lambda: checkpoint["note"]):
+        with pytest.raises(ValueError, match="is closed; open it again"):
+            read()
+    assert stored.shape == (8, 8)
+
+
+def test_targets_for_each_framework(path: Path) -> None:
+    checkpoint = xckpt.open(path)
+    for framework, kind in (("torch", torch.Tensor), ("numpy", np.ndarray), ("jax", jax.Array)):
+        cast = framework == "jax"
+        like = checkpoint.like(framework, cast=cast)
+        loaded = xckpt.load(path, like, cast=cast)
+        assert isinstance(loaded["model"]["w"], kind)
+        assert np.array_equal(np.asarray(loaded["model"]["w"]), WEIGHT)
+        assert loaded["note"] == "x" * 5000 and type(loaded["opt"]).__name__ == "Pair"
+    part = checkpoint["model"].like("numpy")  # type: ignore[union-attr]
+    assert np.array_equal(xckpt.load(path, part, at="model")["w"], WEIGHT)
+
+
+def test_the_stored_sharding_on_another_mesh(path: Path) -> None:
+    mesh = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    like = xckpt.open(path).like("jax", mesh=mesh, cast=True)
+    loaded = xckpt.load(path, like, cast=True)
+    weight = loaded["model"]["w"]
+    assert weight.sharding.is_equivalent_to(
+        NamedSharding(mesh, PartitionSpec(("data", "model"))), 2
+    )
+    assert np.array_equal(weight, WEIGHT)
+    assert loaded["model"]["layers"][0].sharding.is_fully_replicated
+    assert len(loaded["model"]["layers"][0].sharding.device_set) == 4
+    assert loaded["key"] == jax.random.key(3)
+
+
+def test_any_sharding(path: Path) -> None:
+    mesh = jax.make_mesh((8,), ("x",))
+
+    def rule(name: str, stored: xckpt.StoredArray) -> PartitionSpec:
+        return PartitionSpec(None, "x") if len(stored.shape) == 2 else PartitionSpec()
+
+    model = xckpt.open(path)["model"]
+    assert isinstance(model, StoredTree)
+    ruled = xckpt.load(path, model.like("jax", mesh=mesh, sharding=rule, cast=True), **PART)
+    assert ruled["w"].sharding == NamedSharding(mesh, PartitionSpec(None, "x"))
+    one = SingleDeviceSharding(jax.devices()[3])
+    for arguments in ({"sharding": one}, {"device": "cpu:3"}, {"device": jax.devices()[3]}):
+        loaded = xckpt.load(path, model.like("jax", cast=True, **arguments), **PART)
+        assert loaded["w"].sharding == one and np.array_equal(loaded["w"], WEIGHT)
+
+
+PART = {"at": "model", "cast": True}
+
+
+def test_places_without_sense(path: Path) -> None:
+    model = xckpt.open(path)["model"]
+    assert isinstance(model, StoredTree)
+    mesh = jax.make_mesh((8,), ("x",))
+    with pytest.raises(ValueError, match="w: it was saved in shards along the mesh axes data, mod"):
+        model.like("jax", mesh=mesh)
+    for framework, arguments, message in (
+        ("jax", {"mesh": "x"}, "mesh= takes a jax.sharding.Mesh, not a str"),
+        ("jax", {"sharding": PartitionSpec("x")}, "a PartitionSpec needs mesh="),
+        ("jax", {"sharding": "x"}, "takes a Sharding or PartitionSpec, got 'x'"),
+        ("jax", {"mesh": mesh, "device": "cpu"}, "give device= or a mesh"),
+        ("torch", {"mesh": mesh}, "mesh= takes a DeviceMesh"),
+        ("torch", {"sharding": "x"}, "placements of torch, which need mesh="),
+    ):
+        with pytest.raises(TypeError, match=message):
+            model.like(framework, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="host memory"):
+        model.like("numpy", mesh=mesh)

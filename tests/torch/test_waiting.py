@@ -1,0 +1,159 @@
+"""Ranks that do not come, over real torch groups: they are named, and a timeout ends the wait."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import xckpt
+from tests.support.ranks import Ranks
+from xckpt.engine import waiting
+from xckpt.errors import RanksFailedError
+from xckpt.torch.group import TorchGroup
+
+STATE = {"w": np.ones(4), "step": 1}
+
+
+class Heard(logging.Handler):
+    """What was logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(f"{record.levelname}: {record.getMessage()}")
+
+
+def fresh_group(backend: str = "gloo") -> Any:
+    """A process group that a test may spoil."""
+    return dist.new_group(backend=backend)
+
+
+def outcome(call: Any, *args: Any, **kwargs: Any) -> tuple[str, list[int], float]:
+    """What a call raised, the ranks in it, and after how long."""
+    began = time.monotonic()
+    try:
+        call(*args, **kwargs)
+    except RanksFailedError as error:
+        return str(error), [f.rank for f in error.failures], time.monotonic() - began
+    return "", [], time.monotonic() - began
+
+
+def on_rank_two_never_comes(rank: int, path: Path) -> Any:
+    group = fresh_group()
+    if rank == 2:
+        time.sleep(3)
+        late = outcome(xckpt.save, path, STATE, group=group)
+        return late, outcome(xckpt.save, path, STATE, group=group)
+    first = outcome(xckpt.save, path, STATE, group=group, timeout=1)
+    return first, outcome(xckpt.save, path, STATE, group=group)
+
+
+def test_a_timeout_names_the_silent_rank_on_all(four_ranks: Ranks, tmp_path: Path) -> None:
+    """Whoever comes late learns of it, and nothing goes on over a group that is out of step."""
+    for first, again in four_ranks.run(on_rank_two_never_comes, tmp_path / "a"):
+        text, ranks, seconds = first
+        assert ranks == [2]
+        assert "lost contact with 1 rank" in text
+        assert "rank 2: sent nothing for 1 s; is it alive, and did it call the same save" in text
+        assert seconds < 5
+        assert again[1] == [2] and again[2] < 1
+        assert "no other can begin on this process group: make a new one" in again[0]
+    assert not (tmp_path / "a").exists()
+
+
+def on_rank_zero_never_comes(rank: int, path: Path) -> Any:
+    group = fresh_group()
+    if rank == 0:
+        time.sleep(5)
+        return "", [0], 0.0
+    return outcome(xckpt.load, path, group=group, timeout=1)
+
+
+def test_a_coordinator_that_never_comes_is_named(four_ranks: Ranks, tmp_path: Path) -> None:
+    xckpt.save(tmp_path, STATE, no_dist=True, overwrite=True)
+    answers = four_ranks.run(on_rank_zero_never_comes, tmp_path)
+    for text, ranks, seconds in answers[1:]:
+        assert ranks == [0] and "rank 0: sent nothing for 1 s" in text
+        assert seconds < 4.5
+
+
+def on_rank_asynchronous(rank: int, path: Path) -> Any:
+    group = fresh_group("cuda:gloo" if path.name == "beside" else "gloo")
+    if rank in (1, 3):
+        time.sleep(2.5)
+        return "", [1, 3], 0.0
+
+    def save() -> None:
+        xckpt.save_async(path, STATE, group=group, timeout=1).result(30)
+
+    return outcome(save)
+
+
+@pytest.mark.parametrize("name", ["own", "beside"])
+def test_an_asynchronous_save_names_them_too(four_ranks: Ranks, tmp_path: Path, name: str) -> None:
+    """Also where the processes have yet to make a gloo backend."""
+    for text, ranks, seconds in four_ranks.run(on_rank_asynchronous, tmp_path / name):
+        assert ranks == [1, 3]
+        assert not text or "rank 3: sent nothing for 1 s" in text
+        assert seconds < 4
+
+
+def on_rank_says_for_whom(rank: int) -> list[str]:
+    group = fresh_group()
+    heard = Heard()
+    logger = logging.getLogger("xckpt")
+    logger.addHandler(heard)
+    first = waiting.FIRST_SECONDS
+    waiting.FIRST_SECONDS = 0.4  # type: ignore[misc]  # this is the test's own process
+    try:
+        if rank in (1, 2):
+            time.sleep(1.8)
+        TorchGroup(group).gather(b"")
+    finally:
+        waiting.FIRST_SECONDS = first  # type: ignore[misc]
+        logger.removeHandler(heard)
+    return heard.texts
+
+
+def test_a_rank_that_waits_says_for_whom_and_goes_on_saying_so(four_ranks: Ranks) -> None:
+    coordinator, *late, _ = four_ranks.run(on_rank_says_for_whom)
+    assert len(coordinator) == 2  # after 0.4 s, and 0.8 s later
+    for text in coordinator:
+        assert text.startswith("WARNING: rank 0 has waited")
+        assert "s for ranks 1, 2: is it alive" in text
+        assert "xckpt.LocalGroup()" in text and "timeout=" in text
+    assert late == [[], []]
+
+
+def on_rank_alone(rank: int, path: Path) -> Any:
+    if rank == 0:
+        xckpt.save(path, STATE, no_dist=True)
+        xckpt.save(path, STATE, group=xckpt.LocalGroup(), overwrite=True)
+        xckpt.save_async(path, STATE, no_dist=True, overwrite=True).result()
+        xckpt.load_into(path, {"w": np.ones(4), "step": 0}, no_dist=True)
+        return xckpt.load(path, no_dist=True)["step"]
+    return 1
+
+
+def test_one_rank_may_save_and_load_alone(four_ranks: Ranks, tmp_path: Path) -> None:
+    assert four_ranks.run(on_rank_alone, tmp_path / "a") == [1] * 4
+
+
+def on_rank_torch_group(rank: int, path: Path) -> int:
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    where = path / str(rank // 2)
+    saved = xckpt.save(where, STATE, group=pairs[rank // 2], timeout=30)
+    assert "w" in saved.state_dict_metadata
+    return xckpt.load(where, group=pairs[rank // 2], timeout=30)["step"]
+
+
+def test_a_torch_process_group_is_a_group(four_ranks: Ranks, tmp_path: Path) -> None:
+    assert four_ranks.run(on_rank_torch_group, tmp_path / "a") == [1] * 4

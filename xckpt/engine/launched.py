@@ -1,0 +1,38 @@
+"""How many processes this one was started with, as launchers say it in the environment.
+
+A job of several processes that no group joins would save several states over one another. So
+where no group is found, `launched_with` asks whether a launcher has started more than one process.
+SLURM's step is asked and not its job: a batch script is one process, however many tasks the job
+may start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+COUNTS: Final = {
+    "WORLD_SIZE": "torchrun",
+    "JAX_NUM_PROCESSES": "JAX",
+    "OMPI_COMM_WORLD_SIZE": "Open MPI",
+    "PMI_SIZE": "PMI",
+    "MV2_COMM_WORLD_SIZE": "MVAPICH",
+    "SLURM_STEP_NUM_TASKS": "SLURM",
+}
+"""Variable with the number of processes -> who sets it."""
+
+
+def launched_with(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The variable that says that there are several processes, and how many; None if none does.
+
+    Example:
+        >>> launched_with({"WORLD_SIZE": "1", "OMPI_COMM_WORLD_SIZE": "4"})
+        ('OMPI_COMM_WORLD_SIZE', 4)
+        >>> launched_with({"SLURM_NTASKS": "4"}) is None
+        True
+    """
+    for variable in COUNTS:
+        count = environment.get(variable, "")
+        if count.isdecimal() and int(count) > 1:
+            return variable, int(count)
+    return None

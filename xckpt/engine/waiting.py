@@ -1,0 +1,112 @@
+"""Waiting for other ranks: who is waited for is said, and the wait can end.
+
+1. A `Waiting` belongs to one wait of one rank and knows how to ask which ranks are silent.
+2. After `FIRST_SECONDS` it logs a warning that names them, and again at growing intervals.
+3. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
+   is given up at a deadline.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Final
+
+from xckpt.errors import spelled_ranks
+
+logger = logging.getLogger("xckpt")
+
+FIRST_SECONDS: Final = 15.0
+"""When a rank that waits first says for whom; the interval doubles up to `LONGEST_SECONDS`."""
+LONGEST_SECONDS: Final = 300.0
+SLICE_SECONDS: Final = 2.0
+"""How often a rank that waits asks whether others have given up."""
+
+
+class Waiting:
+    """A rank's wait for others.
+
+    Args:
+        rank: the rank that waits.
+        coordinator: the rank that decides; it may wait for others itself.
+        silent: the ranks that have not answered yet.
+    """
+
+    def __init__(self, rank: int, coordinator: int, silent: Callable[[], Sequence[int]]) -> None:
+        self._rank = rank
+        self._coordinator = coordinator
+        self._silent = silent
+        self._began = time.monotonic()
+        self._interval = FIRST_SECONDS
+        self._next = self._began + self._interval
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until there is something to say."""
+        return max(0.0, self._next - time.monotonic())
+
+    def remind(self) -> None:
+        """Log for whom this rank waits, if it is time to."""
+        if self.seconds_left:
+            return
+        silent = self._silent()
+        if silent:
+            logger.warning("%s", self._text(silent))
+        self._interval = min(2 * self._interval, LONGEST_SECONDS)
+        self._next = time.monotonic() + self._interval
+
+    def _text(self, silent: Sequence[int]) -> str:
+        seconds = time.monotonic() - self._began
+        text = f"rank {self._rank} has waited {seconds:.0f} s for {spelled_ranks(silent)}"
+        if list(silent) == [self._coordinator]:
+            text += ", the coordinator, which may itself wait for others"
+        return (
+            f"{text}: is it alive, and does every rank call the same save or load? "
+            f"(group=xckpt.LocalGroup() is for one process alone; timeout= ends a wait)"
+        )
+
+
+def wait_in_thread(
+    call: Callable[[], None],
+    waiting: Waiting,
+    seconds: float | None,
+    is_in_vain: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Run a call that waits for other ranks; False if it is given up.
+
+    That is after ``seconds``, or when ``is_in_vain`` says so, which is asked now and then. The call
+    then goes on in its thread, and what it raises is dropped.
+    """
+    ended: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            call()
+        except BaseException as error:
+            ended.set_exception(error)
+        else:
+            ended.set_result(None)
+
+    threading.Thread(target=run, name="xckpt-wait", daemon=True).start()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while True:
+        left = min(waiting.seconds_left, SLICE_SECONDS)
+        if deadline is not None:
+            left = min(left, max(0.0, deadline - time.monotonic()))
+        try:
+            ended.result(left)
+            return True
+        except TimeoutError:
+            if ended.done():
+                raise  # the call's own
+            waiting.remind()
+            if is_in_vain() or (deadline is not None and time.monotonic() >= deadline):
+                return False
+
+
+def silence(seconds: float) -> str:
+    """What is said of a rank that has been given up."""
+    return f"sent nothing for {seconds:g} s; is it alive, and did it call the same save or load?"

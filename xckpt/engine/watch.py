@@ -1,0 +1,185 @@
+"""What a save or a load took on this rank: in the log, and for a metrics function.
+
+1. A `Watch` times the call, and each of its steps (`Watch.step`, DEBUG in the log).
+2. `WatchedGroup` times the calls in which this rank waits for others.
+3. At the end, one INFO line says bytes, seconds, GiB/s and the time waited, and the metrics
+   function gets the same as a `Metrics`.
+
+A call that nobody listens to has no watch: see `xckpt.options.is_watched`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from math import prod
+from types import TracebackType
+from typing import TypeVar
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
+from xckpt.engine.group import Group
+from xckpt.options import Metrics
+
+logger = logging.getLogger("xckpt")
+
+Step = Callable[[str], AbstractContextManager[object]]
+"""Gives the context of a step, by its name."""
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+class WatchedGroup:
+    """A group that counts the seconds spent in its collectives: waiting for other ranks.
+
+    Example:
+        >>> from xckpt.engine.group import LocalGroup
+        >>> group = WatchedGroup(LocalGroup())
+        >>> group.gather(b"plan"), group.waited < 1
+        ([b'plan'], True)
+    """
+
+    def __init__(self, group: Group) -> None:
+        self.rank: int = group.rank
+        self.size: int = group.size
+        self.coordinator: int = group.coordinator
+        self.waited = 0.0
+        self._group = group
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """See `Group`."""
+        with self._waiting():
+            return self._group.gather(data)
+
+    def scatter(self, data: Sequence[bytes] | None) -> bytes:
+        """See `Group`."""
+        with self._waiting():
+            return self._group.scatter(data)
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """See `Group`."""
+        with self._waiting():
+            return self._group.broadcast(data)
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited += time.perf_counter() - started
+
+
+class Watch:
+    """Times one save or load; a context around it.
+
+    Args:
+        operation: ``"save"`` or ``"load"``.
+        where: the path or URL.
+        metrics: called with what it took.
+
+    Example:
+        >>> from xckpt.engine.group import LocalGroup
+        >>> with Watch("save", "run/7", print) as watch:
+        ...     group = watch.watched(LocalGroup())
+        ...     with watch.step("write"):
+        ...         watch.bytes = 1 << 20  # doctest: +ELLIPSIS
+        Metrics(operation='save', path='run/7', rank=0, ranks=1, bytes=1048576, seconds=...)
+    """
+
+    def __init__(
+        self, operation: str, where: str, metrics: Callable[[Metrics], object] | None
+    ) -> None:
+        self.operation = operation
+        self.where = where
+        self.bytes = 0
+        """Bytes of tensors that this rank writes or reads."""
+        self.steps: dict[str, float] = {}
+        """Step -> its seconds on this rank."""
+        self._metrics = metrics
+        self._group: WatchedGroup | None = None
+        self._started = time.perf_counter()
+
+    def watched(self, group: Group) -> WatchedGroup:
+        """The group, whose waiting is counted."""
+        self._group = WatchedGroup(group)
+        return self._group
+
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Time a step."""
+        logger.debug("%s %s: rank %d: %s", self.operation, self.where, self._rank, name)
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - started
+            self.steps[name] = self.steps.get(name, 0.0) + seconds
+            logger.debug(
+                "%s %s: rank %d: %s took %.3f s",
+                *(self.operation, self.where, self._rank, name, seconds),
+            )
+
+    def run(self, name: str, function: Callable[[T], Result], value: T) -> Result:
+        """Call a function as a step."""
+        with self.step(name):
+            return function(value)
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self._group is None else self._group.rank
+
+    def __enter__(self) -> Watch:
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        group = self._group
+        taken = Metrics(
+            operation=self.operation,
+            path=self.where,
+            rank=self._rank,
+            ranks=1 if group is None else group.size,
+            bytes=self.bytes,
+            seconds=time.perf_counter() - self._started,
+            waited_seconds=0.0 if group is None else group.waited,
+            steps=self.steps,
+            error=kind.__name__ if kind else "",
+        )
+        logger.info("%s", taken.line())
+        if self._metrics is not None:
+            try:
+                self._metrics(taken)
+            except Exception:
+                # What was saved or loaded is so all the same.
+                logger.exception("the metrics function failed")
+
+
+def bytes_written(plan: SavePlan) -> int:
+    """Bytes of the tensors' boxes in a rank's share of a save."""
+    items = WriteItems.of(plan.items)
+    sizes = [item_size(row.dtype) if row.is_tensor else 0 for row in items.table]
+    return sum(
+        sizes[leaf] * count
+        for block in items.blocks
+        for leaf, count in zip(
+            block.leaf.tolist(), block.boxes.sizes.prod(axis=1).tolist(), strict=True
+        )
+    )
+
+
+def bytes_read(plan: LoadPlan, metadata: Metadata) -> int:
+    """Bytes that the tensors' items of a rank's load plan fill."""
+    total = 0
+    for item in plan.items:
+        stored = metadata.state_dict_metadata.get(item.storage_index.fqn)
+        if isinstance(stored, TensorStorageMetadata):
+            total += prod(item.lengths) * item_size(stored.dtype)
+    return total

@@ -1,0 +1,252 @@
+"""Another library's checkpoint, opened: a `Checkpoint` over a source of tensors.
+
+1. `open_foreign` finds the format; objects that are neither tensors nor values are left out, and a
+   warning names them.
+2. `manifest_of` describes the source as a manifest would: what is listed, drawn and compared of a
+   checkpoint is so of any.
+3. A `SourceArray` reads from the source. `SourceCheckpoint.verify` reads everything; how much that
+   tells is up to the format's own checksums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NoReturn, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size, numpy_dtype
+from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
+from xckpt.core.problem import Problem
+from xckpt.core.values import decode_value, encode_value, value_kind
+from xckpt.errors import NotACheckpointError, StorageError, XckptError
+from xckpt.formats.detect import open_source
+from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader, parts
+from xckpt.formats.source import TensorSource, user_of
+from xckpt.options import LoadOptions, Progress
+from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.location import Location
+from xckpt.storage.stored_array import StoredArray
+from xckpt.storage.stored_tree import Leaf, StoredTree
+
+
+def open_foreign(
+    path: str | os.PathLike[str], *, options: LoadOptions | None = None
+) -> SourceCheckpoint | None:
+    """Open another library's checkpoint; None where there is none of a known format.
+
+    Raises:
+        XckptError: the format's own errors.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> save_file({"w": np.arange(6, dtype=np.int16).reshape(2, 3)}, "opened.safetensors")
+        >>> checkpoint = open_foreign("opened.safetensors")
+        >>> assert checkpoint is not None
+        >>> checkpoint.format, checkpoint["w"][1], checkpoint.verify()
+        ('safetensors', array([3, 4, 5], dtype=int16), [])
+    """
+    format = FormatsAt(path, options).find()
+    if format is None:
+        return None
+    return SourceCheckpoint(path, format, open_source(path, format, skip_objects=True), options)
+
+
+def manifest_of(source: TensorSource) -> Manifest:
+    """What a manifest would say of a source.
+
+    Example:
+        >>> import xckpt
+        >>> from xckpt.formats.xckpt import XckptSource
+        >>> _ = xckpt.save("memory://described", {"w": np.zeros((2, 3)), "step": 7})
+        >>> [leaf.name for leaf in manifest_of(XckptSource("memory://described")).leaves]
+        ['w', 'step']
+    """
+    leaves = [_entry(source, name) for name in source.leaf_names]
+    return Manifest(
+        tuple(leaves), "", containers=dict(source.containers), user=user_of(source.metadata)
+    )
+
+
+def _entry(source: TensorSource, name: str) -> TensorEntry | ValueEntry:
+    leaf, spec = source.leaf_names[name], source.specs.get(name)
+    if spec is None:
+        value = source.values[name]
+        return ValueEntry(leaf, str(value_kind(value)), encode_value(value))
+    chunk = source.chunks(name)
+    if all(size == 1 for size in chunk):  # Any part is as good.
+        chunk = spec.shape
+    chunk = tuple(max(1, min(each)) for each in zip(chunk, spec.shape, strict=True))
+    annotation = source.annotations.get(name, "")
+    sharding = source.shardings.get(name)
+    return TensorEntry(
+        leaf, spec.dtype, spec.shape, chunk, sharding=sharding, annotation=annotation
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SourceArray(StoredArray):
+    """A tensor of another library's checkpoint."""
+
+    home: SourceCheckpoint
+    """The checkpoint that it is in."""
+    read_box: Callable[[Box, NDArray[np.generic]], None]
+    """Reads a box of it into memory."""
+
+    def read(self, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box into memory; see `StoredArray.read`."""
+        self.home.check_open()
+        if box.elements:
+            self.read_box(box, into)
+
+    def fill(self, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box into memory by several threads; see `StoredArray.fill`."""
+        most = max(1, PART_BYTES // into.dtype.itemsize)
+        cuts = list(parts(box.offsets, box.sizes, self.block(), most)) if box.elements else []
+        if len(cuts) < 2:
+            self.read(box, into)
+            return
+        with Pool(threads=self._options.threads, budget=self._options.memory_bytes) as pool:
+            for cut in cuts:
+                pool.submit(partial(self.read, cut, into[(*cut.slices(box.offsets), ...)]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopened_array, (self.home, self.name)
+
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return str(self.home.location), self.home.source.identity().hex(), self.name
+
+
+def _reopened_array(home: SourceCheckpoint, name: str) -> StoredArray:
+    """A stored array that was pickled, in the checkpoint that is opened again."""
+    return home.array(name)
+
+
+class SourceCheckpoint(Checkpoint):
+    """Another library's checkpoint, open for reading; see `Checkpoint`.
+
+    Args:
+        path: where it is.
+        format: its format, for messages.
+        source: reads it.
+        options: threads and memory.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        format: str,
+        source: TensorSource,
+        options: LoadOptions | None,
+    ) -> None:
+        reader = SourceReader(lambda: source, os.fspath(path), options=options)
+        self.format, self.path = format, os.fspath(path)
+        self.location = Location.parse(path)
+        self.options = reader.options
+        metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
+        StoredTree.__init__(self, self._leaf, metadata, str(self.location))
+        self.manifest = manifest_of(source)
+        self.user_metadata = self.manifest.user
+        self.source = source
+        self.closed = False
+        """Whether `close` was called."""
+        self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
+        self._names = {leaf: name for name, leaf in source.leaf_names.items()}
+
+    @property
+    def chunk_source(self) -> NoReturn:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """There is none.
+
+        Raises:
+            NotACheckpointError: always.
+        """
+        raise NotACheckpointError(
+            f"{self.location} is a checkpoint of the format {self.format}, which has no digests of "
+            f"chunks; convert it to one of xckpt first"
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.path), self.format, self.source.identity(), options)
+
+    def _leaf(self, name: str) -> Leaf:
+        self.check_open()
+        entry = self._entries[name]
+        if isinstance(entry, ValueEntry):
+            return decode_value(entry.type, entry.value)
+        assert isinstance(entry, TensorEntry)
+        return SourceArray(
+            name=name,
+            shape=entry.shape,
+            dtype_name=entry.dtype,
+            pieces=tuple(leaf_arrays(entry)),
+            sharding=entry.sharding,
+            annotation=entry.annotation,
+            _source=cast(Any, None),  # It is read by `read_box`.
+            _options=self.options,
+            home=self,
+            read_box=partial(self.source.read, self._names[name]),
+        )
+
+    def check_open(self) -> None:
+        """Refuse to read from what is closed.
+
+        Raises:
+            ValueError: it is.
+        """
+        if self.closed:
+            raise ValueError(f"{self.location} is closed; open it again")
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read any more, through its arrays neither."""
+        self.closed = True
+        self.source.close()
+
+    def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
+        """Read everything, which tells what the format's own checksums tell; many have none.
+
+        Returns:
+            A problem for each part that cannot be read; its ``kind`` is ``"chunk"``.
+        """
+        source, problems = self.source, list[Problem]()
+        total = sum(spec.elements * item_size(spec.dtype) for spec in source.specs.values())
+        counter = ProgressCounter(total, progress)
+
+        def read(name: str, box: Box) -> None:
+            dtype = numpy_dtype(source.specs[name].dtype)
+            try:
+                source.read(name, box, allocate(box.sizes, dtype, name))
+            except XckptError as error:
+                leaf = source.leaf_names[name]
+                problems.append(Problem(leaf, box, kind="chunk", text=str(error)))
+            counter.add(box.elements * dtype.itemsize)
+
+        threads = self.options.threads or source.threads
+        with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
+            for name, spec in source.specs.items():
+                most = max(1, PART_BYTES // numpy_dtype(spec.dtype).itemsize)
+                origin = (0,) * len(spec.shape)
+                for box in parts(origin, spec.shape, source.chunks(name), most):
+                    nbytes = box.elements * item_size(spec.dtype)
+                    pool.submit(partial(read, name, box), nbytes)
+        return sorted(problems)
+
+
+def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> SourceCheckpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        XckptError: this process cannot open it.
+        StorageError: another checkpoint is there by now.
+    """
+    source = open_source(path, format, skip_objects=True)
+    if source.identity() != identity:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return SourceCheckpoint(path, format, source, options)

@@ -1,0 +1,84 @@
+"""What to say of a local path at which no checkpoint is: what lies there or beside it instead.
+
+1. A folder of checkpoints (a run's root): the steps are listed.
+2. A save to the path that was cut off: its staging folder is named.
+3. A path that does not exist: checkpoints beside it, the likeliest first.
+4. Any other folder: some of the names in it.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.near_names import near_names
+
+LOOKED_AT = 10_000
+"""How many names of a folder are looked at."""
+
+SHOWN = 8
+"""How many names are shown."""
+
+
+def what_is_there(folder: Path) -> str:
+    """A clause on what is at a local path, or beside it, instead of a checkpoint.
+
+    Example:
+        >>> what_is_there(Path("/nowhere/at/all"))
+        '/nowhere does not exist'
+    """
+    if not folder.exists():
+        return _beside(folder)
+    steps = _checkpoints(folder)
+    if steps:
+        many = "1 checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
+        return f"it holds {many}: {_shown(steps)}; give the path of one: {folder / steps[-1]}"
+    names = sorted(_names(folder))
+    found = f"only: {_shown(names)}" if names else "nothing at all"
+    return f"there is no {MANIFEST} in it, {found}; check the path, or whether the save finished"
+
+
+def _beside(folder: Path) -> str:
+    parent = folder.parent
+    if not parent.is_dir():
+        missing = [path for path in folder.parents if not path.exists()]
+        return f"{missing[-1]} does not exist" if missing else f"{parent} is no folder"
+    if any(name.startswith(f".{folder.name}.saving-") for name in _names(parent)):
+        return (
+            f"nothing is at the path yet: a save to it goes on, or was cut off before its commit "
+            f"({parent / f'.{folder.name}.saving-*'})"
+        )
+    others = _checkpoints(parent)
+    if not others:
+        return "it does not exist"
+    near = near_names(folder.name, others, most=1)
+    meant = f"; did you mean {parent / near[0]}?" if near else ""
+    return f"it does not exist; beside it: {_shown(others)}{meant}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [entry.name for entry in islice(folder.iterdir(), LOOKED_AT)]
+    except OSError:
+        return []
+
+
+def _checkpoints(folder: Path) -> list[str]:
+    """The names of the checkpoints in a folder, numbers in their order."""
+    names = [name for name in _names(folder) if not name.startswith(".")]
+    return sorted((name for name in names if (folder / name / MANIFEST).is_file()), key=_natural)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts step_9 before step_10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _shown(names: list[str]) -> str:
+    """All names if they are few, else the first and the last."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    half = SHOWN // 2
+    return f"{', '.join(names[:half])}, ... {', '.join(names[-half:])} ({len(names)} in all)"

@@ -1,0 +1,186 @@
+"""The leaves of an open checkpoint by name, and its sub-trees, without loading anything.
+
+1. A `StoredTree` is what a checkpoint says about a part of itself, with names counted from there,
+   and a function that gives a leaf of the checkpoint.
+2. The name of a leaf gives its `StoredArray` or value, that of a container its `StoredTree`.
+3. `StoredTree.like` has a framework's adapter make a target for each array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from math import prod
+from typing import TypeAlias
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.leaf import TargetPlace
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.near_names import no_such_name
+from xckpt.core.part.selection import Selection, with_containers
+from xckpt.core.plan.new_leaves import leaves_of
+from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
+from xckpt.core.tree import unflatten
+from xckpt.core.values import Value
+from xckpt.engine.adapters import framework_adapter
+from xckpt.storage.stored_array import StoredArray
+
+Leaf: TypeAlias = StoredArray | Value
+"""A leaf of an open checkpoint."""
+ShardingRule: TypeAlias = Callable[[str, StoredArray], object]
+"""A leaf's sharding, in the words of its framework, from its name and what is stored."""
+
+
+class StoredTree(Mapping[str, "Leaf | StoredTree"]):
+    """The leaves below a name of a checkpoint, named from there: array or Python value.
+
+    Iteration gives leaf names. The name of a container is no item, but it can be asked for and
+    gives the `StoredTree` below it.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://tree", {"model": {"w": np.ones(3), "depth": 2}, "step": 7})
+        >>> model = xckpt.open("memory://tree")["model"]
+        >>> list(model), model.array("w").shape, model.value("depth")
+        (['w', 'depth'], (3,), 2)
+    """
+
+    def __init__(self, read: Callable[[str], Leaf], metadata: Metadata, where: str) -> None:
+        self.metadata: Metadata = metadata
+        """What the checkpoint says about these leaves."""
+        self._read = read
+        self._where = where
+
+    @property
+    def tree(self) -> object:
+        """The saved containers, with a stored array or value for each leaf."""
+        return unflatten({name: self._read(name) for name in self}, self.metadata.containers)
+
+    @cached_property
+    def _nodes(self) -> dict[str, None]:
+        return with_containers([*self.metadata.state_dict_metadata, *self.metadata.containers])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.metadata.state_dict_metadata or name in self._nodes
+
+    def __getitem__(self, name: str) -> Leaf | StoredTree:
+        """The leaf of a name, or the sub-tree of a container's.
+
+        Raises:
+            KeyError: there is neither; the message has the nearest names.
+        """
+        if name in self.metadata.state_dict_metadata:
+            return self._read(name)
+        if name not in self._nodes:
+            raise KeyError(no_such_name(name, self._nodes, self._where))
+        part = Selection(name)
+        return StoredTree(
+            partial(_read_inner, self._read, part),
+            part.of(self.metadata),
+            f"{self._where}: {name}",
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.metadata.state_dict_metadata)
+
+    def __len__(self) -> int:
+        return len(self.metadata.state_dict_metadata)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._where}: {total(self._shown())}>"
+
+    def __str__(self) -> str:
+        return "\n  ".join([repr(self), *outline(self._shown())])
+
+    def _repr_html_(self) -> str:
+        return tree_html(self._where, self._shown())
+
+    def _shown(self) -> list[ShownLeaf]:
+        return [_shown(name, leaf) for name, leaf in self.metadata.state_dict_metadata.items()]
+
+    def array(self, name: str) -> StoredArray:
+        """The array of a name.
+
+        Raises:
+            KeyError: there is no such leaf.
+            TypeError: it is a Python value or a container.
+        """
+        leaf = self[name]
+        if not isinstance(leaf, StoredArray):
+            raise TypeError(f"{self._where}: {name!r} is {_what(leaf)}, not an array")
+        return leaf
+
+    def value(self, name: str) -> Value:
+        """The Python value of a name.
+
+        Raises:
+            KeyError: there is no such leaf.
+            TypeError: it is an array or a container.
+        """
+        leaf = self[name]
+        if isinstance(leaf, StoredArray | StoredTree):
+            raise TypeError(f"{self._where}: {name!r} is {_what(leaf)}, not a Python value")
+        return leaf
+
+    def like(
+        self,
+        framework: str,
+        *,
+        device: object = None,
+        mesh: object = None,
+        sharding: object | ShardingRule = None,
+        cast: bool = False,
+    ) -> object:
+        """A tree of targets for `xckpt.load`, which take no memory.
+
+        Args:
+            framework: ``"torch"``, ``"jax"`` or ``"numpy"``.
+            device: where each tensor is, as for `xckpt.load`.
+            mesh: a ``jax.sharding.Mesh`` or torch ``DeviceMesh``: each tensor has the sharding that
+                wrote it, whatever framework that was; its axes are found by name and may have other
+                sizes. What was not sharded is whole on each device.
+            sharding: of every tensor, in place of the stored one: a JAX ``Sharding``, a
+                ``PartitionSpec`` or torch placements on ``mesh``; or a function that takes a leaf
+                name and a `StoredArray` and returns one, or None for the stored one.
+            cast: see `xckpt.load`.
+
+        Returns:
+            The saved containers with a target for each array, and None for each Python value.
+
+        Raises:
+            UnsupportedLeafError: the framework has no such dtype; all such leaves are listed.
+            ValueError: no such framework or device, or the mesh lacks an axis.
+            TypeError: an argument is not of the framework.
+
+        Example:
+            >>> import numpy as np, xckpt
+            >>> _ = xckpt.save("memory://like", {"w": np.ones((4, 2), np.float32), "step": 7})
+            >>> xckpt.open("memory://like").like("jax")
+            {'w': ShapeDtypeStruct(shape=(4, 2), dtype=float32), 'step': None}
+        """
+
+        def place(name: str) -> TargetPlace:
+            chosen = sharding(name, self.array(name)) if callable(sharding) else sharding
+            return TargetPlace(device, mesh, chosen, cast)
+
+        likes = leaves_of(framework_adapter(framework), place)(self.metadata)
+        return unflatten(likes, self.metadata.containers)
+
+
+def _read_inner(read: Callable[[str], Leaf], part: Selection, inner: str) -> Leaf:
+    return read(part.outer(inner))
+
+
+def _shown(name: str, leaf: TensorStorageMetadata | BytesStorageMetadata) -> ShownLeaf:
+    if isinstance(leaf, BytesStorageMetadata):
+        return ShownLeaf(name, leaf.kind, 0)
+    nbytes = prod(leaf.size) * item_size(leaf.properties.dtype)
+    return ShownLeaf(name, f"{leaf.properties.dtype} {tuple(leaf.size)}", nbytes)
+
+
+def _what(leaf: Leaf | StoredTree) -> str:
+    if isinstance(leaf, StoredTree):
+        return "a container"
+    if isinstance(leaf, StoredArray):
+        return f"a {leaf.dtype_name} array of shape {leaf.shape}"
+    return f"the {type(leaf).__name__} {leaf!r:.40}"
