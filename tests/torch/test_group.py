@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -239,11 +240,12 @@ def test_messages_are_not_mixed_with_the_users(four_ranks: Ranks) -> None:
 
 def on_rank_saves_in(rank: int, folder: str) -> list[int]:
     """Two pairs of ranks save and load, each in a process group or a mesh of its own."""
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pairs: list[Any] = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     meshes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pair", "member"))
     state = {f"own{rank}": torch.full((2,), rank)}
     found: list[int] = []
-    for number, group in enumerate([pairs[rank // 2], meshes["member"], meshes, None]):
+    groups: list[Any] = [pairs[rank // 2], meshes["member"], meshes, None]
+    for number, group in enumerate(groups):
         place = f"{folder}/{number}/{rank // 2 if number < 2 else 'all'}"
         saved = xckpt.save(place, state, group=group)
         xckpt.save_async(place, state, group=group, overwrite=True).result()

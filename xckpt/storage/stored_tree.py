@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.leaf import TargetPlace
@@ -130,7 +130,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         mesh: object = None,
         sharding: object | ShardingRule = None,
         cast: bool = False,
-    ) -> object:
+    ) -> Any:  # noqa: ANN401  # a tree like the one that was saved
         """A tree of targets for `xckpt.load`, which take no memory.
 
         Args:
