@@ -23,6 +23,8 @@ from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
 import xckpt
 from xckpt.errors import Problem, RankFailure, RanksFailedError
 
+untyped: Any = xckpt
+
 MODEL = {f"l{n}": np.zeros((3, 4), np.float32) for n in range(3)}
 STATE = {"model": MODEL, "step": 3}
 
@@ -164,7 +166,7 @@ def test_a_leaf_that_is_not_there(saved: Path) -> None:
         assert "has no leaf 'modle/l0'; did you mean model/l0" in said(
             KeyError, lambda c=container: c["modle/l0"]
         )
-    assert "did you mean model" in said(ValueError, lambda: xckpt.load(saved, at="modle"))
+    assert "did you mean model" in said(ValueError, lambda: untyped.load(saved, at="modle"))
 
 
 # Arguments.
@@ -180,39 +182,39 @@ def test_swapped_arguments() -> None:
     "call, message",
     [
         (
-            lambda p, o: xckpt.save(p, STATE, options={}),
+            lambda p, o: untyped.save(p, STATE, options={}),
             "save takes options=xckpt.SaveOptions(...), not a dict",
         ),
         (
-            lambda p, o: xckpt.save(p, STATE, options=o),
+            lambda p, o: untyped.save(p, STATE, options=o),
             "save takes options=xckpt.SaveOptions(...), not LoadOptions",
         ),
         (
-            lambda p, o: xckpt.save_async(p, STATE, options=o),
+            lambda p, o: untyped.save_async(p, STATE, options=o),
             "save_async takes options=xckpt.SaveOptions(...), not LoadOptions",
         ),
         (
-            lambda p, o: xckpt.load(p, options={}),
+            lambda p, o: untyped.load(p, options={}),
             "load takes options=xckpt.LoadOptions(...), not a dict",
         ),
         (
-            lambda p, o: xckpt.load_into(p, {}, options={}),
+            lambda p, o: untyped.load_into(p, {}, options={}),
             "load_into takes options=xckpt.LoadOptions(...), not a dict",
         ),
         (
-            lambda p, o: xckpt.open(p, options={}),
+            lambda p, o: untyped.open(p, options={}),
             "open takes options=xckpt.LoadOptions(...), not a dict",
         ),
         (
-            lambda p, o: xckpt.load(p, planner=xckpt.planner.DefaultSavePlanner()),
+            lambda p, o: untyped.load(p, planner=xckpt.planner.DefaultSavePlanner()),
             "load takes an instance of xckpt.planner.LoadPlanner, not a DefaultSavePlanner",
         ),
         (
-            lambda p, o: xckpt.save(p, STATE, planner=xckpt.planner.DefaultSavePlanner),
+            lambda p, o: untyped.save(p, STATE, planner=xckpt.planner.DefaultSavePlanner),
             "save takes an instance of xckpt.planner.SavePlanner, not DefaultSavePlanner",
         ),
         (
-            lambda p, o: xckpt.save(p, STATE, group=3),
+            lambda p, o: untyped.save(p, STATE, group=3),
             "a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a DeviceMesh, not a int",
         ),
     ],

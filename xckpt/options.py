@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TypeVar
 
+from xckpt.core.text.shown import brief
+
 __all__ = ["LoadOptions", "Metrics", "Progress", "SaveOptions"]
 
 MEBIBYTE = 1 << 20
@@ -183,6 +185,8 @@ class SaveOptions:
     progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
     """Called once at the end, on every rank, with what the call took; also after a failure."""
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)

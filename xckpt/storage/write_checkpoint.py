@@ -112,8 +112,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
         metadata = self._with_grids(metadata)
-        names = self.options.dimension_names
-        planned = draft(metadata, codecs=self.codecs, dimension_names=names)
+        planned = draft(metadata, self.codecs, self.options.dimension_names)
         check(planned)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
@@ -128,8 +127,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         def orders_of(plan: SavePlan) -> WriteOrders:
             if not pieces:
                 return orders
-            needed = regular + _pieces_of(plan, pieces, boxes)
-            return msgspec.structs.replace(orders, arrays=needed)
+            return msgspec.structs.replace(orders, arrays=regular + _pieces_of(plan, pieces, boxes))
 
         return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
 

@@ -32,7 +32,7 @@ class WithFiles(Xckpt):
             (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_text(text)
 
-    def list(self, path: Path) -> Mapping[str, Array]:
+    def list(self, path: Path) -> dict[str, Array]:
         for name, text in FILES.items():
             # What is among the chunks is moved after the exchange.
             if not name.startswith("w/"):

@@ -110,6 +110,9 @@ class ChunkSource:
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __repr__(self) -> str:
+        return f"<ChunkSource {self.root}>"
+
     def __post_init__(self) -> None:
         by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
         self.arrays = {leaf: list(group) for leaf, group in by_leaf}
