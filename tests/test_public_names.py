@@ -62,7 +62,7 @@ NAMES = {
     | {"Difference", "diff"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
-    | {"Group", "LocalGroup"},
+    | {"Group", "LocalGroup", "PerRank"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,

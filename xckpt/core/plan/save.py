@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
+from xckpt.core.plan.replicas import small_replicas
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
@@ -60,6 +61,14 @@ class SavePlanner(abc.ABC):
 
         ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
+
+    def replicas(self) -> Iterable[tuple[str, NDArray[np.uint8]]]:
+        """Name and bytes of each leaf that all ranks which have it must have alike, if small.
+
+        Called on every rank of a group of several, after `set_up_planner`. By default there are
+        none, and nothing is compared.
+        """
+        return ()
 
     @abc.abstractmethod
     def create_local_plan(self) -> SavePlan:
@@ -162,6 +171,12 @@ class DefaultSavePlanner(SavePlanner):
             f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
             f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"
         )
+
+    def replicas(self) -> Iterable[tuple[str, NDArray[np.uint8]]]:
+        """The small plain tensors and the Python values; see `xckpt.core.plan.replicas`."""
+        values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
+        tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
+        return small_replicas(tensors, values, self._bytes, self._containers, self.adapters)
 
     def create_local_plan(self) -> SavePlan:
         """An item for each local shard and value."""
