@@ -25,7 +25,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from xckpt.core.per_rank import PerRank
+from xckpt.core.part.per_rank import PerRank
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
-from xckpt.core.per_rank import PerRankAdapter
+from xckpt.core.part.per_rank import PerRankAdapter
 from xckpt.engine.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError

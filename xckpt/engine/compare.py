@@ -33,7 +33,7 @@ class _Described(msgspec.Struct, array_like=True):
 
     arguments: dict[str, str]
     leaves: dict[str, bytes]
-    """Leaf name -> digest."""
+    """Leaf name, NUL and type -> digest."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,7 +62,8 @@ def compare_ranks(
 
     def local() -> bytes:
         leaves = describe().replicas() if contents else ()
-        digests = {name: xxhash.xxh3_128_digest(data) for name, data in leaves}
+        # Another dtype or shape is another key: the plan says more about those.
+        digests = {f"{n}\0{kind}": xxhash.xxh3_128_digest(data.data) for n, kind, data in leaves}
         described.append(_encode(_Described(dict(arguments), digests)))
         return xxhash.xxh3_128_digest(described[0])
 
@@ -101,4 +102,6 @@ def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
 def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
     each = [spelled_ranks(those) for those in ranks.values()]
     shown = each if len(each) <= 8 else [*each[:8], f"{len(each) - 8} more"]
-    return Problem(name, kind="replica", text=f"differs between {' and '.join(shown)}")
+    return Problem(
+        name.rpartition("\0")[0], kind="replica", text=f"differs between {' and '.join(shown)}"
+    )

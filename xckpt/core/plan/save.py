@@ -26,9 +26,9 @@ from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
+from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
-from xckpt.core.plan.replicas import small_replicas
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
@@ -62,8 +62,8 @@ class SavePlanner(abc.ABC):
         ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
 
-    def replicas(self) -> Iterable[tuple[str, NDArray[np.uint8]]]:
-        """Name and bytes of each leaf that all ranks which have it must have alike, if small.
+    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+        """Name, type and bytes of each small leaf that ranks of the same type must have alike.
 
         Called on every rank of a group of several, after `set_up_planner`. By default there are
         none, and nothing is compared.
@@ -172,8 +172,8 @@ class DefaultSavePlanner(SavePlanner):
             f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"
         )
 
-    def replicas(self) -> Iterable[tuple[str, NDArray[np.uint8]]]:
-        """The small plain tensors and the Python values; see `xckpt.core.plan.replicas`."""
+    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+        """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
         values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
         tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
         return small_replicas(tensors, values, self._bytes, self._containers, self.adapters)

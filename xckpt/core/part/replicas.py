@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +17,17 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.dtypes import item_size
 from xckpt.core.leaf import SourceLeaf
-from xckpt.core.per_rank import KIND
+from xckpt.core.part.per_rank import KIND
 
-Value = TypeVar("Value")
+
+class _Value(Protocol):
+    """A Python value among the leaves."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+Value = TypeVar("Value", bound=_Value)
 
 MOST_LEAF_BYTES: Final = 1 << 20
 """Largest leaf that is compared."""
@@ -33,12 +41,12 @@ def small_replicas(
     encode: Callable[[Value], bytes],
     containers: Mapping[str, str],
     adapters: Adapters,
-) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-    """Name and bytes of each leaf that is whole on this rank, small, and not `PerRank`."""
+) -> Iterator[tuple[str, str, NDArray[np.uint8]]]:
+    """Name, type and bytes of each leaf that is whole on this rank, small, and not `PerRank`."""
     own = tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
     for name, value in values.items():
         if not (own and name.startswith(own)):
-            yield name, np.frombuffer(encode(value), np.uint8)
+            yield name, value.kind, np.frombuffer(encode(value), np.uint8)
     left = MOST_BYTES
     for name, leaf in leaves.items():
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
@@ -48,4 +56,4 @@ def small_replicas(
             continue
         left -= size
         array = np.ascontiguousarray(adapters.to_numpy(leaf.data(0)))
-        yield name, array.reshape(-1).view(np.uint8)
+        yield name, f"{leaf.dtype} {tuple(leaf.shape)}", array.reshape(-1).view(np.uint8)

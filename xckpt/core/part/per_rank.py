@@ -14,7 +14,7 @@ from xckpt.core.adapter import Adapter, Children
 
 Value = TypeVar("Value")
 
-KIND: Final = "pytree:xckpt.core.per_rank.PerRank"
+KIND: Final = "pytree:xckpt.core.part.per_rank.PerRank"
 """The kind of such a container."""
 
 
