@@ -33,6 +33,7 @@ LAYERS = {
     "torch's own checkpoints": ("xckpt.torch.dcp",),
     "surface": (
         "xckpt",
+        "xckpt.adapters",
         "xckpt.api",
         "xckpt.state_dict",
         "xckpt.planner",

@@ -60,9 +60,12 @@ NAMES = {
     | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
+    | {"copy", "delete", "exists"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
     | {"Group", "LocalGroup", "PerRank"},
+    "xckpt.adapters": {"Adapter", "ArrayAdapter", "register", "unregister"}
+    | {"Box", "Boxes", "Copyable", "SourceLeaf", "TargetLeaf"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
@@ -95,6 +98,9 @@ SIGNATURES = {
     " mapping=None, allow_lossy=False",
     "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
+    "exists": "path",
+    "delete": "path",
+    "copy": "source, target, *, overwrite=False",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",
     "load_state_dict": "state_dict, storage_reader, *, process_group=None, coordinator_rank=0,"

@@ -212,13 +212,27 @@ def run(line: str) -> Result:
     return CliRunner().invoke(commands, command[1:])
 
 
-@pytest.mark.parametrize("line", [line for line in LINES if not line.startswith("$")])
+IN_ORDER = [line for line in LINES if re.match("xckpt (cp|rm) ", line)]
+
+
+@pytest.mark.parametrize("line", [x for x in LINES if not x.startswith("$") and x not in IN_ORDER])
 @pytest.mark.usefixtures("first")
 def test_a_command_answers(folder: Path, line: str) -> None:
     with chdir(folder):
         result = run(line)
-    assert (result.exit_code, result.stderr) == (0, "")
+    differs = line.startswith("xckpt diff")
+    assert (result.exit_code, result.stderr) == (int(differs), "")
     assert result.stdout
+
+
+@pytest.mark.usefixtures("first")
+def test_a_copy_is_made_and_deleted(folder: Path) -> None:
+    with chdir(folder):
+        there = []
+        for line in IN_ORDER:
+            assert run(line).exit_code == 0
+            there.append(xckpt.exists("ckpt.copy"))
+    assert there == [True, False]
 
 
 def test_the_drawing_is_what_the_command_prints(tmp_path: Path) -> None:

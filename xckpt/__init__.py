@@ -12,11 +12,16 @@ planners of one's own.
 
 import contextlib
 import importlib
+import sys
 from typing import TYPE_CHECKING
+
+if sys.platform == "win32":
+    raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
 
 from xckpt.api.diff import diff
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
+from xckpt.api.places import copy, delete, exists
 from xckpt.api.save import save, save_async
 from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
@@ -55,6 +60,7 @@ from xckpt.options import LoadOptions, Metrics, Progress, SaveOptions
 from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:
+    from xckpt import adapters as adapters
     from xckpt import metadata as metadata
     from xckpt import planner as planner
     from xckpt import storage as storage
@@ -105,7 +111,10 @@ __all__ = [
     "VersionError",
     "XckptError",
     "__version__",
+    "copy",
+    "delete",
     "diff",
+    "exists",
     "load",
     "load_into",
     "load_state_dict",
@@ -125,6 +134,6 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
     if name == "StoredArray":
         return importlib.import_module("xckpt.storage.stored_array").StoredArray
-    if name in ("metadata", "planner", "storage"):
+    if name in ("adapters", "metadata", "planner", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -142,6 +142,14 @@ class MappingError(XckptError, ValueError):
 class UnsupportedLeafError(XckptError, TypeError):
     """A leaf that cannot be saved or loaded; the message gives its name."""
 
+    @classmethod
+    def leaves(cls, fault: str, problems: Iterable[str]) -> Self:
+        """The error for several leaves with one fault, such as ``"cannot be saved"``."""
+        lines = tuple(problems)
+        return cls.listing(
+            f"{len(lines):,} {'leaf' if len(lines) == 1 else 'leaves'} {fault}", lines
+        )
+
 
 class LeafTooLargeError(XckptError, MemoryError):
     """There is not enough memory to load a leaf; the message gives its name."""

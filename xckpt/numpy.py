@@ -116,12 +116,22 @@ class NumpyAdapter(Adapter[Leaf]):
 ADAPTER: Final = NumpyAdapter()
 
 
+_ADVICE: Final = {
+    "U": "save text as a list of str, by .tolist(), or as numbers, by .view(np.uint32)",
+    "S": "save it as a list of bytes, by .tolist(), or as numbers, by .view(np.uint8)",
+    "O": "save a list, by .tolist(), or an array of numbers, by .astype()",
+    "M": "save its numbers, by .view(np.int64), and the unit as a str",
+    "m": "save its numbers, by .view(np.int64), and the unit as a str",
+    "V": "save each field as an array of its own",
+}
+"""Kind of a NumPy dtype that has no format -> what to do instead."""
+
+
 def _format_dtype(leaf: Leaf, name: str) -> str:
     if isinstance(leaf, np.ma.MaskedArray):
         raise UnsupportedLeafError(f"{name}: a masked array; save its data and mask as two leaves")
     dtype = dtype_name(leaf.dtype)
     if dtype is None:
-        raise UnsupportedLeafError(
-            f"{name}: NumPy dtype {leaf.dtype} cannot be stored; convert it to a number type first"
-        )
+        advice = _ADVICE.get(leaf.dtype.kind, "convert it to a number type first")
+        raise UnsupportedLeafError(f"{name}: NumPy dtype {leaf.dtype} cannot be stored; {advice}")
     return dtype

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import TypeVar
 
+from xckpt.core.text.shown import brief
+
 __all__ = ["LoadOptions", "Metrics", "Progress", "SaveOptions"]
 
 MEBIBYTE = 1 << 20
@@ -177,12 +179,15 @@ class SaveOptions:
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
     serialise: Callable[[object], bytes] | None = None
-    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name."""
+    """Turns a leaf of an unknown type into bytes; without it such a leaf is refused by name.
+    `LoadOptions.deserialise` is its inverse."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
     progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
     """Called once at the end, on every rank, with what the call took; also after a failure."""
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
@@ -214,6 +219,9 @@ class LoadOptions:
     systems."""
     share_reads: bool = True
     """Ranks of one host read each chunk once and share it through memory."""
+    deserialise: Callable[[bytes], object] | None = None
+    """Makes an object of the bytes that a save's ``serialise`` gave; without it they stay bytes.
+    A load by a planner of one's own does as that planner says."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
     progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
@@ -224,7 +232,7 @@ class LoadOptions:
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         _check_flags(self, "memory_map", "share_reads")
-        _check_functions(self, metrics=METRICS)
+        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 
 

@@ -160,7 +160,7 @@ class Xckpt:
     def list(self, path: Path) -> dict[str, Array]:
         found = xckpt.open(self.place(path)).tree
         assert isinstance(found, dict)
-        return {str(name): Array(leaf.shape, leaf.dtype) for name, leaf in found.items()}
+        return {str(name): Array(leaf.shape, leaf.dtype.name) for name, leaf in found.items()}
 
     def delete(self, path: Path) -> None:
         # In one step: a delete that is killed leaves all of the checkpoint there, or nothing.

@@ -51,7 +51,7 @@ def names(result: Result) -> list[str]:
         (["model"], ["model/w", "model/b"]),
         (["*/w"], ["model/w", "opt/w"]),
         (["opt/step", "model/?"], ["model/w", "model/b", "opt/step"]),
-        (["[!o]*/[wb]"], ["model/w", "model/b"]),
+        (["**/step", "*/b"], ["model/b", "opt/step"]),
     ],
 )
 def test_patterns(saved: Path, patterns: list[str], listed: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,12 @@ def test_it_is_opened_sliced_and_verified(path: Path) -> None:
     whole: Any = checkpoint["b"]
     assert np.array_equal(whole, STATE["b"])
     assert checkpoint.verify() == []
+    part = checkpoint.array(name)[[2, 0], -1]
+    assert np.array_equal(part, STATE["model"]["w"][[2, 0], -1])
+    assert np.array_equal(pickle.loads(pickle.dumps(stored)), STATE["model"]["w"])
+    checkpoint.close()
+    with pytest.raises(ValueError, match="is closed"):
+        stored[0]
 
 
 def test_the_commands_take_it(path: Path) -> None:
@@ -92,3 +99,12 @@ def test_nothing_that_is_known_is_refused_as_before(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("x")
     with pytest.raises(xckpt.NotACheckpointError):
         xckpt.open(tmp_path)
+
+
+def test_it_is_compared_by_reading(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "ours", STATE)
+    convert(tmp_path / "ours", tmp_path / "theirs", format="orbax")
+    assert xckpt.diff(tmp_path / "ours", tmp_path / "theirs", values=True) == []
+    xckpt.save(tmp_path / "others", {**STATE, "b": np.arange(1, 6, dtype=np.int16)})
+    [difference] = xckpt.diff(tmp_path / "others", tmp_path / "theirs", values=True)
+    assert difference.name == "b" and difference.kind == "content"

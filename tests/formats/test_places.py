@@ -150,6 +150,10 @@ def test_each_format_from_each_place(
     check_source(source, ARRAYS)
     assert source.values == VALUES
     assert source.identity() == open_source(url).identity()
+    opened = xckpt.open(url)
+    assert opened.format == name.split()[0] and opened.verify() == []
+    rows = opened.array("layers.0.weight")[3:5]
+    assert same_bits(rows, ARRAYS["layers.0.weight"][3:5])
     loaded = xckpt.load(url)
     assert all(same_bits(loaded[leaf], array) for leaf, array in ARRAYS.items())
     assert {leaf: loaded[leaf] for leaf in VALUES} == VALUES

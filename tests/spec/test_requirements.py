@@ -150,6 +150,8 @@ SHOWN: dict[str, tuple[str, ...]] = {
     ),
     "A writer MUST NOT remove or change one": (
         "tests/storage/commit/test_carry.py::test_an_overwrite_keeps_the_files_of_the_user",
+        "tests/conformance/crash/test_files_of_the_user.py"
+        "::test_every_kill_and_some_power_cuts_keep_them",
         "tests/storage/commit/test_carry.py::test_the_next_save_rescues_what_a_killed_one_left",
         "tests/storage/test_buckets.py::test_an_overwrite_keeps_the_keys_of_the_user",
     ),

@@ -42,7 +42,9 @@ def test_the_name_of_a_container_gives_a_subtree(path: Path) -> None:
     layers = model["layers"]
     assert isinstance(layers, StoredTree)
     assert np.array_equal(layers.array("1")[:], np.zeros(3))
-    assert repr(layers).startswith("<StoredTree ") and repr(layers).endswith("layers: 2 leaves>")
+    assert repr(layers).startswith("<StoredTree ") and repr(layers).endswith(
+        "layers: 2 leaves, 40 B>"
+    )
     tree = layers.tree
     assert isinstance(tree, list) and np.array_equal(tree[0][:], np.ones(2))
     opt = checkpoint["opt"]

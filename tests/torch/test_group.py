@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import datetime
 import time
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
+import xckpt
 from tests.support.ranks import Ranks, die
+from xckpt.engine.adapters import find_group
 from xckpt.engine.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
@@ -231,3 +236,37 @@ def on_rank_beside_others(rank: int) -> tuple[list[bytes] | None, int]:
 def test_messages_are_not_mixed_with_the_users(four_ranks: Ranks) -> None:
     answers = four_ranks.run(on_rank_beside_others)
     assert answers == [([b"plan"] * 4, 42), (None, 42), (None, -1), (None, -1)]
+
+
+def on_rank_saves_in(rank: int, folder: str) -> list[int]:
+    """Two pairs of ranks save and load, each in a process group or a mesh of its own."""
+    pairs: list[Any] = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    meshes = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pair", "member"))
+    state = {f"own{rank}": torch.full((2,), rank)}
+    found: list[int] = []
+    groups: list[Any] = [pairs[rank // 2], meshes["member"], meshes, None]
+    for number, group in enumerate(groups):
+        place = f"{folder}/{number}/{rank // 2 if number < 2 else 'all'}"
+        saved = xckpt.save(place, state, group=group)
+        xckpt.save_async(place, state, group=group, overwrite=True).result()
+        assert int(xckpt.load(place, state, group=group)[f"own{rank}"][0]) == rank
+        xckpt.load_into(place, state, group=group)
+        found.append(len(saved))
+    return found
+
+
+def test_calls_take_process_groups_and_meshes(four_ranks: Ranks, tmp_path: Path) -> None:
+    assert four_ranks.run(on_rank_saves_in, str(tmp_path)) == [[2, 2, 4, 4]] * 4
+
+
+def on_rank_in_half_a_mesh(rank: int) -> str:
+    cube = init_device_mesh("cpu", (2, 2, 1), mesh_dim_names=("a", "b", "c"))
+    with pytest.raises(ValueError, match="processes") as caught:
+        find_group(cube["b", "c"])
+    return str(caught.value)
+
+
+def test_a_mesh_of_some_processes_has_no_group_of_its_own(four_ranks: Ranks) -> None:
+    for message in four_ranks.run(on_rank_in_half_a_mesh):
+        assert message.startswith("the DeviceMesh has 2 dimensions and 2 of the 4 processes")
+        assert message.endswith("make one by torch.distributed.new_group, and give it as group=")

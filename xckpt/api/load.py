@@ -33,6 +33,10 @@ def load(
     path: Path,
     like: None = None,
     *,
+    at: str = "",
+    select: Patterns | None = None,
+    framework: str | None = None,
+    device: object = None,
     strict: bool = True,
     missing: Severity | None = None,
     unexpected: Severity | None = None,
@@ -282,20 +286,21 @@ def _load(
     watch = watch_for(call, path, options)
     from xckpt.storage.read_checkpoint import ZarrStorageReader
 
-    planner = wanted.planner(planner, like, strictness, cast=cast)
+    planner = wanted.planner(planner, like, strictness, cast=cast, deserialise=options.deserialise)
     ranks = find_ranks()
-    others = cache(partial(_formats_at, path, options))
-    if mapping is not None:
-        planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, options)
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
+        # One for both: the planner opens the format that the coordinator has found.
+        others = cache(partial(_formats_at, path, shown))
+        if mapping is not None:
+            planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, shown)
         loaded = load_state(
             tree,
             ZarrStorageReader(path, options=shown),
             group=ranks,
             planner=planner,
             in_place=in_place,
-            others=cache(partial(_formats_at, path, shown)),
+            others=others,
             watch=watch,
         )
     return loaded.tree, planner.report()

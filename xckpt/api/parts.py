@@ -15,6 +15,7 @@ from xckpt.core.part.selection import Selection
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.new_leaves import NewLeaves, leaves_of, numpy_leaves
 from xckpt.core.plan.report import Strictness
+from xckpt.core.values import Deserialise
 from xckpt.engine.adapters import framework_adapter
 
 Patterns = str | Iterable[str]
@@ -65,7 +66,13 @@ class PartialLoad:
         return self == PartialLoad()
 
     def planner(
-        self, planner: LoadPlanner | None, like: object, strictness: Strictness, *, cast: bool
+        self,
+        planner: LoadPlanner | None,
+        like: object,
+        strictness: Strictness,
+        *,
+        cast: bool,
+        deserialise: Deserialise | None = None,
     ) -> LoadPlanner:
         """The planner of the load.
 
@@ -81,6 +88,7 @@ class PartialLoad:
                 cast=cast,
                 new_leaves=self.new_leaves,
                 picks=picks,
+                deserialise=deserialise,
             )
         elif self.new_leaves is not numpy_leaves or (part.patterns and like is not None):
             raise ValueError("framework=, and select= with like, are not for planners of one's own")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from fnmatch import translate
 
 from xckpt.cli.output import Failure
 from xckpt.core.near_names import no_such_name
+from xckpt.core.part.selection import NamePattern
 
 
 def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -24,9 +23,8 @@ def chosen(path: str, names: Sequence[str], patterns: Sequence[str]) -> list[str
         return list(names)
     kept: set[str] = set()
     for pattern in patterns:
-        meant = re.compile(translate(pattern)).match
-        below = f"{pattern}/"
-        found = [name for name in names if name == pattern or name.startswith(below) or meant(name)]
+        meant = NamePattern(pattern)
+        found = [name for name in names if meant.fits(name)]
         if not found:
             raise no_such_leaf(path, names, pattern)
         kept.update(found)

@@ -43,8 +43,9 @@ def convert_command(
     file; the format is detected. A command that was stopped resumes when it is run again.
     """
     import xckpt
-    from xckpt.cli.report import counted, readable_bytes
+    from xckpt.cli.report import counted
     from xckpt.convert.run import convert
+    from xckpt.core.text.shown import readable_bytes
     from xckpt.options import SaveOptions
 
     if mapping is None and any(options.values()):

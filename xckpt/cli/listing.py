@@ -18,9 +18,9 @@ import click
 
 from xckpt.cli.choose import chosen
 from xckpt.cli.output import as_json, print_json, printable
-from xckpt.cli.report import readable_bytes
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.text.shown import readable_bytes
 
 
 class Row(NamedTuple):
@@ -57,7 +57,7 @@ def ls(
     """List the leaves of a checkpoint: name, dtype, shape, size.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
-    "model/*/bias": * stands for any characters, ? for one, [ab] for one of them.
+    "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
 

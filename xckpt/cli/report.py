@@ -27,9 +27,8 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
 )
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import decode_value
-
-UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 class ArrayReport(msgspec.Struct, frozen=True):
@@ -305,19 +304,6 @@ def _path(name: str) -> list[str]:
         ['opt', 'opt/0', 'opt/0/mu']
     """
     return list(accumulate(name.split("/"), "{}/{}".format))
-
-
-def readable_bytes(count: int) -> str:
-    """A size in the largest unit that fits.
-
-    Example:
-        >>> readable_bytes(0), readable_bytes(1023), readable_bytes(1536), readable_bytes(3 << 30)
-        ('0 B', '1023 B', '1.5 KiB', '3.0 GiB')
-    """
-    if count < 1024:
-        return f"{count} B"
-    power = min((count.bit_length() - 1) // 10, len(UNITS))
-    return f"{count / 1024**power:.1f} {UNITS[power - 1]}"
 
 
 def counted(count: int, what: str) -> str:

@@ -24,10 +24,10 @@ from xckpt.cli.report import (
     TreeRow,
     counted,
     holdings,
-    readable_bytes,
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
+from xckpt.core.text.shown import readable_bytes
 
 if TYPE_CHECKING:
     from xckpt.storage.contents.statistics import Statistics

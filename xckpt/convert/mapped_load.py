@@ -132,6 +132,7 @@ class MappedLoadPlanner(LoadPlanner):
             cast=self.cast,
             in_place=self.in_place,
             beside=[self._stored_names[name] for name in self._resolved.unused],
+            deserialise=self.options.deserialise,
         )
         self._targets.use_adapters(self.adapters)
         imagined: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}

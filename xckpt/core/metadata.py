@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import msgspec
 
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.near_names import no_such_name
+from xckpt.core.text.shown import brief
 
 JSONValue = None | bool | int | float | str | list["JSONValue"] | dict[str, "JSONValue"]
 """What `json` can carry."""
@@ -75,6 +77,8 @@ class TensorStorageMetadata:
     """What the leaf is to its framework beyond an array, such as ``"prng_key:threefry2x32"``."""
     dimension_names: tuple[str, ...] | None = None
     """A name for each dimension, for zarr and xarray; None where nothing names them."""
+
+    __repr__ = brief
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -162,6 +166,11 @@ class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
 
     def __len__(self) -> int:
         return len(self.state_dict_metadata)
+
+    def __repr__(self) -> str:
+        names = list(islice(self.state_dict_metadata, 4))
+        shown = ", ".join(repr(name[:80]) for name in names[:3])
+        return f"<Metadata of {len(self):,} leaves: {shown}{', ...' if len(names) > 3 else ''}>"
 
     def __bool__(self) -> bool:
         return True  # A checkpoint without leaves is one, too.

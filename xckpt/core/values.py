@@ -16,6 +16,9 @@ from typing import Final
 
 from xckpt.errors import CorruptCheckpointError, ManifestError, UnsupportedLeafError
 
+Deserialise = Callable[[bytes], object]
+"""The inverse of a caller's serialiser."""
+
 Value = None | bool | int | float | complex | str | bytes
 
 
@@ -147,21 +150,38 @@ def decode_value(kind: str, text: str) -> Value:
         raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
 
 
-def decode_content(name: str, kind: str, content: bytes) -> Value:
-    """The value of a leaf whose text is stored as UTF-8; opaque bytes come back as they are.
+def decode_content(
+    name: str, kind: str, content: bytes, deserialise: Deserialise | None = None
+) -> object:
+    """The value of a leaf whose text is stored as UTF-8, or the object of one that was serialised.
+
+    Without ``deserialise`` opaque bytes come back as they are, so nothing is unpickled unasked.
 
     Raises:
         CorruptCheckpointError: the content does not spell a value of this kind.
+        UnsupportedLeafError: ``deserialise`` failed; names the leaf.
 
     Example:
         >>> decode_content("step", "int", b"0x7"), decode_content("blob", "opaque", b"0x7")
         (7, b'0x7')
+        >>> decode_content("year", "opaque", b"2024", int)
+        2024
     """
     if kind == "opaque":
-        return content
+        return content if deserialise is None else _object(name, content, deserialise)
     try:
         return decode_value(kind, content.decode())
     except (UnicodeDecodeError, ManifestError) as error:
         raise CorruptCheckpointError(
             f"{name or 'the root'}: its {len(content):,} bytes are no {kind} value"
+        ) from error
+
+
+def _object(name: str, content: bytes, deserialise: Deserialise) -> object:
+    try:
+        return deserialise(content)
+    except Exception as error:
+        raise UnsupportedLeafError(
+            f"{name or 'the root'}: deserialise failed on its {len(content):,} bytes with "
+            f"{type(error).__name__}: {error}; load it without, to have the bytes"
         ) from error

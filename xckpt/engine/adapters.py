@@ -2,7 +2,8 @@
 
 1. An adapter is a module with an `Adapter` named ``ADAPTER``. It is imported when its framework has
    been: before that, no leaf of the framework can exist.
-2. A framework that joins processes has a module with ``current_group``; `find_group` asks those.
+2. `register` takes an adapter from outside; those are asked first.
+3. A framework that joins processes has a module with ``current_group``; `find_group` asks those.
    Where none has joined any, but a launcher has started several, it is an error.
 
 So this imports no framework that the program has not imported.
@@ -35,10 +36,15 @@ _GROUPS: Final = {"torch.distributed": "xckpt.torch.group", "jax": "xckpt.jax.gr
 """Framework module -> module with ``current_group``, in the order in which they are asked."""
 
 
+_REGISTERED: Final[list[Adapter[Any]]] = []
+"""Adapters from outside, the last one first: they are asked before all others."""
+
+
 def _loaded() -> tuple[Adapter[Any], ...]:
     modules = [module for framework, module in _MODULES.items() if framework in sys.modules]
+    ours = (importlib.import_module(module).ADAPTER for module in modules)
     # Two frameworks may have one adapter.
-    return tuple(dict.fromkeys(importlib.import_module(module).ADAPTER for module in modules))
+    return tuple(dict.fromkeys((*_REGISTERED, *ours)))
 
 
 BY_DEFAULT: Final = Adapters(look_again=_loaded)
@@ -52,6 +58,36 @@ def register_adapter(framework: str, module: str) -> None:
         >>> register_adapter("numpy", "xckpt.numpy")
     """
     _MODULES[framework] = module
+
+
+def register(adapter: Adapter[Any]) -> None:
+    """Have an adapter asked for leaves from now on, before all that are known.
+
+    Args:
+        adapter: an instance; see `xckpt.adapters`. Registering it again changes nothing.
+
+    Raises:
+        TypeError: it is no adapter, or a class.
+        ValueError: it names no classes in ``leaves``, so nothing would be its own.
+    """
+    if not isinstance(adapter, Adapter):  # pyright: ignore[reportUnnecessaryIsInstance]
+        given = adapter.__name__ if isinstance(adapter, type) else type(adapter).__name__
+        raise TypeError(f"register an instance of a class of xckpt.adapters, not {given}")
+    if not adapter.leaves:
+        raise ValueError(f"{type(adapter).__name__}.leaves names no class: set it to the arrays'")
+    if adapter not in _REGISTERED:
+        _REGISTERED.insert(0, adapter)
+
+
+def unregister(adapter: Adapter[Any]) -> None:
+    """Forget an adapter that was registered.
+
+    Raises:
+        ValueError: it was not.
+    """
+    if adapter not in _REGISTERED:
+        raise ValueError(f"{type(adapter).__name__} is not registered")
+    _REGISTERED.remove(adapter)
 
 
 def framework_adapter(framework: str) -> Adapter[Any]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from functools import cache
 
@@ -57,7 +58,7 @@ def fresh(size: int) -> Bytes:
 
 def populate(target: NDArray[np.generic]) -> None:
     """Have the kernel give the pages of a C-contiguous part of `fresh` memory; contents stay."""
-    if target.nbytes >= SMALLEST and _is_mapped(target):
+    if sys.platform == "linux" and target.nbytes >= SMALLEST and _is_mapped(target):
         _advise(target, PAGE, POPULATE_WRITE)
 
 

@@ -204,7 +204,7 @@ class BlockingAsyncStager(AsyncStager):
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
-            raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
+            raise UnsupportedLeafError.leaves("cannot be saved", problems)
         return flat, copyables
 
     def _copyable(self, leaf: object, name: str, adapters: Adapters) -> Copyable:

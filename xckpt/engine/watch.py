@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from types import TracebackType
@@ -67,7 +67,7 @@ class WatchedGroup:
             return self._group.broadcast(data)
 
     @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Generator[None, None, None]:
         started = time.perf_counter()
         try:
             yield
@@ -111,7 +111,7 @@ class Watch:
         return self._group
 
     @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
+    def step(self, name: str) -> Generator[None, None, None]:
         """Time a step."""
         logger.debug("%s %s: rank %d: %s", self.operation, self.where, self._rank, name)
         started = time.perf_counter()
@@ -166,13 +166,12 @@ def bytes_written(plan: SavePlan) -> int:
     """Bytes of the tensors' boxes in a rank's share of a save."""
     items = WriteItems.of(plan.items)
     sizes = [item_size(row.dtype) if row.is_tensor else 0 for row in items.table]
-    return sum(
-        sizes[leaf] * count
-        for block in items.blocks
-        for leaf, count in zip(
-            block.leaf.tolist(), block.boxes.sizes.prod(axis=1).tolist(), strict=True
-        )
-    )
+    total = 0
+    for block in items.blocks:
+        counts: list[int] = block.boxes.sizes.prod(axis=1).tolist()
+        leaves: list[int] = block.leaf.tolist()
+        total += sum(sizes[leaf] * count for leaf, count in zip(leaves, counts, strict=True))
+    return total
 
 
 def bytes_read(plan: LoadPlan, metadata: Metadata) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -23,8 +23,8 @@ from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.problem import Problem
-from xckpt.core.values import Value, encode_value, value_kind
-from xckpt.errors import NotACheckpointError, XckptError
+from xckpt.core.values import decode_value, encode_value, value_kind
+from xckpt.errors import NotACheckpointError, StorageError, XckptError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader, parts
 from xckpt.formats.source import TensorSource, user_of
@@ -34,6 +34,7 @@ from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.location import Location
 from xckpt.storage.stored_array import StoredArray
+from xckpt.storage.stored_tree import Leaf, StoredTree
 
 
 def open_foreign(
@@ -94,13 +95,38 @@ def _entry(source: TensorSource, name: str) -> TensorEntry | ValueEntry:
 class SourceArray(StoredArray):
     """A tensor of another library's checkpoint."""
 
+    home: SourceCheckpoint
+    """The checkpoint that it is in."""
     read_box: Callable[[Box, NDArray[np.generic]], None]
     """Reads a box of it into memory."""
 
     def read(self, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box into memory; see `StoredArray.read`."""
+        self.home.check_open()
         if box.elements:
             self.read_box(box, into)
+
+    def fill(self, box: Box, into: NDArray[np.generic]) -> None:
+        """Read a box into memory by several threads; see `StoredArray.fill`."""
+        most = max(1, PART_BYTES // into.dtype.itemsize)
+        cuts = list(parts(box.offsets, box.sizes, self.block(), most)) if box.elements else []
+        if len(cuts) < 2:
+            self.read(box, into)
+            return
+        with Pool(threads=self._options.threads, budget=self._options.memory_bytes) as pool:
+            for cut in cuts:
+                pool.submit(partial(self.read, cut, into[(*cut.slices(box.offsets), ...)]))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _reopened_array, (self.home, self.name)
+
+    def __dask_tokenize__(self) -> tuple[str, ...]:
+        return str(self.home.location), self.home.source.identity().hex(), self.name
+
+
+def _reopened_array(home: SourceCheckpoint, name: str) -> StoredArray:
+    """A stored array that was pickled, in the checkpoint that is opened again."""
+    return home.array(name)
 
 
 class SourceCheckpoint(Checkpoint):
@@ -121,13 +147,16 @@ class SourceCheckpoint(Checkpoint):
         options: LoadOptions | None,
     ) -> None:
         reader = SourceReader(lambda: source, os.fspath(path), options=options)
-        self.format = format
+        self.format, self.path = format, os.fspath(path)
         self.location = Location.parse(path)
         self.options = reader.options
-        self.metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
+        metadata = reader.set_up_storage_reader(reader.read_metadata(), 1)
+        StoredTree.__init__(self, self._leaf, metadata, str(self.location))
         self.manifest = manifest_of(source)
         self.user_metadata = self.manifest.user
         self.source = source
+        self.closed = False
+        """Whether `close` was called."""
         self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
         self._names = {leaf: name for name, leaf in source.leaf_names.items()}
 
@@ -143,20 +172,42 @@ class SourceCheckpoint(Checkpoint):
             f"chunks; convert it to one of xckpt first"
         )
 
-    def __getitem__(self, name: str) -> StoredArray | Value:
-        entry = self._entries.get(name)
-        if not isinstance(entry, TensorEntry):
-            return super().__getitem__(name)
+    def __reduce__(self) -> tuple[object, ...]:
+        options = replace(self.options, progress=None)
+        return _reopened, (str(self.path), self.format, self.source.identity(), options)
+
+    def _leaf(self, name: str) -> Leaf:
+        self.check_open()
+        entry = self._entries[name]
+        if isinstance(entry, ValueEntry):
+            return decode_value(entry.type, entry.value)
+        assert isinstance(entry, TensorEntry)
         return SourceArray(
             name=name,
             shape=entry.shape,
-            dtype=entry.dtype,
+            dtype_name=entry.dtype,
             pieces=tuple(leaf_arrays(entry)),
             sharding=entry.sharding,
             annotation=entry.annotation,
             _source=cast(Any, None),  # It is read by `read_box`.
+            _options=self.options,
+            home=self,
             read_box=partial(self.source.read, self._names[name]),
         )
+
+    def check_open(self) -> None:
+        """Refuse to read from what is closed.
+
+        Raises:
+            ValueError: it is.
+        """
+        if self.closed:
+            raise ValueError(f"{self.location} is closed; open it again")
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read any more, through its arrays neither."""
+        self.closed = True
+        self.source.close()
 
     def verify(self, progress: Callable[[Progress], None] | None = None) -> list[Problem]:
         """Read everything, which tells what the format's own checksums tell; many have none.
@@ -186,3 +237,16 @@ class SourceCheckpoint(Checkpoint):
                     nbytes = box.elements * item_size(spec.dtype)
                     pool.submit(partial(read, name, box), nbytes)
         return sorted(problems)
+
+
+def _reopened(path: str, format: str, identity: bytes, options: LoadOptions) -> SourceCheckpoint:
+    """A checkpoint that was pickled, opened again.
+
+    Raises:
+        XckptError: this process cannot open it.
+        StorageError: another checkpoint is there by now.
+    """
+    source = open_source(path, format, skip_objects=True)
+    if source.identity() != identity:
+        raise StorageError(f"{path} was replaced after the open checkpoint was pickled")
+    return SourceCheckpoint(path, format, source, options)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import Self
+from typing import Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
 from xckpt.core.problem import Problem
-from xckpt.core.values import decode_content, decode_value
+from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions, Progress
 from xckpt.storage.budget import ProgressCounter
@@ -71,7 +71,8 @@ class Checkpoint(StoredTree):
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
-            return decode_content(entry.name, entry.type, self._reader.read_bytes(entry))
+            content = self._reader.read_bytes(entry)
+            return cast(Value, decode_content(entry.name, entry.type, content))
         return StoredArray(
             entry.name,
             entry.shape,

@@ -7,6 +7,8 @@
    raises `OSError`; TensorStore raises `ValueError`, whose message begins with a status
    (``NOT_FOUND: ...``). It wraps the calls of a store and nothing else, so that what a planner or a
    callback raises reaches the caller as it is.
+4. TensorStore's threads do not survive a fork, and it ends a forked process that uses it by an
+   abort. `check_process` raises an error before.
 """
 
 from __future__ import annotations
@@ -145,7 +147,11 @@ def context(*, mapped: bool = False) -> ts.Context:
     Args:
         mapped: read local files through memory maps, which saves a copy. A committed checkpoint
             doesn't change; still, network file systems should be read without.
+
+    Raises:
+        StorageError: see `check_process`.
     """
+    check_process()
     return _context(mapped)
 
 
@@ -154,6 +160,35 @@ def _context(mapped: bool) -> ts.Context:
     if mapped:
         return ts.Context({"file_io_mode": {"mode": "memmap"}}, _context(False))
     return ts.Context({"s3_request_retries": S3_RETRIES, "gcs_request_retries": S3_RETRIES})
+
+
+_forked = False
+"""Whether this process was forked from one that had used TensorStore."""
+
+
+def _note_fork() -> None:
+    global _forked
+    _forked = _context.cache_info().currsize > 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+def check_process() -> None:
+    """Refuse to use TensorStore where that would abort the process.
+
+    Raises:
+        StorageError: the process was forked from one that had used TensorStore.
+    """
+    if _forked:
+        raise StorageError(
+            "this process was forked from one that had saved or loaded with xckpt, and the threads "
+            "that read and write are not in it: start it with the method 'spawn' or 'forkserver' "
+            "(multiprocessing.get_context('spawn'), "
+            "torch's DataLoader(..., multiprocessing_context='spawn')), or fork before the first "
+            "save or load"
+        )
 
 
 def file_problem(location: Location, key: str, most: int) -> str:

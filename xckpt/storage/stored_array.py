@@ -21,6 +21,7 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, expand, parts, points
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.shown import facts_html, readable_bytes
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
@@ -187,8 +188,22 @@ class StoredArray:
 
     def __repr__(self) -> str:
         chunks = f"in chunks of {self.chunks}" if self.regular else f"in {len(self.pieces)} pieces"
-        what = f"{self.dtype_name} {self.shape}, {in_bytes(self.nbytes)}"
+        what = f"{self.dtype_name} {self.shape}, {readable_bytes(self.nbytes)}"
         return f"<StoredArray {self.name!r}: {what} {chunks}>"
+
+    def _repr_html_(self) -> str:
+        return facts_html(
+            self.name,
+            [
+                ("dtype", self.dtype_name),
+                ("shape", self.shape),
+                ("size", readable_bytes(self.nbytes)),
+                ("chunks", self.chunks if self.regular else f"{len(self.pieces)} pieces"),
+                ("dimensions", self.dimension_names),
+                ("saved as", self.sharding),
+                ("is a", self.annotation or None),
+            ],
+        )
 
 
 PARALLEL_BYTES = 1 << 22
@@ -297,16 +312,3 @@ _About = tuple[str, Shape, str, Sequence[ZarrArray], Sharding | None, str]
 def _reopened_array(home: str, digests: str, options: LoadOptions, about: _About) -> StoredArray:
     """A stored array that was pickled; raises as `_reopened` does."""
     return StoredArray(*about, _reopened(home, digests, options), options)
-
-
-def in_bytes(count: int) -> str:
-    """A number of bytes for people.
-
-    Example:
-        >>> in_bytes(96), in_bytes(3 << 20)
-        ('96 B', '3.0 MiB')
-    """
-    if count < 1024:
-        return f"{count} B"
-    power = min(5, (count.bit_length() - 1) // 10)
-    return f"{count / 1024**power:.1f} {'KMGTP'[power - 1]}iB"

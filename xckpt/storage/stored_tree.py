@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import TypeAlias
+from math import prod
+from typing import Any, TypeAlias
 
+from xckpt.core.dtypes import item_size
 from xckpt.core.leaf import TargetPlace
-from xckpt.core.metadata import Metadata
+from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.near_names import no_such_name
 from xckpt.core.part.selection import Selection, with_containers
 from xckpt.core.plan.new_leaves import leaves_of
+from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
 from xckpt.core.values import Value
 from xckpt.engine.adapters import framework_adapter
@@ -84,7 +87,16 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         return len(self.metadata.state_dict_metadata)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._where}: {len(self)} leaves>"
+        return f"<{type(self).__name__} {self._where}: {total(self._shown())}>"
+
+    def __str__(self) -> str:
+        return "\n  ".join([repr(self), *outline(self._shown())])
+
+    def _repr_html_(self) -> str:
+        return tree_html(self._where, self._shown())
+
+    def _shown(self) -> list[ShownLeaf]:
+        return [_shown(name, leaf) for name, leaf in self.metadata.state_dict_metadata.items()]
 
     def array(self, name: str) -> StoredArray:
         """The array of a name.
@@ -118,7 +130,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         mesh: object = None,
         sharding: object | ShardingRule = None,
         cast: bool = False,
-    ) -> object:
+    ) -> Any:  # noqa: ANN401  # a tree like the one that was saved
         """A tree of targets for `xckpt.load`, which take no memory.
 
         Args:
@@ -157,6 +169,13 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
 
 def _read_inner(read: Callable[[str], Leaf], part: Selection, inner: str) -> Leaf:
     return read(part.outer(inner))
+
+
+def _shown(name: str, leaf: TensorStorageMetadata | BytesStorageMetadata) -> ShownLeaf:
+    if isinstance(leaf, BytesStorageMetadata):
+        return ShownLeaf(name, leaf.kind, 0)
+    nbytes = prod(leaf.size) * item_size(leaf.properties.dtype)
+    return ShownLeaf(name, f"{leaf.properties.dtype} {tuple(leaf.size)}", nbytes)
 
 
 def _what(leaf: Leaf | StoredTree) -> str:

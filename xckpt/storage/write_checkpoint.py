@@ -112,8 +112,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
         metadata = self._with_grids(metadata)
-        names = self.options.dimension_names
-        planned = draft(metadata, codecs=self.codecs, dimension_names=names)
+        planned = draft(metadata, self.codecs, self.options.dimension_names)
         check(planned)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
@@ -128,8 +127,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         def orders_of(plan: SavePlan) -> WriteOrders:
             if not pieces:
                 return orders
-            needed = regular + _pieces_of(plan, pieces, boxes)
-            return msgspec.structs.replace(orders, arrays=needed)
+            return msgspec.structs.replace(orders, arrays=regular + _pieces_of(plan, pieces, boxes))
 
         return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
 
@@ -179,11 +177,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         name = item.index.fqn
         data = planner.resolve_data(item)
         if not isinstance(data, io.BytesIO):
-            raise PlanError(
-                f"{name}: resolve_data must return a BytesIO, not {type(data).__name__}"
-            )
-        content = data.getvalue()
-        kind = data.kind if isinstance(data, ValueText) else item.kind
+            what = type(data).__name__
+            raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
+        content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
         if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
             return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
         chunk = max(1, min(len(content), self.options.chunk_bytes))

@@ -41,7 +41,9 @@ def quantised() -> torch.Tensor:
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
 def test_a_tensor_that_cannot_be_saved(make: Any, complaint: str, tmp_path: Path):
     state = {"model": {"odd": make(), "fine": torch.ones(2)}}
-    with pytest.raises(dcp.CheckpointException, match=rf"model\.odd: .*{complaint}"):
+    # From 2.15 on torch itself asks for the strides of a tensor, before xckpt sees it.
+    expected = rf"model\.odd: .*{complaint}|Sparse CSR tensors do not have strides"
+    with pytest.raises(dcp.CheckpointException, match=expected):
         dcp.save(state, storage_writer=XckptStorageWriter(tmp_path / "a"))
     assert list(tmp_path.iterdir()) == []
 

@@ -182,7 +182,7 @@ def test_the_files_of_the_user_stay_where_they_are(tmp_path: Path, cached: bool)
         state = {"x": torch.full((2,), number)}
         dcp.save(state, storage_writer=XckptStorageWriter(tmp_path), planner=planner)
         assert (tmp_path / "notes.txt").read_text() == "mine"
-        assert xckpt.open(tmp_path)["x"][:].tolist() == [number, number]
+        assert xckpt.open(tmp_path).array("x")[:].tolist() == [number, number]
     assert xckpt.open(tmp_path).manifest.root == ""
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes, Shape
+from xckpt.core.text.shown import brief
 
 Int64s = NDArray[np.int64]
 
@@ -73,6 +74,8 @@ class Grid:
     """Chunk shape of each array, (n, rank), at least 1 in each dimension."""
     shards: Int64s | None = None
     """Zarr shard shape of each array, a multiple of its chunk shape; None where unsharded."""
+
+    __repr__ = brief
 
     @classmethod
     def of(cls, arrays: Boxes, chunks: Sequence[Shape], shards: Sequence[Shape | None]) -> Grid:

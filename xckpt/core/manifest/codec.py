@@ -87,7 +87,6 @@ def build(
 
 def draft(
     metadata: Metadata,
-    *,
     codecs: tuple[str, ...] = (),
     dimension_names: Mapping[str, Sequence[str]] | None = None,
 ) -> Manifest:

@@ -10,9 +10,9 @@
 An array's document has ``shape``, a regular chunk grid and ``bytes`` (little-endian), with
 ``crc32c`` behind it if the checkpoint asks for it, and ``sharding_indexed`` around both where a
 zarr shard holds several chunks. A folder is a group; a leaf in pieces is a group whose attributes
-say so. The root group repeats them all as consolidated metadata, as zarr-python writes it; but
-zarr-python refuses all of it where it lacks the type of one array. Then the root's attributes name
-these types. Every dimension has a name, because xarray needs one: the caller's, or its size.
+say so. The root group repeats them all as consolidated metadata; zarr-python would refuse all of it
+where it lacks the type of one array, so then the root's attributes name these types. Every
+dimension has a name, because xarray needs one: the caller's, or its size.
 """
 
 from __future__ import annotations
@@ -29,12 +29,15 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import count_cells
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.names import zarr_path
+from xckpt.core.text.shown import brief
 
 
 class _Strict(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, gc=False
 ):
     """A struct that rejects what it doesn't know and writes no defaults."""
+
+    __repr__ = brief
 
 
 class PieceEntry(_Strict, frozen=True):
@@ -176,8 +179,7 @@ def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> 
     names = leaf.dimension_names
     if leaf.pieces is None:
         assert leaf.chunk is not None
-        shape, origin = leaf.shape, (0,) * len(leaf.shape)
-        grid = leaf.chunk, leaf.shard
+        shape, origin, grid = leaf.shape, (0,) * len(leaf.shape), (leaf.chunk, leaf.shard)
         yield ZarrArray(leaf.name, 0, leaf.dtype, origin, shape, *grid, first, None, names)
         return
     for number, piece in enumerate(leaf.pieces):
@@ -249,10 +251,9 @@ def array_document(array: ZarrArray, codecs: tuple[str, ...], edition: int) -> b
 
 def _contents(array: ZarrArray, codecs: tuple[str, ...], edition: int) -> tuple[bytes, msgspec.Raw]:
     """An array's zarr.json, and the same for consolidated metadata."""
-    is_piece = array.piece_of is not None
-    offset, names = (array.offset, None) if is_piece else (None, array.dimension_names)
-    grid = array.chunk, array.shard
-    return _contents_of(array.dtype, array.shape, *grid, offset, names, codecs, edition)
+    grid, is_regular = (array.chunk, array.shard), array.piece_of is None
+    about = (None, array.dimension_names) if is_regular else (array.offset, None)
+    return _contents_of(array.dtype, array.shape, *grid, *about, codecs, edition)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -327,13 +328,12 @@ LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
 )
-"""What a root group without consolidated metadata says in its attributes."""
 
 
 def _about_pieces(shape: Shape, names: tuple[str, ...] | None) -> dict[str, JSONValue]:
     """The attributes of the group of a leaf in pieces."""
-    about: dict[str, JSONValue] = {"shape": list(shape)}
-    return about if names is None else {**about, "dimension_names": list(names)}
+    named: dict[str, JSONValue] = {} if names is None else {"dimension_names": [*names]}
+    return {"shape": [*shape], **named}
 
 
 def _group(attributes: dict[str, JSONValue], consolidated: object = None) -> msgspec.Raw:

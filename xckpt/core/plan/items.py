@@ -199,6 +199,9 @@ class WriteItems(Sequence[WriteItem]):
         self.blocks = tuple(blocks)
         self._order: list[int] = []
 
+    def __repr__(self) -> str:
+        return f"<{len(self):,} items of {len(self.table):,} leaves to write>"
+
     @classmethod
     def of(cls, items: Iterable[WriteItem]) -> WriteItems:
         """The columns of items; the argument itself if it is columns already.

@@ -27,6 +27,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
+    check_object_target,
     compare,
     decide_load,
     opaque_differences,
@@ -39,7 +40,7 @@ from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
-from xckpt.core.values import decode_content, value_kind
+from xckpt.core.values import Deserialise, decode_content, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 
@@ -133,6 +134,7 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place: fill the targets themselves instead of new ones like them, in any load.
         beside: unexpected leaves that the metadata do not mention, as a mapping leaves them.
         new_leaves: makes the targets of a load without a target tree; NumPy arrays by default.
+        deserialise: makes an object of bytes that a save's ``serialise`` gave; see `LoadOptions`.
         picks: which leaves of the target tree are loaded, by name; the others stay as they are.
 
     Raises:
@@ -150,12 +152,12 @@ class DefaultLoadPlanner(LoadPlanner):
         beside: Sequence[str] = (),
         new_leaves: NewLeaves = numpy_leaves,
         picks: Callable[[str], bool] | None = None,
+        deserialise: Deserialise | None = None,
     ) -> None:
         self.strictness = Strictness.of(strict, missing, unexpected)
         self.cast = cast
         self.in_place = self.always_in_place = in_place
-        self._new_leaves = new_leaves
-        self._picks = picks
+        self._new_leaves, self._picks, self._deserialise = new_leaves, picks, deserialise
         self.metadata = Metadata({})
         self._state: object = None
         self._objects = LoadedObjects(FlatTree(), self.metadata, NO_ADAPTERS)
@@ -196,7 +198,7 @@ class DefaultLoadPlanner(LoadPlanner):
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
-            raise UnsupportedLeafError.listing(f"{len(problems)} targets are unusable", problems)
+            raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
 
     def _want(self, name: str, like: object) -> WantedLeaf | None:
         if kind := value_kind(like):
@@ -205,10 +207,8 @@ class DefaultLoadPlanner(LoadPlanner):
         in_place = self.in_place and name not in self._objects.fresh
         target = self.adapters.target_for(like, name, in_place=in_place)
         if target is None:
-            raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {type(like).__module__}.{type(like).__qualname__} is no "
-                f"target; give an array, a tensor or a jax.ShapeDtypeStruct"
-            )
+            check_object_target(name, like, self.metadata, self._deserialise is not None)
+            return None
         return WantedLeaf(name, target)
 
     @property
@@ -220,7 +220,7 @@ class DefaultLoadPlanner(LoadPlanner):
         """Read items for each wanted box and value that fits; the rest are the plan's problems."""
         strict = self.strictness.missing == "error"
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
-        problems |= opaque_differences(self._likes, self.metadata)
+        problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
         for name, wanted in self._wanted.items():
             stored = self.metadata.state_dict_metadata.get(name)
@@ -232,9 +232,8 @@ class DefaultLoadPlanner(LoadPlanner):
                 continue
             assert wanted is not None
             items += wanted.reads(stored)
-        empty = stands_for_nothing(self._objects.flat.containers, self.metadata)
-        names = (*self._wanted, *empty)
-        return LoadPlan(items, names=names, problems=tuple(problems.values()))
+        nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
+        return LoadPlan(items, names=(*self._wanted, *nothing), problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say.
@@ -281,7 +280,7 @@ class DefaultLoadPlanner(LoadPlanner):
         name = read_item.dest_index.fqn
         stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
         assert isinstance(stored, BytesStorageMetadata)
-        decoded = decode_content(name, stored.kind, value.getvalue())
+        decoded = decode_content(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
         if wanted is None:
             self._values[name] = decoded

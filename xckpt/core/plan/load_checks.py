@@ -26,7 +26,7 @@ from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, misma
 from xckpt.core.plan.numbers import NumberTarget, number_difference
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
-from xckpt.errors import PlanError
+from xckpt.errors import PlanError, UnsupportedLeafError
 
 NOT_STORED = "wanted, but not in the checkpoint"
 
@@ -95,6 +95,24 @@ def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[
         if stored.get(name) == BytesStorageMetadata("opaque")
         and type(like) in (bool, int, float, complex, str)
     }
+
+
+def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
+    """Refuse an object of an unknown class as a target, but for one that is made of bytes.
+
+    Raises:
+        UnsupportedLeafError: names the leaf and says what to give.
+    """
+    advice = "give an array, a tensor or a jax.ShapeDtypeStruct"
+    if metadata.state_dict_metadata.get(name) == BytesStorageMetadata("opaque"):
+        if deserialises:
+            return
+        advice = (
+            "the checkpoint holds what a serialiser made of it: pass "
+            "options=LoadOptions(deserialise=...), or b'' to take the bytes"
+        )
+    kind = f"{type(like).__module__}.{type(like).__qualname__}"
+    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is no target; {advice}")
 
 
 _OPAQUE = (

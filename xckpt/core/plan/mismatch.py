@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 
 from xckpt.core.near_names import near_names
 from xckpt.core.problem import Problem
@@ -64,7 +65,9 @@ def mismatch(problems: Iterable[Problem], advice: str) -> TreeMismatchError:
     everything = tuple(problems)
     for problem in everything:
         by_kind[problem.kind].append(problem)
-    lines = [f"the target does not fit the checkpoint: {_counts(by_kind)} ({advice})"]
+    helps = by_kind[MISSING] or by_kind[UNEXPECTED]
+    lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
+    lines[0] += f" ({advice})" if helps else ""
     lines += guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED]))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
@@ -183,9 +186,11 @@ def _containers(longer: Sequence[str], known: set[str]) -> list[str]:
     """The commonest beginnings of names whose rest is known, up to a ``/`` or a dot."""
     counts: Counter[str] = Counter()
     for name in longer[:FEW]:
-        for at, letter in enumerate(name):
-            if letter in "/." and name[at + 1 :] in known:
-                counts[name[: at + 1]] += 1
+        starts = [0, *(at + 1 for at, letter in enumerate(name) if letter == "/")]
+        ends = [at + 1 for at, letter in enumerate(name) if letter in "/."]
+        for start, end in product(starts, ends):
+            if start < end and name[:start] + name[end:] in known:
+                counts[name[start:end]] += 1
     return [prefix for prefix, _ in counts.most_common(1)]
 
 

@@ -158,7 +158,7 @@ class DefaultSavePlanner(SavePlanner):
             except UnsupportedLeafError as error:
                 problems.append(str(error))
         if problems:
-            raise UnsupportedLeafError.listing(f"{len(problems)} leaves cannot be saved", problems)
+            raise UnsupportedLeafError.leaves("cannot be saved", problems)
 
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
         source = self.adapters.describe(leaf, name)
@@ -169,7 +169,8 @@ class DefaultSavePlanner(SavePlanner):
             return _PlainValue(kind, leaf)
         raise UnsupportedLeafError(
             f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
-            f"a tensor nor a plain Python value; remove it, convert it, or pass a serialiser"
+            f"a tensor nor a plain Python value; remove it, convert it, or turn it into bytes by "
+            f"options=xckpt.SaveOptions(serialise=...)"
         )
 
     def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:

@@ -31,7 +31,13 @@ from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
 from xckpt.storage.integrity import Integrity
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.location import (
+    Location,
+    check_process,
+    file_problem,
+    open_store,
+    storage_errors,
+)
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
 """TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
@@ -104,6 +110,9 @@ class ChunkSource:
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __repr__(self) -> str:
+        return f"<ChunkSource {self.root}>"
+
     def __post_init__(self) -> None:
         by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
         self.arrays = {leaf: list(group) for leaf, group in by_leaf}
@@ -129,8 +138,10 @@ class ChunkSource:
 
         Raises:
             CorruptCheckpointError: what is there can be no chunk.
+            StorageError: this process was forked from one that had used TensorStore.
             ValueError: the checkpoint was closed.
         """
+        check_process()
         if self.closed:
             raise ValueError(f"{self.home} is closed; open it again")
         self._check_file(chunk)

@@ -18,6 +18,7 @@ user's: a config.json, a tokenizer. The new folder takes the old one's place by 
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import os
 import shutil
 import stat
@@ -209,7 +210,7 @@ def _link(old: Path, new: Path, key: str) -> set[Path]:
     if stat.S_ISLNK(status.st_mode):
         os.symlink(os.readlink(source), target)
     else:
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
     return changed | {target.parent}
 
 
@@ -225,12 +226,14 @@ def _make_folders(old: Path, new: Path, key: str) -> set[Path]:
 
 
 def _same(one: Path, other: Path) -> bool:
-    """Whether two names are of one file, or of symbolic links that say the same."""
+    """Whether two names are of one file, or of links or files with the same content."""
     try:
         a, b = os.lstat(one), os.lstat(other)
         if stat.S_ISLNK(a.st_mode) and stat.S_ISLNK(b.st_mode):
             return os.readlink(one) == os.readlink(other)
-        return os.path.samestat(a, b)
+        plain = stat.S_ISREG(a.st_mode) and stat.S_ISREG(b.st_mode)
+        # A copy of the disk, from a backup, may have made two files of one.
+        return os.path.samestat(a, b) or (plain and filecmp.cmp(one, other, shallow=False))
     except (FileNotFoundError, NotADirectoryError):
         return False
 

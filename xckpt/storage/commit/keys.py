@@ -78,14 +78,14 @@ class KeyStaging:
             self._sync()
             store = open_store(self.target)
             # Listed before the commit: what others begin to write after it is not to be touched.
-            replaced = self._replaced(store)
+            replaced = self.replaced(store)
             replaced += self._note_replaced(store)
             if self.target.folder is not None:
                 empty_stale_lock(self.target.folder, MANIFEST)
             self._write_manifest(store, manifest)
             self.committed = True
             with contextlib.suppress(ValueError, OSError):
-                self._delete(store, replaced)
+                self.delete(store, replaced)
 
     def _sync(self) -> None:
         folder = self.location.folder
@@ -118,7 +118,7 @@ class KeyStaging:
             f"{self.target}: another save committed here meanwhile; this one is not committed"
         )
 
-    def _replaced(self, store: ts.KvStore) -> list[str]:
+    def replaced(self, store: ts.KvStore) -> list[str]:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
             return [CLAIM]
@@ -159,15 +159,15 @@ class KeyStaging:
             own.parent.rmdir()
         elif self.step is Step.GENERATION:
             keys = self._keys(store)
-            self._delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
+            self.delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
         elif store.read(CLAIM).result().stamp.generation == self.claimed:
             # While the claim is ours, so is all that looks like ours, but for a committed manifest
             # and its generation.
-            self._delete(store, _own(self._keys(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS))
+            self.delete(store, _own(self._keys(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS))
             store.write(CLAIM, None, if_equal=self.claimed).result()
 
-    def _delete(self, store: ts.KvStore, keys: list[str]) -> None:
-        # The marks that say what else there is go last.
+    def delete(self, store: ts.KvStore, keys: list[str]) -> None:
+        """Delete keys; those that say what else there is go last."""
         marks = [key for key in keys if key == CLAIM or key.endswith(f"/{REPLACED}")]
         self._delete_now(store, [key for key in keys if key not in marks])
         if self.target.folder is not None:

@@ -23,6 +23,8 @@ from xckpt.storage.chunks.chunk import allocate, chunks_of
 from xckpt.storage.contents.slabs import any_order
 from xckpt.storage.stored_array import StoredArray
 
+OURS = "xckpt"
+
 
 def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[Difference]:
     """All that differs, structure first.
@@ -64,7 +66,9 @@ def _contents(first: Checkpoint, second: Checkpoint, names: Sequence[str]) -> It
 
 
 def _prepare(checkpoint: Checkpoint, names: Sequence[str]) -> None:
-    """Fetch the digests of all tensors at once."""
+    """Fetch the digests of all tensors at once; other libraries' formats have none."""
+    if checkpoint.format != OURS:
+        return
     source = checkpoint.chunk_source
     with source.integrity.noticing_replacement():
         source.integrity.prepare(_arrays(checkpoint, names))
@@ -76,7 +80,12 @@ def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> list[ZarrArray]:
 
 
 def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
-    """Where a tensor differs, empty if nowhere; None where the chunks are not the same boxes."""
+    """Where a tensor differs, empty if nowhere; None where digests cannot tell.
+
+    They can where the chunks of both are the same boxes; other libraries' formats have none.
+    """
+    if not first.format == second.format == OURS:
+        return None
     ours, theirs = _arrays(first, [name]), _arrays(second, [name])
     if [_grid(array) for array in ours] != [_grid(array) for array in theirs]:
         return None

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import storage_errors
+from xckpt.storage.location import check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
@@ -231,6 +231,7 @@ class StoredFile:
 
     def _begin(self, part: slice | None, batch: ts.Batch | None = None) -> _Answer:
         """Request a range, or everything."""
+        check_process()
         with storage_errors(self.path):
             return self._store.read(self.path.key, byte_range=part, batch=batch)
 

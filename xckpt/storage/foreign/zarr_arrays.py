@@ -28,7 +28,7 @@ from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.location import Location, context, open_store, storage_errors
+from xckpt.storage.location import Location, check_process, context, open_store, storage_errors
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
@@ -145,6 +145,7 @@ class ZarrFolder:
             "recheck_cached_metadata": self._opened,
             "recheck_cached_data": self._opened,
         }
+        check_process()
         with foreign_errors(where):
             store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
             layout = store.chunk_layout

@@ -85,8 +85,7 @@ def check_items(items: Iterable[dcp.WriteItem]) -> None:
                 f"(complex32 to complex64, quantised tensors by int_repr() or dequantize())"
             )
     if problems:
-        count = len(problems)
-        raise UnsupportedLeafError.listing(f"{count} leaves cannot be saved", problems.values())
+        raise UnsupportedLeafError.leaves("cannot be saved", problems.values())
 
 
 def write_item(item: dcp.WriteItem, name: str) -> WriteItem:

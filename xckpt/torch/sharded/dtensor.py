@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
@@ -226,6 +227,11 @@ def _local_boxes(
     tensor: DTensor, local_shape: tuple[int, ...], name: str
 ) -> tuple[Boxes, Sequence[View]]:
     """The boxes of this rank's local tensor and its view of each; none outside the mesh."""
+    if not dist.is_initialized():
+        raise UnsupportedLeafError(
+            f"{name}: a DTensor whose process group was destroyed; save or load before "
+            f"destroy_process_group(), or use its to_local()"
+        )
     coordinate = tensor.device_mesh.get_coordinate()
     if coordinate is None:
         return Boxes.of([], rank=tensor.ndim), ()

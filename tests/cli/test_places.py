@@ -1,0 +1,66 @@
+"""`xckpt cp` and `xckpt rm`."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+import xckpt
+from xckpt.cli.commands import commands
+
+
+def run(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    xckpt.save(tmp_path / "ckpt", {"w": np.ones((4, 2)), "step": 3})
+    return tmp_path / "ckpt"
+
+
+def test_a_copy(saved: Path, tmp_path: Path) -> None:
+    result = run("cp", saved, tmp_path / "copy")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert xckpt.diff(saved, tmp_path / "copy", values=True) == []
+    again = run("cp", saved, tmp_path / "copy")
+    assert again.exit_code == 2 and "overwrite=True" in again.stderr
+    assert run("cp", saved, tmp_path / "copy", "--overwrite").exit_code == 0
+    assert run("cp", saved, saved).exit_code == 2
+    assert run("cp", tmp_path / "none", tmp_path / "other").exit_code == 2
+
+
+def test_nothing_is_deleted_unasked(saved: Path) -> None:
+    result = run("rm", saved)
+    assert result.exit_code == 2
+    assert "1 tensor and 1 value, 64 B in 1 chunk; pass --yes" in result.stderr
+    assert xckpt.exists(saved)
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+def test_a_terminal_is_asked(saved: Path, answer: str) -> None:
+    ours, theirs = pty.openpty()
+    os.write(ours, f"{answer}\n".encode())
+    command = [sys.executable, "-m", "xckpt", "rm", str(saved)]
+    done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=False)
+    os.close(theirs)
+    os.close(ours)
+    assert f"delete {saved}, which holds 1 tensor" in done.stderr
+    assert (done.returncode, xckpt.exists(saved)) == ((0, False) if answer == "y" else (2, True))
+
+
+def test_deleted_with_yes_but_not_what_is_no_checkpoint(saved: Path, tmp_path: Path) -> None:
+    (saved / "notes.txt").write_text("mine")
+    result = run("rm", saved, "--yes")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [path.name for path in saved.iterdir()] == ["notes.txt"]
+    for path in (saved, tmp_path, tmp_path / "none"):
+        refused = run("rm", path, "--yes")
+        assert refused.exit_code == 2 and (saved / "notes.txt").exists()

@@ -1,0 +1,132 @@
+"""Adapters of one's own: the page's example, the defaults, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import chdir
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from xckpt.adapters import Adapter, ArrayAdapter, register, unregister
+from xckpt.engine import adapters as known
+
+PAGE = (Path(__file__).parents[1] / "docs" / "adapters.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The names that the page's code leaves, gone through in one folder."""
+    names: dict[str, Any] = {}
+    before = list(known._REGISTERED)
+    with chdir(tmp_path_factory.mktemp("adapters")):
+        for code in re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL):
+            exec(compile(code, "docs/adapters.md", "exec"), names)
+        yield names
+    for adapter in known._REGISTERED:
+        if adapter not in before:
+            unregister(adapter)
+
+
+def test_the_page_does_what_it_says(page: dict[str, Any]) -> None:
+    truth = np.arange(6.0).reshape(2, 3)
+    for each in (page["loaded"], page["like"]):
+        assert isinstance(each["w"], page["DeviceArray"])
+        assert np.array_equal(np.from_dlpack(each["w"]), truth) and each["step"] == 7
+    assert np.array_equal(page["arrays"]["w"], truth)
+    assert page["dated"]["day"] == date(2024, 2, 29)
+    assert page["plain"]["day"] == b"2024-02-29"
+
+
+def test_an_array_in_many_chunks_saved_in_the_background(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
+    array = page["DeviceArray"](np.arange(4096.0).reshape(64, 64))
+    options = xckpt.SaveOptions(chunk_bytes=1024)
+    xckpt.save(tmp_path / "now", {"w": array}, options=options)
+    xckpt.save_async(tmp_path / "later", {"w": array}, options=options).result()
+    for path in ("now", "later"):
+        stored = xckpt.open(tmp_path / path)
+        leaf = stored["w"]
+        assert isinstance(leaf, xckpt.StoredArray) and leaf.chunks == (2, 64)
+        assert np.array_equal(xckpt.load(tmp_path / path)["w"], np.from_dlpack(array))
+
+
+class Odd:
+    """An array of a dtype that the format has not."""
+
+    shape = (2,)
+    dtype = np.dtype("datetime64[s]")
+
+
+class OddAdapter(ArrayAdapter[Odd]):
+    leaves = (Odd,)
+
+
+def test_what_an_adapter_cannot_do_is_said_by_name() -> None:
+    odd = OddAdapter()
+    register(odd)
+    register(odd)
+    try:
+        with pytest.raises(xckpt.UnsupportedLeafError, match="a/odd: a Odd of a dtype that cannot"):
+            xckpt.save("memory://odd", {"a": {"odd": Odd()}})
+    finally:
+        unregister(odd)
+    with pytest.raises(ValueError, match="OddAdapter is not registered"):
+        unregister(odd)
+    with pytest.raises(xckpt.UnsupportedLeafError, match="neither a tensor"):
+        xckpt.save("memory://odd", {"a": {"odd": Odd()}})
+    with pytest.raises(TypeError, match=r"register an instance .* not OddAdapter"):
+        register(OddAdapter)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Adapter.leaves names no class"):
+        register(Adapter[object]())
+
+
+class Point:
+    """An object of a class that xckpt does not know."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+POINTS = xckpt.LoadOptions(deserialise=lambda content: Point(int(content)))
+
+
+@pytest.fixture
+def pointed(tmp_path: Path) -> Path:
+    options = xckpt.SaveOptions(serialise=lambda leaf: str(leaf.x).encode())  # type: ignore[attr-defined]
+    xckpt.save(tmp_path / "ckpt", {"a": {"p": Point(7)}, "n": 1}, options=options)
+    return tmp_path / "ckpt"
+
+
+def test_an_object_comes_back_as_an_object(pointed: Path) -> None:
+    assert xckpt.load(pointed, options=POINTS)["a"]["p"].x == 7
+    like = {"a": {"p": Point(0)}, "n": 0}
+    loaded = xckpt.load(pointed, like, options=POINTS)
+    assert (loaded["a"]["p"].x, loaded["n"], like["a"]["p"].x) == (7, 1, 0)  # type: ignore[index]
+    state: Any = {"a": {"p": Point(0)}, "n": 0}
+    xckpt.load_into(pointed, state, options=POINTS)
+    assert (state["a"]["p"].x, state["n"]) == (7, 1)
+    assert xckpt.open(pointed, options=POINTS)["a/p"] == b"7"
+
+
+def test_without_a_deserialiser_it_stays_bytes(pointed: Path) -> None:
+    assert xckpt.load(pointed) == {"a": {"p": b"7"}, "n": 1}
+    assert xckpt.load(pointed, {"a": {"p": b""}, "n": 0})["a"]["p"] == b"7"
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"a/p: .*Point is no .*deserialise"):
+        xckpt.load(pointed, {"a": {"p": Point(0)}, "n": 0})
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"n: .*Point is no target; give an array"):
+        xckpt.load(pointed, {"a": {"p": b""}, "n": Point(0)}, options=POINTS)
+
+
+def test_a_deserialiser_that_fails_names_the_leaf(pointed: Path) -> None:
+    options = xckpt.LoadOptions(deserialise=lambda content: {}[content])
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"a/p: deserialise failed .* KeyError"):
+        xckpt.load(pointed, options=options)
+    with pytest.raises(TypeError, match="deserialise"):
+        xckpt.LoadOptions(deserialise="pickle")  # type: ignore[arg-type]

@@ -1,0 +1,129 @@
+"""Copying a checkpoint to another place, and whether one is there.
+
+1. The copy is staged as a save is (`xckpt.storage.commit.staging`).
+2. Every object that the manifest implies is linked, where both places are local folders of one file
+   system: committed files never change. Elsewhere it is copied as it is, without being decoded.
+3. The source's manifest is read again: if another save has replaced it meanwhile, objects of both
+   may have been taken, and nothing is committed.
+4. The manifest is published, as the last step of a save.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.codec import encode, parse
+from xckpt.core.manifest.entries import Manifest, arrays, documents
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.staging import begin
+from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.read_checkpoint import read_manifest
+
+THREADS = 16
+"""Objects on their way at a time, each of a chunk's or a zarr shard's size."""
+
+
+def has_checkpoint(location: Location) -> bool:
+    """Whether a committed checkpoint is at a place; its manifest is not read.
+
+    Raises:
+        StorageError: the storage gives no answer.
+    """
+    if location.folder is not None:
+        return (location.folder / MANIFEST).is_file()
+    with storage_errors(location):
+        store = open_store(location)
+        return bool(store.list(type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")).result())
+
+
+def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> None:
+    """Copy a checkpoint, and commit the copy in one step.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is at the source.
+        CheckpointExistsError: the target is taken.
+        CorruptCheckpointError: an object of the source is missing.
+        StorageError: a storage refused, or another save has replaced the source meanwhile.
+    """
+    data = read_manifest(source)
+    manifest = parse(data, digest_bytes)
+    staging = begin(target, overwrite=overwrite, planned=manifest)
+    try:
+        _copy_objects(manifest, source.within(manifest.root), staging.location)
+        if read_manifest(source) != data:
+            raise StorageError(f"{source} was replaced while it was copied; copy it again")
+        copied = msgspec.structs.replace(manifest, root=staging.root)
+        staging.publish(encode(copied, digest_bytes))
+    except BaseException:
+        staging.abort()
+        raise
+
+
+def object_keys(manifest: Manifest) -> Iterator[str]:
+    """The key of every object that a manifest implies, in its root; the manifest's own not."""
+    yield DIGESTS
+    yield from (key for key, _ in documents(manifest))
+    for array in arrays(manifest):
+        if array.count:
+            origin = (0,) * len(array.shape)
+            _, boxes = cells(origin, array.shape, array.shape, array.unit)
+            yield from (array.key(box.offsets) for box in boxes)
+
+
+def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
+    with storage_errors(target):
+        if source.folder is not None and target.folder is not None:
+            _link_objects(manifest, source.folder, target.folder)
+            return
+        from_store, to_store = open_store(source), open_store(target)
+
+        def copy(key: str) -> None:
+            found = from_store.read(key).result()
+            if found.state != "value":
+                raise _missing(source, key)
+            to_store.write(key, found.value).result()
+
+        with ThreadPoolExecutor(THREADS, "xckpt-copy") as pool:
+            # All are waited for, so that nothing is written after a failure has been reported.
+            for done in [pool.submit(copy, key) for key in object_keys(manifest)]:
+                done.result()
+
+
+def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
+    folders: set[Path] = {target}
+    for key in object_keys(manifest):
+        new = target / key
+        if new.parent not in folders:
+            new.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(new.parent)
+        try:
+            _link(source / key, new)
+        except FileNotFoundError as error:
+            raise _missing(Location("file", str(source)), key) from error
+    for folder in folders:
+        sync_folder(folder)
+
+
+def _link(source: Path, new: Path) -> None:
+    """One more name for a file; a copy of it where the file system gives none."""
+    with suppress(OSError):
+        os.link(source, new)
+        return
+    shutil.copyfile(source, new)
+    with open(new, "rb") as copied:
+        os.fsync(copied.fileno())
+
+
+def _missing(source: Location, key: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{source.child(key)}: it is missing, so nothing was copied")
