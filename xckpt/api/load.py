@@ -101,11 +101,16 @@ def load(
         path: where it is; see `save`. safetensors, Orbax and DCP checkpoints and files of
             `torch.save` are loaded the same way.
         like: a tree with a target for each leaf: a torch Tensor, DTensor or ShardedTensor (``meta``
-            device too), a jax.Array, a jax.ShapeDtypeStruct with a sharding, a NumPy array, or any
-            Python value. Only shape, dtype, device and sharding are read. An object with a
-            ``state_dict`` is not changed: in its place comes the loaded state dict, which its
-            ``load_state_dict`` takes. None loads everything in the saved containers, as NumPy
-            arrays or what ``framework`` says.
+            device too), a jax.Array, a jax.ShapeDtypeStruct, a JAX sharding or PartitionSpec, a
+            NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
+            object with a ``state_dict`` is not changed: in its place comes the loaded state dict,
+            which its ``load_state_dict`` takes. None loads everything in the saved containers, as
+            NumPy arrays or what ``framework`` says.
+            A jax.ShapeDtypeStruct without a sharding goes whole to JAX's default device, with a
+            warning where that is over 1 GiB in all and there are others. A sharding takes the
+            stored shape and dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
+            Functions come back untouched, as do other settings among the leaves of a class that is
+            registered with JAX (an Equinox module). An ``nnx.Variable`` and its value are one.
             A Python number and a 0-d array are one leaf: a saved int fills an int32 array, a saved
             0-d float32 array a Python float, where no value changes. ``cast`` also lets a float be
             rounded, and an int become a float or back if it stays the same number. Between two

@@ -4,8 +4,7 @@
    else of the framework a tree may hold. A subclass overrides what its framework has.
 2. `Adapters` are those that a save or a load may need, as one value. A leaf belongs to the first
    whose `owns` is true, so each question goes to one adapter, found by the leaf's class.
-3. The engine makes that value (`xckpt.engine.adapters`) and hands it to the planner. The core
-   loads nothing.
+3. The engine makes that value (`xckpt.engine.adapters`).
 """
 
 # An object that is an array or a container has elements of unknown type.
@@ -31,7 +30,7 @@ from xckpt.core.leaf import (
     TargetPlace,
     TransferringLeaf,
 )
-from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
 
 Leaf = TypeVar("Leaf")
@@ -82,6 +81,10 @@ class Adapter(Generic[Leaf]):
             UnsupportedLeafError: the framework cannot hold it; names the leaf.
         """
         raise UnsupportedLeafError(f"{name}: give a target, for this framework makes none")
+
+    def prepared(self, likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
+        """A load's likes by name; those that say only where (shardings) have a shape now."""
+        return likes
 
     def copyable(self, leaf: Leaf, name: str) -> Copyable:
         """How to copy a leaf; by default the copy is a `HostSource`, which can stand for any leaf.
@@ -309,7 +312,6 @@ class Adapters:
         return None if self.is_leaf(node) else self._registered(node)
 
     def _registered(self, node: object) -> Children | None:
-        """What a container holds that a framework registered; None for any other node."""
         return _first(each.children(node) for each in self._all())
 
     def rebuild(self, node: object, children: list[object]) -> object | None:

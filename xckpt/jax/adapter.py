@@ -18,30 +18,24 @@ neither changes nor frees what is being written.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.tree_util import (
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    SequenceKey,
-    tree_flatten_with_path,
-    tree_unflatten,
-)
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_unflatten
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import Adapter, Children
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import Copyable, HostSource, TargetPlace
-from xckpt.core.metadata import Sharding, TensorStorageMetadata
+from xckpt.core.metadata import Metadata, Sharding, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
+from xckpt.jax.containers import key_of, opened_once
 from xckpt.jax.shardings import (
     LocalLayout,
     concrete,
@@ -88,9 +82,9 @@ class ArraySource:
         return _fetch(shard) if device.platform == "cpu" else shard
 
 
+_PREPARED: Final = (jax.ShapeDtypeStruct, jax.sharding.Sharding, PartitionSpec)
+"""What is looked at before targets are made of it."""
 Leaf = jax.Array | jax.ShapeDtypeStruct
-_OF_THE_CORE: Final = (dict, OrderedDict, list, tuple, type(None))
-"""Containers that the core opens itself."""
 
 
 class JaxAdapter(Adapter[Leaf]):
@@ -110,6 +104,10 @@ class JaxAdapter(Adapter[Leaf]):
 
     leaves = (jax.Array, jax.ShapeDtypeStruct)
 
+    def owns(self, leaf: object) -> bool:
+        """Whether an object is an array, describes one, or says where one is to be."""
+        return isinstance(leaf, (*self.leaves, *_PREPARED))
+
     def describe(self, leaf: Leaf, name: str) -> ArraySource:
         """An array as a source.
 
@@ -117,9 +115,9 @@ class JaxAdapter(Adapter[Leaf]):
             UnsupportedLeafError: it was deleted or donated, is a tracer, has no data, or has a
                 dtype or sharding that cannot be stored; names the leaf.
         """
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if not isinstance(leaf, jax.Array):
             raise UnsupportedLeafError(
-                f"{name}: a jax.ShapeDtypeStruct has a shape but no data; save the array itself"
+                f"{name}: a {type(leaf).__name__} has no data; save the array itself"
             )
         _refuse_tracer(leaf, name)
         _refuse_deleted(leaf, name)
@@ -206,6 +204,18 @@ class JaxAdapter(Adapter[Leaf]):
 
         return like(stored, name, place)
 
+    def prepared(self, likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
+        """The likes with a struct for each sharding; see `xckpt.jax.likes`.
+
+        Raises:
+            UnsupportedLeafError: a PartitionSpec, and no mesh is set; names the leaf.
+        """
+        if not any(isinstance(each, _PREPARED) for each in likes.values()):
+            return likes
+        from xckpt.jax.likes import prepared
+
+        return prepared(likes, metadata)
+
     def to_numpy(self, data: Leaf) -> NDArray[np.generic]:
         """A single-device array on the host; shares memory on the CPU backend.
 
@@ -224,11 +234,11 @@ class JaxAdapter(Adapter[Leaf]):
             >>> ADAPTER.children({"a": 1}) is None, ADAPTER.children(1.5) is None
             (True, True)
         """
-        opened = _open(node)
+        opened = opened_once(node)
         if opened is None:
             return None
         entries, _ = opened
-        keys = [_key(entry) for entry, _ in entries]
+        keys = [key_of(entry) for entry, _ in entries]
         if len({(type(key), key) for key in keys}) < len(keys):
             keys = list(range(len(entries)))
         kind = f"pytree:{type(node).__module__}.{type(node).__qualname__}"
@@ -242,7 +252,7 @@ class JaxAdapter(Adapter[Leaf]):
             >>> ADAPTER.rebuild(defaultdict(list, a=1), [2])
             defaultdict(<class 'list'>, {'a': 2})
         """
-        opened = _open(node)
+        opened = opened_once(node)
         return None if opened is None else tree_unflatten(opened[1], children)
 
 
@@ -306,27 +316,3 @@ def _committed(like: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sh
     if isinstance(like, jax.ShapeDtypeStruct):
         return sharding != default_sharding()
     return bool(getattr(like, "committed", getattr(like, "_committed", True)))
-
-
-def _open(node: object) -> tuple[list[tuple[object, object]], object] | None:
-    """(key entry, child) pairs and the treedef of one level; None for any other object."""
-    if type(node) in _OF_THE_CORE or isinstance(node, jax.Array | np.ndarray):
-        return None
-    if isinstance(node, tuple) and hasattr(node, "_fields"):
-        return None
-    flat, treedef = tree_flatten_with_path(node, is_leaf=lambda other: other is not node)
-    if len(flat) == 1 and not flat[0][0]:
-        return None  # An empty path leads to a leaf: the object itself.
-    return [(path[0], child) for path, child in flat], treedef
-
-
-def _key(entry: object) -> str | int:
-    key: object = entry
-    match entry:
-        case DictKey() | FlattenedIndexKey():
-            key = entry.key
-        case GetAttrKey():
-            key = entry.name
-        case SequenceKey():
-            key = entry.idx
-    return key if isinstance(key, str | int) and not isinstance(key, bool) else str(key)

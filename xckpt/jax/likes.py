@@ -1,8 +1,15 @@
-"""Targets for stored tensors where the caller gives none: a `jax.ShapeDtypeStruct` for each."""
+"""Targets for stored tensors: a `jax.ShapeDtypeStruct` for each.
+
+1. `like` makes one where the caller gives none, `prepared` where the caller gives a sharding alone.
+2. A struct without a sharding goes whole to JAX's default device. `warn_of_one_device` warns where
+   that is much and there are other devices.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TypeGuard, cast
 
 import jax
 import numpy as np
@@ -11,8 +18,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
-from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.jax.shardings import Device
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.errors import UnsupportedLeafError
+from xckpt.jax.shardings import Device, default_sharding
 
 _KEY = "prng_key:"
 
@@ -89,3 +97,64 @@ def _device(device: object) -> Device:
     if index >= len(devices):
         raise ValueError(f"device={device!r}: there are {len(devices)} such devices here")
     return devices[index]
+
+
+def prepared(likes: Mapping[str, object], metadata: Metadata) -> Mapping[str, object]:
+    """All likes of a load, with a struct of what is stored in place of each sharding.
+
+    A PartitionSpec is laid over the mesh that is set. Where a Python value is stored, or nothing,
+    None takes the sharding's place: the value comes back as it was.
+
+    Raises:
+        UnsupportedLeafError: no mesh is set for a PartitionSpec; names the leaf.
+    """
+    warn_of_one_device([each for each in likes.values() if _is_unplaced(each)])
+    return {
+        name: _placed(each, metadata.state_dict_metadata.get(name), name)
+        if isinstance(each, jax.sharding.Sharding | PartitionSpec)
+        else each
+        for name, each in likes.items()
+    }
+
+
+def _placed(
+    sharding: jax.sharding.Sharding | PartitionSpec, stored: object, name: str
+) -> jax.ShapeDtypeStruct | None:
+    if not isinstance(stored, TensorStorageMetadata):
+        return None
+    mesh: object = None
+    if isinstance(sharding, PartitionSpec):
+        mesh = jax.sharding.get_mesh()
+        if not isinstance(mesh, Mesh) or not mesh.axis_names:
+            raise UnsupportedLeafError(
+                f"{name}: a PartitionSpec names no devices; load within jax.set_mesh(mesh), or "
+                f"give NamedSharding(mesh, {sharding!r})"
+            )
+    return like(stored, name, TargetPlace(mesh=mesh, sharding=sharding))
+
+
+def _is_unplaced(each: object) -> TypeGuard[jax.ShapeDtypeStruct]:
+    return isinstance(each, jax.ShapeDtypeStruct) and each.sharding is None
+
+
+MOST_UNASKED = 1 << 30
+"""Bytes that may go to the default device because no sharding was given, before a warning."""
+
+
+def warn_of_one_device(nowhere: Sequence[jax.ShapeDtypeStruct]) -> None:
+    """Warn where much goes to one of several devices, because structs name no sharding."""
+    if not nowhere or jax.device_count() == 1:
+        return
+    size = sum(each.size * _item_size(each.dtype) for each in nowhere)
+    if size > MOST_UNASKED:
+        gibibytes = f"{size / (1 << 30):.1f} GiB"
+        warnings.warn(
+            f"{gibibytes} in {len(nowhere)} jax.ShapeDtypeStruct without a sharding go whole to "
+            f"{default_sharding()}; give each a sharding=, or load into a tree of shardings",
+            UserWarning,
+            stacklevel=2,
+        )
+
+
+def _item_size(dtype: object) -> int:
+    return int(getattr(dtype, "itemsize", 1))

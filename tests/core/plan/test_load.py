@@ -302,7 +302,7 @@ def test_unusable_targets_are_listed_by_name():
     fixed = np.zeros(2)
     fixed.flags.writeable = False
     planner = DefaultLoadPlanner(in_place=True)
-    with pytest.raises(UnsupportedLeafError, match="2 targets") as caught:
+    with pytest.raises(UnsupportedLeafError, match="2 leaves cannot be loaded into") as caught:
         planner.set_up_planner({"a": {"b": object()}, "c": fixed, "d": 1}, Metadata({}))
     assert [text.split(":")[0] for text in caught.value.problems] == ["a/b", "c"]
 

@@ -27,7 +27,6 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
-    check_object_target,
     compare,
     decide_load,
     opaque_differences,
@@ -35,13 +34,14 @@ from xckpt.core.plan.load_checks import (
     target_problems,
 )
 from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
-from xckpt.core.plan.numbers import fill, number_target
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
+from xckpt.core.targets.find import find_targets, with_names_of, with_stored_names
+from xckpt.core.targets.numbers import fill
 from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
-from xckpt.core.values import Deserialise, decode_content, value_kind
-from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.core.values import Deserialise, decode_content
+from xckpt.errors import PlanError
 
 
 class LoadPlanner(abc.ABC):
@@ -164,6 +164,9 @@ class DefaultLoadPlanner(LoadPlanner):
         self._likes: Mapping[str, object] = {}
         self._wanted: dict[str, WantedLeaf | None] = {}
         """Leaf name -> what is wanted of it; None for a value."""
+        self._untouched: Mapping[str, object] = {}
+        self._stored_names: Mapping[str, str] = {}
+        """Leaf name -> its name in the checkpoint, where that is another one."""
         self._values: dict[str, object] = {}
         self._beside = tuple(beside)
         self._left: tuple[str, ...] = ()
@@ -183,33 +186,27 @@ class DefaultLoadPlanner(LoadPlanner):
         """
         assert metadata is not None
         flat = FlatTree() if state_dict is None else flatten(state_dict, self.adapters)
-        self.metadata = metadata
+        self.metadata, self._stored_names = with_names_of(flat, metadata)
         self._state = state_dict
-        self._objects = LoadedObjects(flat, metadata, self.adapters)
+        self._objects = LoadedObjects(flat, self.metadata, self.adapters)
         self._likes = self._new_leaves(metadata) if state_dict is None else self._objects.likes
-        self._wanted = {}
+        picks = self._picks
+        names = self._likes if picks is None else filter(picks, self._likes)
+        likes = {name: self._likes[name] for name in names}
+        found = find_targets(
+            likes,
+            self.metadata,
+            flat.containers,
+            self.adapters,
+            in_place=self._fills,
+            deserialises=self._deserialise is not None,
+        )
+        self._wanted, self._untouched = found.wanted, found.untouched
         self._values = {}
-        problems: list[str] = []
-        for name, like in self._likes.items():
-            if self._picks is not None and not self._picks(name):
-                continue
-            try:
-                self._wanted[name] = self._want(name, like)
-            except UnsupportedLeafError as error:
-                problems.append(str(error))
-        if problems:
-            raise UnsupportedLeafError.leaves("cannot be loaded into", problems)
 
-    def _want(self, name: str, like: object) -> WantedLeaf | None:
-        if kind := value_kind(like):
-            number = number_target(name, kind, self.metadata.state_dict_metadata.get(name))
-            return number and WantedLeaf(name, number)
-        in_place = self.in_place and name not in self._objects.fresh
-        target = self.adapters.target_for(like, name, in_place=in_place)
-        if target is None:
-            check_object_target(name, like, self.metadata, self._deserialise is not None)
-            return None
-        return WantedLeaf(name, target)
+    def _fills(self, name: str) -> bool:
+        """Whether a leaf is filled itself."""
+        return self.in_place and name not in self._objects.fresh
 
     @property
     def targets(self) -> Mapping[str, TargetLeaf | None]:
@@ -222,18 +219,22 @@ class DefaultLoadPlanner(LoadPlanner):
         problems = compare(self.targets, self.metadata, strict=strict, cast=self.cast)
         problems |= {} if self._deserialise else opaque_differences(self._likes, self.metadata)
         items: list[ReadItem] = []
+        stored = self.metadata.state_dict_metadata
         for name, wanted in self._wanted.items():
-            stored = self.metadata.state_dict_metadata.get(name)
-            if stored is None or name in problems:
+            if name not in stored or name in problems:
                 continue
-            if isinstance(stored, BytesStorageMetadata):
+            leaf = stored[name]
+            if isinstance(leaf, BytesStorageMetadata):
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))
                 continue
             assert wanted is not None
-            items += wanted.reads(stored)
+            items += wanted.reads(leaf)
         nothing = stands_for_nothing(self._objects.flat.containers, self.metadata)
-        return LoadPlan(items, names=(*self._wanted, *nothing), problems=tuple(problems.values()))
+        names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
+        if self._stored_names:
+            items = with_stored_names(items, self._stored_names)
+        return LoadPlan(items, names=names, problems=tuple(problems.values()))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say.
@@ -278,7 +279,7 @@ class DefaultLoadPlanner(LoadPlanner):
             TreeMismatchError: the array's dtype cannot hold the number.
         """
         name = read_item.dest_index.fqn
-        stored = self.metadata.state_dict_metadata[read_item.storage_index.fqn]
+        stored = self.metadata.state_dict_metadata[name]
         assert isinstance(stored, BytesStorageMetadata)
         decoded = decode_content(name, stored.kind, value.getvalue(), self._deserialise)
         wanted = self._wanted[name]
@@ -326,7 +327,7 @@ class DefaultLoadPlanner(LoadPlanner):
             if name not in self.metadata.state_dict_metadata:
                 loaded[name] = like
             elif wanted is None:
-                loaded[name] = self._values[name]
+                loaded[name] = self._values.get(name, like)
             else:
                 loaded[name] = wanted.target.result()
         if self._state is None:

@@ -23,9 +23,9 @@ from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
-from xckpt.core.plan.numbers import NumberTarget, number_difference
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
+from xckpt.core.targets.numbers import NumberTarget, number_difference
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 NOT_STORED = "wanted, but not in the checkpoint"

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.plan.numbers import NumberTarget
+from xckpt.core.targets.numbers import NumberTarget
 from xckpt.errors import SHOWN_PROBLEMS
 
 Severity = Literal["error", "warn", "ignore"]

@@ -29,6 +29,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
+from xckpt.core.targets.find import is_code
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
@@ -167,6 +168,8 @@ class DefaultSavePlanner(SavePlanner):
         kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
         if kind:
             return _PlainValue(kind, leaf)
+        if is_code(leaf, name, self._containers):
+            return _PlainValue("None", None)
         raise UnsupportedLeafError(
             f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
             f"a tensor nor a plain Python value; remove it, convert it, or turn it into bytes by "

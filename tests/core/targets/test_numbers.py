@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import xckpt
 from tests.support.jobs import fresh_path
 from xckpt.core.dtypes import DTYPES
-from xckpt.core.plan.numbers import as_element, as_number, number_difference, number_kind
+from xckpt.core.targets.numbers import as_element, as_number, number_difference, number_kind
 from xckpt.errors import TreeMismatchError
 
 DTYPE_NAMES = st.sampled_from(sorted(DTYPES))

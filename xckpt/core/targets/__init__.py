@@ -1,0 +1,1 @@
+"""What the leaves of a target tree ask for."""
