@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Final, NamedTuple
 
@@ -61,7 +63,8 @@ def ls(
     """
     import xckpt
 
-    rows = list(listed(xckpt.open(path).manifest))
+    with _collector_at_rest():
+        rows = list(listed(xckpt.open(path).manifest))
     if patterns:
         kept = set(chosen(path, [row.name for row in rows], patterns))
         rows = [row for row in rows if row.name in kept]
@@ -79,6 +82,18 @@ def ls(
         console().print(leaf_list(ordered))
     else:
         click.echo("\n".join(lines(ordered)))
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """No collection of cycles meanwhile: of very many leaves a fifth of the time goes into it."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def listed(manifest: Manifest) -> Iterator[Row]:
