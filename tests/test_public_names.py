@@ -63,7 +63,7 @@ NAMES = {
     | {"copy", "delete", "exists"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
-    | {"Group", "LocalGroup"},
+    | {"Group", "LocalGroup", "PerRank"},
     "xckpt.adapters": {"Adapter", "ArrayAdapter", "register", "unregister"}
     | {"Box", "Boxes", "Copyable", "SourceLeaf", "TargetLeaf"},
     "xckpt.errors": ERRORS,

@@ -55,6 +55,7 @@ def test_a_load_enters_these_packages(load: Way) -> None:
         "engine",  # the group
         "torch",  # is torch.distributed initialised?
         "jax",  # are there several processes?
+        "engine",  # has a launcher started several?
         "storage",  # the reader
         "engine",
         "storage",  # the manifest

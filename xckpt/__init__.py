@@ -30,6 +30,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorProperties,
 )
+from xckpt.core.part.per_rank import PerRank
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
@@ -93,6 +94,7 @@ __all__ = [
     "Metrics",
     "NoGroupError",
     "NotACheckpointError",
+    "PerRank",
     "PlanError",
     "Problem",
     "Progress",

@@ -172,8 +172,9 @@ class SaveOptions:
     """Threads that hash and write; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes in flight at a time; a single shard above this limit goes alone."""
-    compare_replicas: bool = False
-    """Refuse plain tensors and values that differ between the ranks that hold them."""
+    compare_replicas: bool | None = None
+    """Refuse plain tensors and values that differ between the ranks that hold them: by
+    default those of up to 1 MiB, 32 MiB in all; True compares all, False none."""
     dimension_names: Mapping[str, Sequence[str]] | None = None
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
@@ -193,7 +194,9 @@ class SaveOptions:
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "crc32c", "compare_replicas")
+        _check_flags(self, "crc32c")
+        if self.compare_replicas is not None:
+            _check_flags(self, "compare_replicas")
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
 

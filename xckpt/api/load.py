@@ -105,9 +105,8 @@ def load(
             NumPy array, or any Python value. Only shape, dtype, device and sharding are read. An
             object with a ``state_dict`` is not changed: in its place comes the loaded state dict,
             which its ``load_state_dict`` takes. None loads everything in the saved containers, as
-            NumPy arrays or what ``framework`` says.
-            A jax.ShapeDtypeStruct without a sharding goes whole to JAX's default device, with a
-            warning where that is over 1 GiB in all and there are others. A sharding takes the
+            NumPy arrays or what ``framework`` says. A jax.ShapeDtypeStruct without a sharding goes
+            whole to JAX's default device, with a warning over 1 GiB in all. A sharding takes the
             stored shape and dtype; a PartitionSpec is laid over the mesh of ``jax.set_mesh``.
             Functions come back untouched, as do other settings among the leaves of a class that is
             registered with JAX (an Equinox module). An ``nnx.Variable`` and its value are one.

@@ -17,6 +17,7 @@ import sys
 from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
+from xckpt.core.part.per_rank import PerRankAdapter
 from xckpt.engine.group import Group, LocalGroup, TimedGroup
 from xckpt.engine.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError
@@ -113,10 +114,13 @@ def framework_adapter(framework: str) -> Adapter[Any]:
     return adapter
 
 
-def loaded_adapters() -> Adapters:
+def loaded_adapters(rank: int = 0) -> Adapters:
     """The adapters of the frameworks imported so far, in one value.
 
     A framework that is imported later is found too, when something of it turns up.
+
+    Args:
+        rank: this process's in the group, for what each rank has its own of (`PerRank`).
 
     Raises:
         ImportError: an adapter cannot be imported, though its framework is.
@@ -126,7 +130,7 @@ def loaded_adapters() -> Adapters:
         >>> loaded_adapters().describe(np.zeros(3, np.int8), "w").dtype
         'int8'
     """
-    return Adapters(_loaded(), _loaded)
+    return Adapters((PerRankAdapter(rank), *_loaded()), _loaded)
 
 
 def find_group(

@@ -100,7 +100,7 @@ def load_state(
     """
     if in_place and state_dict is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    planner.use_adapters(loaded_adapters())
+    planner.use_adapters(loaded_adapters(group.rank))
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch)
     if watch is None:

@@ -48,6 +48,7 @@ def save_state(
     metadata: JSONValue = None,
     failure: BaseException | None = None,
     watch: Watch | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> Metadata:
     """Save a state on all ranks of a group; collective.
 
@@ -60,6 +61,7 @@ def save_state(
         failure: why this rank cannot save, if it cannot: it fails the first step, so that every
             rank raises.
         watch: times the save, if somebody listens.
+        arguments: of the call, in words: those that all ranks must give alike.
 
     Returns:
         The metadata of the committed checkpoint, the same on every rank.
@@ -71,6 +73,7 @@ def save_state(
     tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
+    save.arguments = arguments or {}
     if watch is None:
         return save.run(group)
     save.step = watch.step
@@ -91,12 +94,19 @@ class _Save:
     watch: Watch | None
     step: Step = nullcontext
     """The context of a step, by its name, which times it if somebody listens."""
+    arguments: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Of the call, which all ranks must give alike."""
+    rank: int = 0
+    is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
     """What will be committed; only the coordinator learns it."""
 
     def run(self, group: Group) -> Metadata:
         """All steps, on all ranks."""
+        self.rank = group.rank
         try:
+            if group.size > 1:
+                self._compare(group)
             share = reduce_scatter(
                 group, PLAN, self.plan_locally, self.plan_globally, SavePlanCodec()
             )
@@ -110,19 +120,37 @@ class _Save:
             self.writer.abort()
             raise
 
+    def _compare(self, group: Group) -> None:
+        # A save by one process has no need of it.
+        from xckpt.engine.compare import compare_ranks
+
+        options = getattr(self.writer, "options", None)
+        known = options if isinstance(options, SaveOptions) else SaveOptions()
+        names = ("chunk_bytes", "shard_bytes", "compare_replicas")
+        arguments = {name: repr(getattr(known, name)) for name in names} | dict(self.arguments)
+        compares = known.compare_replicas is not False
+        compare_ranks(group, self._set_up, arguments, contents=compares)
+
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
-        if self.failure is not None:
-            raise self.failure
         with self.step("describe"):
             return self._described()
 
     def _described(self) -> SavePlan:
-        self.planner.use_adapters(loaded_adapters())
-        storage_meta = self.writer.storage_meta()
-        self.planner.set_up_planner(self.state, storage_meta, self.is_coordinator)
+        self._set_up()
         self.writer.set_up_storage_writer(self.is_coordinator)
         return self.writer.prepare_local_plan(self.planner.create_local_plan())
+
+    def _set_up(self) -> SavePlanner:
+        """Have the planner take the state, once."""
+        if self.failure is not None:
+            raise self.failure
+        if not self.is_set_up:
+            self.planner.use_adapters(loaded_adapters(self.rank))
+            storage_meta = self.writer.storage_meta()
+            self.planner.set_up_planner(self.state, storage_meta, self.is_coordinator)
+            self.is_set_up = True
+        return self.planner
 
     def plan_globally(self, plans: Sequence[SavePlan]) -> Sequence[SavePlan]:
         """What each rank has to write, and where."""
@@ -154,7 +182,7 @@ def default_planner(options: SaveOptions) -> SavePlanner:
         'DefaultSavePlanner'
     """
     return DefaultSavePlanner(
-        compare_replicas=options.compare_replicas, serialise=options.serialise
+        compare_replicas=options.compare_replicas is True, serialise=options.serialise
     )
 
 

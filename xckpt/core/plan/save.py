@@ -15,7 +15,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.metadata import Metadata
+from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.targets.find import is_code
@@ -61,6 +62,14 @@ class SavePlanner(abc.ABC):
 
         ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
+
+    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+        """Name, type and bytes of each small leaf that ranks of the same type must have alike.
+
+        Called on every rank of a group of several, after `set_up_planner`. By default there are
+        none, and nothing is compared.
+        """
+        return ()
 
     @abc.abstractmethod
     def create_local_plan(self) -> SavePlan:
@@ -166,6 +175,12 @@ class DefaultSavePlanner(SavePlanner):
             f"a tensor nor a plain Python value; remove it, convert it, or turn it into bytes by "
             f"options=xckpt.SaveOptions(serialise=...)"
         )
+
+    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+        """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
+        values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
+        tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
+        return small_replicas(tensors, values, self._bytes, self._containers, self.adapters)
 
     def create_local_plan(self) -> SavePlan:
         """An item for each local shard and value."""

@@ -1,0 +1,59 @@
+"""What several ranks are to have alike, as far as it is small enough to compare.
+
+A plain tensor or a Python value that several ranks save under one name is a replica: one rank's is
+stored. If it differs by rank, the others' would be lost. So small ones are compared, but for those
+that are `PerRank`, and those whose data cost a transfer that must be announced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from math import prod
+from typing import Final, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.adapter import Adapters
+from xckpt.core.dtypes import item_size
+from xckpt.core.leaf import SourceLeaf
+from xckpt.core.part.per_rank import KIND
+
+
+class _Value(Protocol):
+    """A Python value among the leaves."""
+
+    @property
+    def kind(self) -> str: ...
+
+
+Value = TypeVar("Value", bound=_Value)
+
+MOST_LEAF_BYTES: Final = 1 << 20
+"""Largest leaf that is compared."""
+MOST_BYTES: Final = 32 << 20
+"""Most bytes of all leaves that are compared, in the tree's order: it takes some milliseconds."""
+
+
+def small_replicas(
+    leaves: Mapping[str, SourceLeaf],
+    values: Mapping[str, Value],
+    encode: Callable[[Value], bytes],
+    containers: Mapping[str, str],
+    adapters: Adapters,
+) -> Iterator[tuple[str, str, NDArray[np.uint8]]]:
+    """Name, type and bytes of each leaf that is whole on this rank, small, and not `PerRank`."""
+    own = tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
+    for name, value in values.items():
+        if not (own and name.startswith(own)):
+            yield name, value.kind, np.frombuffer(encode(value), np.uint8)
+    left = MOST_BYTES
+    for name, leaf in leaves.items():
+        if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
+            continue
+        size = prod(leaf.shape) * item_size(leaf.dtype)
+        if size > min(left, MOST_LEAF_BYTES) or (own and name.startswith(own)):
+            continue
+        left -= size
+        array = np.ascontiguousarray(adapters.to_numpy(leaf.data(0)))
+        yield name, f"{leaf.dtype} {tuple(leaf.shape)}", array.reshape(-1).view(np.uint8)
