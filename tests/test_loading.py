@@ -13,7 +13,6 @@ import safetensors.numpy
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.convert import Mapping, Rule
-from xckpt.core.storage import StorageReader
 from xckpt.formats import reader
 from xckpt.mapping.operations import Untie
 from xckpt.planner import DefaultLoadPlanner
@@ -74,7 +73,7 @@ def test_what_only_the_coordinator_sees_is_an_error_of_all(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Blind(reader.FormatsAt):
-        def reader(self, format: str) -> StorageReader:
+        def reader(self, format: str) -> reader.SourceReader:
             if threading.current_thread() is not coordinator:
                 self._path = path.with_name("elsewhere.safetensors")
             return super().reader(format)

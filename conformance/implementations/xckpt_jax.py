@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class XckptJax(Xckpt):
         self, path: Path, ranks: Sequence[Mapping[str, Wanted]]
     ) -> list[dict[str, list[Data]]]:
         wanted = by_name(ranks)
-        likes = {name: abstract(wishes) for name, wishes in wanted.items()}
+        likes: dict[str, Any] = {name: abstract(wishes) for name, wishes in wanted.items()}
         arrays = {name: wishes[0].array for name, wishes in wanted.items()}
         loaded = xckpt.load(path, likes, strict=False, options=self.load_options(arrays))
         boxes = {name: boxes_of(loaded[name], wishes) for name, wishes in wanted.items()}

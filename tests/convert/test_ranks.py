@@ -131,7 +131,7 @@ def jax_ranks(source: str, target: str) -> list[float]:
     mesh = jax.make_mesh((4,), ("model",))
     sharding = NamedSharding(mesh, PartitionSpec(None, None, "model"))
     shape = jax.ShapeDtypeStruct((LAYERS, WIDTH, HIDDEN), np.float32, sharding=sharding)
-    like = {"layers": {"up": {"kernel": shape}}}
+    like: Any = {"layers": {"up": {"kernel": shape}}}
     loaded = xckpt.load(source, like, mapping=MAPPING, strict=False)
     found = loaded["layers"]["up"]["kernel"]
     expected = flax_like(torch_like())["layers"]["up"]["kernel"]

@@ -18,7 +18,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -202,7 +202,7 @@ def _sliced(opened: xckpt.Checkpoint) -> Iterator[tuple[str, Read]]:
 
 def _judge(copy: Copy, way: int) -> str:
     """Load and verify; the manifest is the original one, or refused."""
-    problems: list[str] | None = None
+    problems: Sequence[str] | None = None
     with contextlib.suppress(XckptError):
         problems = xckpt.open(copy.path, options=xckpt.LoadOptions(threads=1)).verify()
     try:

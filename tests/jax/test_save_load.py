@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import flax.core
 import flax.struct
@@ -109,7 +110,7 @@ def test_replicas_on_cpu_devices_are_loaded_once(tmp_path: Path) -> None:
     content = np.arange(1 << 16, dtype=np.float32)
     xckpt.save(tmp_path / "c", {"w": content})
     sharding = NamedSharding(mesh(2, 4), PartitionSpec("data"))
-    like = {"w": jax.ShapeDtypeStruct(content.shape, jnp.float32, sharding=sharding)}
+    like: Any = {"w": jax.ShapeDtypeStruct(content.shape, jnp.float32, sharding=sharding)}
     found = xckpt.load(tmp_path / "c", like)
     assert isinstance(found, dict)
     same(found["w"], content)

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def outcome(checkpoint: Path, *, memory_map: bool) -> xckpt.XckptError | None:
     return None
 
 
-def found_by_verify(checkpoint: Path) -> list[str]:
+def found_by_verify(checkpoint: Path) -> Sequence[str]:
     try:
         return xckpt.open(checkpoint).verify()
     except (xckpt.ManifestError, xckpt.NotACheckpointError) as error:

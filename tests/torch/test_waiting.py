@@ -148,7 +148,7 @@ def test_one_rank_may_save_and_load_alone(four_ranks: Ranks, tmp_path: Path) -> 
 
 
 def on_rank_torch_group(rank: int, path: Path) -> int:
-    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    pairs: list[Any] = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     where = path / str(rank // 2)
     saved = xckpt.save(where, STATE, group=pairs[rank // 2], timeout=30)
     assert "w" in saved.state_dict_metadata

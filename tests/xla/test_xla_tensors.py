@@ -305,6 +305,7 @@ def test_a_parameter_is_loaded_in_place_as_it_is(tmp_path: Path) -> None:
     assert loaded.requires_grad
     assert_holds(loaded.detach(), array)
     (loaded * 2).sum().backward()
+    assert loaded.grad is not None
     same(to_numpy(loaded.grad), np.full_like(array, 2))
 
 

@@ -101,7 +101,7 @@ def framework_adapter(framework: str) -> Adapter[Any]:
         >>> framework_adapter("numpy").leaves[0].__name__
         'ndarray'
     """
-    if not isinstance(framework, str) or framework not in _MODULES:
+    if framework not in _MODULES:
         known = ", ".join(repr(name) for name in ("torch", "jax", "numpy"))
         raise ValueError(f"framework={framework!r} is not known; give one of {known}")
     try:

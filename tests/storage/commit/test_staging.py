@@ -137,7 +137,7 @@ def test_an_interrupt_after_the_commit_loses_nothing(
     def interrupt(*arguments: object, **named: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keys_module.KeyStaging, "_delete", interrupt)
+    monkeypatch.setattr(keys_module.KeyStaging, "delete", interrupt)
     monkeypatch.setattr(StagedCheckpoint, "remove_replaced", interrupt)
     with pytest.raises(KeyboardInterrupt):
         xckpt.save(path, state, overwrite=True)
@@ -389,7 +389,7 @@ def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.Monke
             outcome.append("refused")
 
     thread = Thread(target=other)
-    listing = keys_module.KeyStaging._replaced
+    listing = keys_module.KeyStaging.replaced
 
     def interrupted(staging: keys_module.KeyStaging, store) -> list[str]:
         if thread.ident is None:
@@ -397,7 +397,7 @@ def test_a_save_that_begins_during_a_commit(path: str, monkeypatch: pytest.Monke
             assert written.wait(60)
         return listing(staging, store)
 
-    monkeypatch.setattr(keys_module.KeyStaging, "_replaced", interrupted)
+    monkeypatch.setattr(keys_module.KeyStaging, "replaced", interrupted)
     xckpt.save(path, NEW, overwrite=True)
     resume.set()
     if thread.ident is not None:

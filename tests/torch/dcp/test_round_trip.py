@@ -70,7 +70,7 @@ def test_what_dcp_wrote_jax_loads_in_its_own_sharding(four_ranks: Ranks, tmp_pat
     four_ranks.run(on_rank_journey, tmp_path / "ckpt", "2x2", "4")
     mesh = jax.make_mesh((2, 3), ("data", "model"), devices=jax.devices()[:6])
     sharding = NamedSharding(mesh, PartitionSpec(None, "model"))
-    like = jax.ShapeDtypeStruct((11, 6), "float32", sharding=sharding)
+    like: Any = jax.ShapeDtypeStruct((11, 6), "float32", sharding=sharding)
     loaded = xckpt.load(tmp_path / "ckpt", {"model": {"layers.0.weight": like}}, strict=False)
     leaf = loaded["model"]["layers.0.weight"]
     assert leaf.sharding == sharding and len(leaf.addressable_shards) == 6

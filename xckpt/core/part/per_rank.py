@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from xckpt.core.adapter import Adapter, Children
 
@@ -47,7 +47,10 @@ class PerRankAdapter(Adapter[PerRank[object]]):
 
     def children(self, node: object) -> Children | None:
         """One child, named by the rank."""
-        return (KIND, [(f"rank{self.rank}", node.value)]) if isinstance(node, PerRank) else None
+        if not isinstance(node, PerRank):
+            return None
+        value = cast(PerRank[object], node).value
+        return KIND, [(f"rank{self.rank}", value)]
 
     def rebuild(self, node: object, children: list[object]) -> object | None:
         """A `PerRank` with another value."""

@@ -90,9 +90,9 @@ def _want(
 ) -> WantedLeaf | None:
     if kind := value_kind(like):
         number = number_target(name, kind, stored)
-        return number and WantedLeaf(name, number)
+        return None if number is None else WantedLeaf(name, number)
     target = adapters.target_for(like, name, in_place=in_place)
-    return target and WantedLeaf(name, target)
+    return None if target is None else WantedLeaf(name, target)
 
 
 def _untouched(
