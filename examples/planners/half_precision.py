@@ -9,7 +9,7 @@ Example:
     >>> saved = xckpt.save("memory://half", state, planner=HalfPrecisionPlanner())
     >>> saved.state_dict_metadata["weight"].properties.dtype, state["weight"].dtype
     ('float16', torch.float32)
-    >>> xckpt.load_into("memory://half", state, cast=True)  # float32 again
+    >>> _ = xckpt.load_into("memory://half", state, cast=True)  # float32 again
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Example:
     >>> list(saved.state_dict_metadata)
     ['ema_weight', 'ema_step']
     >>> state = {"weight": torch.zeros(2), "step": 0}
-    >>> xckpt.load_into("memory://renamed", state, planner=RenamingLoadPlanner("ema_"))
+    >>> _ = xckpt.load_into("memory://renamed", state, planner=RenamingLoadPlanner("ema_"))
     >>> state
     {'weight': tensor([1., 1.]), 'step': 3}
 """

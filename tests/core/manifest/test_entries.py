@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import warnings
+from typing import Any
 
 import msgspec
 import zarr

@@ -20,14 +20,14 @@ from xckpt.core.leaf import SourceLeaf
 from xckpt.core.part.per_rank import KIND
 
 
-class _Value(Protocol):
+class _Digested(Protocol):
     """A Python value among the leaves."""
 
     @property
     def kind(self) -> str: ...
 
 
-Value = TypeVar("Value", bound=_Value)
+Value = TypeVar("Value", bound=_Digested)
 
 MOST_LEAF_BYTES: Final = 1 << 20
 """Largest leaf that is compared."""
