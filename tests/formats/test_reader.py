@@ -84,7 +84,7 @@ def test_into_sharded_arrays_of_another_dtype(
 def test_what_does_not_fit_is_listed(path: Path) -> None:
     with pytest.raises(xckpt.TreeMismatchError) as caught:
         load(path, {"a.weight": np.zeros((30, 20)), "b": np.zeros(2), "step": 1})
-    assert len(caught.value.problems) == 4
+    assert len(caught.value.problems) == 3  # a Python number takes the 0-d array
 
 
 def test_ranks_load_together(path: Path) -> None:

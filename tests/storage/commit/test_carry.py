@@ -248,7 +248,7 @@ def test_what_a_killed_overwrite_did_not_delete(
     url = f"memory://{tmp_path.name}"
     xckpt.save(url, OLD)
     with monkeypatch.context() as patch:
-        patch.setattr(KeyStaging, "_delete", lambda *arguments: None)
+        patch.setattr(KeyStaging, "delete", lambda *arguments: None)
         xckpt.save(url, NEW, overwrite=True)
     assert "m/b/c/0" in keys(url)
     xckpt.save(url, NEW | {"step": 3}, overwrite=True)

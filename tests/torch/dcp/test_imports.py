@@ -40,10 +40,10 @@ from xckpt.errors import (
     ManifestError,
     NotACheckpointError,
     PlanError,
-    RanksFailedError,
     StorageError,
     UnsafePickleError,
     UnsupportedLeafError,
+    XckptError,
 )
 from xckpt.options import Progress, SaveOptions
 from xckpt.storage.location import Location, open_store
@@ -269,7 +269,7 @@ def test_ranks_share_the_import(four_ranks: Ranks, tmp_path: Path) -> None:
 def on_rank_refuse(rank: int, folder: str, path: str) -> str:
     try:
         import_checkpoint(folder, path)
-    except RanksFailedError as error:
+    except XckptError as error:
         return str(error)
     return "no error"
 
