@@ -5,7 +5,7 @@
 3. At the end, one INFO line says bytes, seconds, GiB/s and the time waited, and the metrics
    function gets the same as a `Metrics`.
 
-A call that nobody listens to has no watch: see `xckpt.options.is_watched`.
+A call without a listener has no watch: see `xckpt.options.is_watched`.
 """
 
 from __future__ import annotations

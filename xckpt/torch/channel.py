@@ -7,7 +7,7 @@
 3. An exchange waits in a thread (`xckpt.engine.waiting`), so that silent ranks are named meanwhile
    and given up after ``timeout`` without a word to gloo: it would close all connections.
 4. A rank that gives others up leaves a note in the store of the process group. Ranks that wait
-   look there, so that those who come late learn that there is nobody to wait for.
+   look there, so that a rank that comes late learns that the others are gone.
 5. A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo backend beside it
    (`companion`), made once. Before that its processes meet at the group's store, which says who is
    missing.

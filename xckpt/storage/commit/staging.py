@@ -156,7 +156,7 @@ class StagedCheckpoint(StagedFolder):
             rescue(self.staging, self.target)
             self.release()
         else:
-            # A slotted dataclass is made anew, which `super` alone does not see.
+            # dataclass(slots=True) makes a second class, which plain `super` does not know.
             StagedFolder.abort(self)
 
     def tidy(self) -> None:
