@@ -111,7 +111,7 @@ def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     from xckpt.core.manifest.codec import build, encode
     from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
-    from xckpt.engine.wire import SavePlanCodec
+    from xckpt.engine.ranks.wire import SavePlanCodec
     from xckpt.storage.array import digest_bytes
 
     rows = np.array(_rows_per_rank(shapes), np.int64)

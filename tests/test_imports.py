@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "core": ("xckpt.core", "xckpt.errors"),
     # Which adapters and groups there are; imports them by name only.
-    "doors": ("xckpt.engine.adapters", "xckpt.engine.group", "xckpt.engine.launched"),
+    "doors": ("xckpt.engine.adapters", "xckpt.engine.ranks.group", "xckpt.engine.ranks.launched"),
     "mapping": ("xckpt.mapping",),
     "engine": ("xckpt.engine", "xckpt.options", "xckpt.progress_bar"),
     "storage": ("xckpt.storage",),
@@ -47,7 +47,7 @@ SIBLINGS = LAYERS["adapters"]
 # Who may import a library from outside; any other module may not.
 DOORS = {
     "tensorstore": ("xckpt.storage",),
-    "xxhash": ("xckpt.storage", "xckpt.engine.compare"),
+    "xxhash": ("xckpt.storage", "xckpt.engine.ranks.compare"),
     "torch": ("xckpt.torch",),
     "torch_xla": ("xckpt.torch",),
     "jax": ("xckpt.jax",),

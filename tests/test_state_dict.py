@@ -17,7 +17,7 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.jobs import fresh_path
 from tests.support.sharded_arrays import cut, holds
-from xckpt.engine.group import LocalGroup
+from xckpt.engine.ranks.group import LocalGroup
 from xckpt.planner import DefaultLoadPlanner, DefaultSavePlanner, GridOptions
 from xckpt.storage import StorageReader, StorageWriter, ZarrStorageReader, ZarrStorageWriter
 

@@ -36,7 +36,7 @@ from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
-from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
     CorruptCheckpointError,

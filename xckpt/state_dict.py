@@ -10,8 +10,8 @@ from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import LocalGroup
 from xckpt.engine.load import load_state
+from xckpt.engine.ranks.group import LocalGroup
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.options import SaveOptions
 

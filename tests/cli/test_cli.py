@@ -20,8 +20,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import xckpt
 from xckpt.cli.commands import commands
+from xckpt.cli.render.tables import console, leaf_table
 from xckpt.cli.report import ArrayReport, LeafReport
-from xckpt.cli.tables import console, leaf_table
 
 CONSOLE_SCRIPT = "from xckpt.cli import main; main()"
 STRANGE = "\x1b[31m [bold]red"

@@ -27,7 +27,7 @@ from tests.support.sharded_arrays import cut, holds, same_bits, wish
 from xckpt.core.names import join_keys, zarr_path
 from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.errors import (
     CheckpointExistsError,
     NotACheckpointError,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.examples import examples
-from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import (
     ManifestError,

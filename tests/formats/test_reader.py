@@ -19,8 +19,8 @@ from conformance.implementations.threads import ThreadGroup, results
 from tests.formats.arrays import boxes
 from tests.support.tilings import Box, paint
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.engine.group import Group, LocalGroup
 from xckpt.engine.load import load_state
+from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.formats import reader as source_reader
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader, parts

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.support.jax_jobs import run
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
 from xckpt.jax.group import PART_BYTES, JaxGroup, current_group

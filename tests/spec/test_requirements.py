@@ -27,8 +27,8 @@ from tests.spec.generate import SPEC
 from tests.support.manifests import example
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import ManifestError
-from xckpt.storage import write_chunks
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks import write_chunks
 
 ROOT = SPEC.parent
 HERE = "tests/spec/test_requirements.py"

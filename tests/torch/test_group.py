@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 import xckpt
 from tests.support.ranks import Ranks, die
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
 from xckpt.torch.group import TorchGroup, current_group

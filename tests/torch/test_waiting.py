@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import xckpt
 from tests.support.ranks import Ranks
-from xckpt.engine import waiting
+from xckpt.engine.ranks import waiting
 from xckpt.errors import RanksFailedError
 from xckpt.torch.group import TorchGroup
 

@@ -16,8 +16,8 @@ from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group, TorchProcesses
 from xckpt.engine.load import load_state
+from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:

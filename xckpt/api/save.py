@@ -13,10 +13,10 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.engine.adapters import find_group
 from xckpt.engine.background import SaveFuture, begin
-from xckpt.engine.group import Group, TorchProcesses
+from xckpt.engine.ranks.group import Group, TorchProcesses
+from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.engine.watch import Watch
 from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]

@@ -90,7 +90,7 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     if as_json:
         print_json(one or report)
         return
-    from xckpt.cli.tables import checkpoint_table, console, leaf_drawing, leaf_table
+    from xckpt.cli.render.tables import checkpoint_table, console, leaf_drawing, leaf_table
 
     screen = console()
     screen.print(leaf_table(one) if one else checkpoint_table(report))

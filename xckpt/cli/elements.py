@@ -93,7 +93,7 @@ def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json([_as_json(leaf, numbers) for leaf, numbers in found])
         return
-    from xckpt.cli.tables import console, statistics_table
+    from xckpt.cli.render.tables import console, statistics_table
 
     console().print(statistics_table(found))
 

@@ -77,7 +77,7 @@ def ls(
             ]
         )
     elif sys.stdout.isatty():
-        from xckpt.cli.tables import console, leaf_list
+        from xckpt.cli.render.tables import console, leaf_list
 
         console().print(leaf_list(ordered))
     else:

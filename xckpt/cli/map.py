@@ -147,8 +147,8 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
         }
         print_json(document)
         return
-    from xckpt.cli.mapping_tables import inference_tables
-    from xckpt.cli.tables import console
+    from xckpt.cli.render.mapping_tables import inference_tables
+    from xckpt.cli.render.tables import console
 
     console().print(*inference_tables(inference), sep="\n")
     if output is not None:
@@ -240,8 +240,8 @@ def show(
     if as_json:
         print_json(rules.to_document() if leaves is None else leaves)
         return
-    from xckpt.cli.mapping_tables import made_table, rule_tables
-    from xckpt.cli.tables import console
+    from xckpt.cli.render.mapping_tables import made_table, rule_tables
+    from xckpt.cli.render.tables import console
 
     console().print(*(rule_tables(rules) if leaves is None else [made_table(leaves)]), sep="\n")
     if output is not None:

@@ -29,7 +29,7 @@ from xckpt.core.plan.load import DefaultLoadPlanner
 from xckpt.mapping.copy_elements import copy_elements
 from xckpt.mapping.strided_copy import StridedCopy, restrict
 from xckpt.storage.chunks.chunk import allocate
-from xckpt.storage.read_chunks import Destination
+from xckpt.storage.chunks.read_chunks import Destination
 
 Array = NDArray[np.generic]
 

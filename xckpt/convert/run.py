@@ -32,7 +32,7 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import find_group
-from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import StorageError

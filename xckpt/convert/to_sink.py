@@ -23,7 +23,7 @@ from xckpt.convert.journal import noted_units
 from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import Chunks, WorkUnit
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink

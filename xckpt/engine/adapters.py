@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from xckpt.core.adapter import Adapter, Adapters
 from xckpt.core.part.per_rank import PerRankAdapter
-from xckpt.engine.group import Group, LocalGroup, TimedGroup
-from xckpt.engine.launched import COUNTS, launched_with
+from xckpt.engine.ranks.group import Group, LocalGroup, TimedGroup
+from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import NoGroupError
 
 _MODULES: Final[dict[str, str]] = {

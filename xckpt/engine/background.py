@@ -26,7 +26,7 @@ from functools import cache
 from typing import Any, Protocol, cast, runtime_checkable
 
 from xckpt.core.metadata import Metadata
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.save import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
 

@@ -26,10 +26,10 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.storage import StorageReader
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.watch import Step, Watch, bytes_read
+from xckpt.engine.ranks.wire import LoadPlanCodec
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
-from xckpt.engine.watch import Step, Watch, bytes_read
-from xckpt.engine.wire import LoadPlanCodec
 from xckpt.errors import NotACheckpointError
 
 FIND = "read the manifest; nothing was loaded"

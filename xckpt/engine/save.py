@@ -27,10 +27,10 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.watch import Step, Watch, bytes_written
+from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
 from xckpt.engine.steps import all_reduce, reduce_scatter
-from xckpt.engine.watch import Step, Watch, bytes_written
-from xckpt.engine.wire import REPORTS, SavePlanCodec
 from xckpt.options import SaveOptions
 
 logger = logging.getLogger("xckpt")
@@ -122,7 +122,7 @@ class _Save:
 
     def _compare(self, group: Group) -> None:
         # A save by one process has no need of it.
-        from xckpt.engine.compare import compare_ranks
+        from xckpt.engine.ranks.compare import compare_ranks
 
         options = getattr(self.writer, "options", None)
         known = options if isinstance(options, SaveOptions) else SaveOptions()

@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
 

@@ -39,7 +39,7 @@ from xckpt.formats.source import TensorSource, user_of
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
-from xckpt.storage.read_chunks import Destination
+from xckpt.storage.chunks.read_chunks import Destination
 
 OURS = "xckpt"
 

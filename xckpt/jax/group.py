@@ -28,7 +28,7 @@ from typing import NoReturn, Protocol
 import jax
 from jax._src import distributed, xla_bridge
 
-from xckpt.engine.waiting import SLICE_SECONDS, Waiting, silence, wait_in_thread
+from xckpt.engine.ranks.waiting import SLICE_SECONDS, Waiting, silence, wait_in_thread
 from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
 
 PART_BYTES = 1 << 21

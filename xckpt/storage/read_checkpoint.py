@@ -3,7 +3,7 @@
 1. `read_metadata` fetches the manifest, on the coordinator; nothing else is believed unchecked.
 2. `prepare_local_plan` tells the coordinator which chunks this rank wants and on which host it is.
 3. `prepare_global_plan` has chunks that several ranks of one host want read by one of them.
-4. `read_data` fetches digests and reads the chunks (`xckpt.storage.read_chunks`).
+4. `read_data` fetches digests and reads the chunks (`xckpt.storage.chunks.read_chunks`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from xckpt.options import LoadOptions
 from xckpt.storage.absent import what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
 from xckpt.storage.location import Location, file_problem, open_store, storage_errors
-from xckpt.storage.read_chunks import read_items, requests_of
 
 
 def read_manifest(location: Location) -> bytes:

@@ -2,8 +2,8 @@
 
 1. On the coordinator, `prepare_global_plan` gives every rank its `WriteOrders`: where the save is
    staged and which zarr arrays its items belong to.
-2. On every rank, `write_data` carries them out (`xckpt.storage.write_chunks`) and reports the
-   digests of the chunks; short values travel in the report itself.
+2. On every rank, `write_data` carries them out (`xckpt.storage.chunks.write_chunks`) and reports
+   the digests of the chunks; short values travel in the report itself.
 3. On the coordinator, `finish` puts all digests in the manifest's order, which fails if any chunk
    was not written exactly once, then writes digests and zarr.json files and publishes the manifest.
 """
@@ -44,9 +44,9 @@ from xckpt.errors import PlanError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, open_store, storage_errors
-from xckpt.storage.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""

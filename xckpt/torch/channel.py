@@ -4,8 +4,8 @@
    any, the bytes.
 2. All messages of an exchange are under way at once. gloo writes a header into its tensor when it
    arrives, so a header that is still negative belongs to a rank that has sent nothing.
-3. An exchange waits in a thread (`xckpt.engine.waiting`), so that silent ranks are named meanwhile
-   and given up after ``timeout`` without a word to gloo: it would close all connections.
+3. An exchange waits in a thread (`xckpt.engine.ranks.waiting`), so that silent ranks are named
+   meanwhile and given up after ``timeout`` without a word to gloo: it would close all connections.
 4. A rank that gives others up leaves a note in the store of the process group. Ranks that wait
    look there, so that a rank that comes late learns that the others are gone.
 5. A process group whose CPU backend is not gloo (``nccl`` alone) gets a gloo backend beside it
@@ -27,7 +27,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from xckpt.engine.waiting import Waiting, silence, wait_in_thread
+from xckpt.engine.ranks.waiting import Waiting, silence, wait_in_thread
 from xckpt.errors import RankFailure, RanksFailedError
 
 TAG: Final = 0x78636B70

@@ -30,7 +30,7 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
-from xckpt.engine.wire import SavePlanCodec
+from xckpt.engine.ranks.wire import SavePlanCodec
 from xckpt.errors import PlanError, UnsupportedLeafError
 
 State = dict[str, Any]

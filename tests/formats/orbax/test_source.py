@@ -20,8 +20,8 @@ import xckpt
 from tests.formats import orbax_writers
 from tests.formats.arrays import check_source, filled, read
 from xckpt.core.plan.load import DefaultLoadPlanner
-from xckpt.engine.group import LocalGroup
 from xckpt.engine.load import load_state
+from xckpt.engine.ranks.group import LocalGroup
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader
 

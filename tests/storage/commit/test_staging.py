@@ -67,7 +67,7 @@ class Stopping(ZarrStorageWriter):
 
 def save_with(writer: ZarrStorageWriter, state: Mapping[str, object]) -> None:
     from xckpt.core.plan.save import DefaultSavePlanner
-    from xckpt.engine.group import LocalGroup
+    from xckpt.engine.ranks.group import LocalGroup
     from xckpt.engine.save import save_state
 
     save_state(state, writer, group=LocalGroup(), planner=DefaultSavePlanner())

@@ -8,7 +8,7 @@ a `Block` for each number of dimensions holds leaf number, offsets and sizes of 
 1. A plan that a planner made or changed item by item becomes columns (`WriteItems.of`).
 2. An item is made when it is asked for, in the order of the leaves.
 
-`xckpt.engine.wire` carries plans between ranks.
+`xckpt.engine.ranks.wire` carries plans between ranks.
 """
 
 from __future__ import annotations

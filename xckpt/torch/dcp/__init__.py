@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.engine.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter

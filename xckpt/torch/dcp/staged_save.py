@@ -40,9 +40,9 @@ from torch.distributed import checkpoint as dcp
 from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
+from xckpt.storage.chunks.write_chunks import WriteOrders
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
-from xckpt.storage.write_chunks import WriteOrders
 
 SESSION: Final = uuid.uuid4().hex
 """This process, as a coordinator of saves."""

@@ -16,7 +16,7 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from xckpt.cli.canvas import Canvas, Cuts, column_labels, scale
+from xckpt.cli.render.canvas import Canvas, Cuts, column_labels, scale
 from xckpt.cli.report import ArrayReport, counted, touched
 from xckpt.core.geometry.box import Box
 

@@ -11,7 +11,7 @@ import pytest
 import xckpt
 from conformance.implementations.threads import ThreadGroup, results, run_ranks
 from tests.support.ranks import Ranks
-from xckpt.engine.compare import compare_ranks
+from xckpt.engine.ranks.compare import compare_ranks
 
 
 def refused(tmp_path: Path, state: Any, size: int = 3, **arguments: Any) -> str:

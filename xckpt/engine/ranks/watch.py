@@ -22,7 +22,7 @@ from typing import TypeVar
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.options import Metrics
 
 logger = logging.getLogger("xckpt")
@@ -38,7 +38,7 @@ class WatchedGroup:
     """A group that counts the seconds spent in its collectives: waiting for other ranks.
 
     Example:
-        >>> from xckpt.engine.group import LocalGroup
+        >>> from xckpt.engine.ranks.group import LocalGroup
         >>> group = WatchedGroup(LocalGroup())
         >>> group.gather(b"plan"), group.waited < 1
         ([b'plan'], True)
@@ -84,7 +84,7 @@ class Watch:
         metrics: called with what it took.
 
     Example:
-        >>> from xckpt.engine.group import LocalGroup
+        >>> from xckpt.engine.ranks.group import LocalGroup
         >>> with Watch("save", "run/7", print) as watch:
         ...     group = watch.watched(LocalGroup())
         ...     with watch.step("write"):

@@ -16,7 +16,7 @@ import xxhash
 
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.problem import Problem
-from xckpt.engine.group import Group
+from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import PlanError, spelled_ranks
 

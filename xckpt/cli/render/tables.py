@@ -13,9 +13,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xckpt.cli.draw import LEAST_WIDTH, draw
 from xckpt.cli.listing import Row, size_text
 from xckpt.cli.output import printable
+from xckpt.cli.render.draw import LEAST_WIDTH, draw
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.support.tilings import Shape, tilings
-from xckpt.cli import draw as drawing
-from xckpt.cli.canvas import JOINTS, Axis
-from xckpt.cli.draw import Drawing
+from xckpt.cli.render import draw as drawing
+from xckpt.cli.render.canvas import JOINTS, Axis
+from xckpt.cli.render.draw import Drawing
 from xckpt.cli.report import ArrayReport, parse_box
 from xckpt.core.geometry.box import Box
 

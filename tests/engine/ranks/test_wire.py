@@ -19,7 +19,7 @@ from xckpt.core.plan.items import (
     WriteItems,
     WriteItemType,
 )
-from xckpt.engine.wire import LoadPlanCodec, SavePlanCodec
+from xckpt.engine.ranks.wire import LoadPlanCodec, SavePlanCodec
 
 
 def encode_plan(plan: SavePlan) -> bytes:

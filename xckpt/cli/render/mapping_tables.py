@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from xckpt.cli.tables import empty_table, escaped
+from xckpt.cli.render.tables import empty_table, escaped
 from xckpt.mapping.infer.fold import without_numbers
 from xckpt.mapping.infer.infer import Inference
 from xckpt.mapping.mapping import LeafMapping

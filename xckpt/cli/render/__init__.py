@@ -1,0 +1,1 @@
+"""Pictures and tables on the terminal: shard layouts, reshard plans, mappings, listings."""
