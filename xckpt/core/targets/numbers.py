@@ -165,7 +165,7 @@ def as_element(value: Number, dtype: str, name: str, *, rounds: bool) -> NDArray
     """
     try:
         with np.errstate(all="ignore"):
-            element = np.asarray(value).astype(numpy_dtype(dtype))
+            element = _widest(value).astype(numpy_dtype(dtype))
             back = _TYPES[number_kind(dtype)](element[()])  # type: ignore[arg-type]
     except OverflowError:
         raise _changed(name, value, dtype) from None
@@ -200,6 +200,12 @@ def fill(target: TargetLeaf, value: Number, name: str, adapters: Adapters, *, ca
         else:
             memory[...] = element
         target.commit(index)
+
+
+def _widest(value: Number) -> NDArray[np.generic]:
+    """The number as NumPy has it, or the nearest float64 of an int beyond 64 bits."""
+    array = np.asarray(value)
+    return array if array.dtype != object else np.asarray(float(value))  # type: ignore[arg-type]
 
 
 def _same(number: Number, value: Number) -> bool:
