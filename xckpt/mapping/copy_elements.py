@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.transpose import bits_of, copy_bits
-from xckpt.core.targets.casting import cast_problem
+from xckpt.core.targets.casting import Spoiled
 from xckpt.errors import MappingError
 from xckpt.mapping.strided_copy import Arithmetic, Ints, StridedCopy, bounds
 
@@ -97,16 +98,14 @@ def _taken(step: Arithmetic, values: NDArray[Any], piece: StridedCopy) -> NDArra
         MappingError: numbers overflow or wrap around; names leaf, count and first index.
     """
 
-    def place(index: Ints) -> Ints:
-        moved = np.array(index, np.int64) @ np.array(piece.target_strides, np.int64)
-        return tuple((moved + piece.target_offsets).tolist())
-
     after = step(values)
-    problem = cast_problem(values, after, place)
-    if problem:
+    spoiled = Spoiled.of(values, after)
+    if spoiled is not None:
+        moved = np.array(spoiled.first, np.int64) @ np.array(piece.target_strides, np.int64)
+        at = tuple((moved + piece.target_offsets).tolist())
         raise MappingError(
-            f"{piece.target!r}: by a {step.operation} {problem}; map it without that step, to a "
-            f"type that holds it, or clip the tensor before"
+            f"{piece.target!r}: by a {step.operation} {replace(spoiled, first=at)}; map it "
+            "without that step, to a type that holds it, or clip the tensor before"
         )
     return after
 

@@ -4,12 +4,14 @@
 2. `spoiled_elements` says of the elements of one cast which of them it has changed by more than
    rounding: a finite number that is infinite or NaN now, one that has wrapped around or been
    clamped, a number that the new type has no word for (NaN to an integer).
-3. `cast_problem` puts that in words, with the count and the first place.
+3. `Spoiled` has their count and the first of them; `CastingCopies` gathers those of a whole load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from threading import Lock
 from typing import Any, cast
 
 import ml_dtypes
@@ -17,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.problem import Problem
+from xckpt.errors import TreeMismatchError
 
 ONE_ZERO = ("fnu", "fnuz")
 """How the names of floating-point types end that have no negative zero."""
@@ -113,7 +117,7 @@ def _turned_infinite(
     return None if finite.all() else ~finite & np.isfinite(before)
 
 
-def _outside(before: NDArray[np.generic], dtype: str) -> NDArray[np.bool_] | None:
+def _outside(before: NDArray[Any], dtype: str) -> NDArray[np.bool_] | None:
     """Elements that no rounding brings to a value of a type without infinities."""
     low, high, *_ = reach(dtype)
     if is_floating(before.dtype.name):
@@ -130,29 +134,109 @@ def _outside(before: NDArray[np.generic], dtype: str) -> NDArray[np.bool_] | Non
     return below | (before > high) if most > high else below
 
 
-def cast_problem(
-    before: NDArray[np.generic],
-    after: NDArray[np.generic],
-    place: Callable[[Index], Index] | None = None,
-) -> str:
-    """Why the result of a cast or a computation is refused; empty if it is not.
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """The elements that a cast has changed by more than rounding."""
 
-    Args:
-        before: elements of one type.
-        after: what became of them.
-        place: index among these elements -> index in the leaf; by default the same.
+    count: int
+    first: Index
+    """Index of the first of them."""
+    value: object
+    """What it was, as a Python number."""
+    dtype: str
+    """The type that does not hold it."""
+
+    @classmethod
+    def of(cls, before: NDArray[np.generic], after: NDArray[np.generic]) -> Spoiled | None:
+        """Those of one array; None if there are none.
+
+        Args:
+            before: elements of one type.
+            after: what became of them.
+
+        Example:
+            >>> numbers = np.array([[1.0, 1e6], [-1e6, 0.0]], "float32")
+            >>> with np.errstate(over="ignore"):
+            ...     print(Spoiled.of(numbers, numbers.astype("float16")))
+            2 elements do not fit into float16, the first at (0, 1): 1000000.0
+        """
+        spoiled = spoiled_elements(before, after)
+        if spoiled is None:
+            return None
+        index = np.unravel_index(int(spoiled.argmax()), spoiled.shape)
+        first = tuple(int(each) for each in index)
+        count = int(np.count_nonzero(spoiled))
+        return cls(count, first, before[first].item(), after.dtype.name)
+
+    def moved(self, origin: Index) -> Spoiled:
+        """The same, counted from another place."""
+        return replace(self, first=tuple(a + b for a, b in zip(origin, self.first, strict=True)))
+
+    def joined(self, other: Spoiled | None) -> Spoiled:
+        """These and others of the same leaf."""
+        if other is None:
+            return self
+        earlier = min(self, other, key=lambda each: each.first)
+        return replace(earlier, count=self.count + other.count)
+
+    def __str__(self) -> str:
+        what = "1 element does" if self.count == 1 else f"{self.count:,} elements do"
+        return f"{what} not fit into {self.dtype}, the first at {self.first}: {self.value}"
+
+
+class CastingCopies:
+    """Copies into targets of other types; what they spoil is one error at the end.
 
     Example:
-        >>> numbers = np.array([[1.0, 1e6], [-1e6, 0.0]], "float32")
-        >>> with np.errstate(over="ignore"):
-        ...     cast_problem(numbers, numbers.astype("float16"))
-        '2 elements do not fit into float16, the first at (0, 1): 1000000.0'
+        >>> copies = CastingCopies()
+        >>> copies.copy("w", np.zeros(2, "int8"), np.array([1, 300]), (10,))
+        >>> copies.check()
+        Traceback (most recent call last):
+            ...
+        xckpt.errors.TreeMismatchError: a cast changes numbers by more than rounding
+          - w: 1 element does not fit into int8, the first at (11,): 300; load it as it was saved...
     """
-    spoiled = spoiled_elements(before, after)
-    if spoiled is None:
-        return ""
-    count = int(np.count_nonzero(spoiled))
-    first = tuple(int(each) for each in np.unravel_index(int(spoiled.argmax()), spoiled.shape))
-    what = "1 element does" if count == 1 else f"{count:,} elements do"
-    at, value = place(first) if place else first, before[first].item()
-    return f"{what} not fit into {after.dtype.name}, the first at {at}: {value}"
+
+    def __init__(self) -> None:
+        self._spoiled: dict[str, Spoiled] = {}
+        self._lock = Lock()
+
+    def copy(
+        self, leaf: str, target: NDArray[np.generic], data: NDArray[np.generic], origin: Index
+    ) -> None:
+        """Cast elements into a target; called from several threads.
+
+        Args:
+            leaf: the leaf's name.
+            target: where they go.
+            data: the elements.
+            origin: index of the first of them in the leaf.
+        """
+        with np.errstate(all="ignore"):
+            np.copyto(target, data, casting="unsafe")
+        if _never_spoils(data.dtype.name, target.dtype.name):
+            return
+        spoiled = Spoiled.of(data, target)
+        if spoiled is not None:
+            with self._lock:
+                self._spoiled[leaf] = spoiled.moved(origin).joined(self._spoiled.get(leaf))
+
+    def check(self) -> None:
+        """Refuse what was spoiled.
+
+        Raises:
+            TreeMismatchError: names each leaf, the count and the first index.
+        """
+        advice = "load it as it was saved, or into a type that holds it"
+        problems = [
+            Problem(leaf, kind="value", text=f"{spoiled}; {advice}")
+            for leaf, spoiled in sorted(self._spoiled.items())
+        ]
+        if problems:
+            fault = "a cast changes numbers by more than rounding"
+            raise TreeMismatchError.listing(fault, problems)
+
+
+@cache
+def _never_spoils(before: str, after: str) -> bool:
+    return is_exact_cast(before, after)
