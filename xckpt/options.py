@@ -9,76 +9,17 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TypeVar
 
 from xckpt.core.text.shown import brief
+from xckpt.option_checks import check_flags, check_functions, check_number
+from xckpt.progress import Metrics, Progress
 
-__all__ = ["LoadOptions", "Metrics", "Progress", "SaveOptions"]
+__all__ = ["LoadOptions", "SaveOptions"]
 
 MEBIBYTE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How many bytes this rank has written or read so far."""
-
-    done: int
-    """Bytes written or read and verified."""
-    total: int
-    """Bytes to write or read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """What a save or a load took on one rank.
-
-    Example:
-        >>> took = Metrics(operation="save", path="run/7", bytes=3 << 30, seconds=2.0)
-        >>> took.gibibytes_per_second
-        1.5
-        >>> took.line()
-        'save run/7: rank 0 of 1 wrote 3.00 GiB in 2.00 s (1.50 GiB/s), 0.00 s waiting for other ranks'
-    """  # noqa: E501  # a log message is one line
-
-    operation: str
-    """``"save"``, ``"save_async"``, ``"load"`` or ``"load_into"``."""
-    path: str
-    """The path or URL."""
-    rank: int = 0
-    ranks: int = 1
-    """How many ranks save or load together."""
-    bytes: int
-    """Bytes of tensors that this rank wrote or read."""
-    seconds: float
-    """Of the whole call; of an asynchronous save, after the state was copied."""
-    waited_seconds: float = 0.0
-    """Of these, waiting for other ranks."""
-    steps: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Step -> seconds that this rank worked in it."""
-    error: str = ""
-    """The class of the error that ended it; empty after a success."""
-
-    @property
-    def gibibytes_per_second(self) -> float:
-        """Bytes over seconds, in GiB/s."""
-        return self.bytes / (1 << 30) / self.seconds if self.seconds else 0.0
-
-    def line(self) -> str:
-        """One line for a log."""
-        about = f"{self.operation} {self.path}: rank {self.rank} of {self.ranks}"
-        waited = f"{self.waited_seconds:.2f} s waiting for other ranks"
-        if self.error:
-            return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
-        done = "wrote" if self.operation.startswith("save") else "read"
-        size = f"{self.bytes / (1 << 30):.2f} GiB"
-        if self.bytes < 1 << 30:
-            size = f"{self.bytes / MEBIBYTE:.2f} MiB"
-        return (
-            f"{about} {done} {size} in {self.seconds:.2f} s "
-            f"({self.gibibytes_per_second:.2f} GiB/s), {waited}"
-        )
 
 
 def processors() -> int:
@@ -103,48 +44,12 @@ MOST_CHUNK_BYTES = 1 << 29
 """A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
 
-def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
-    value: object = getattr(options, name)
-    if value is None and name == "threads":
-        return
-    if not isinstance(value, int) or isinstance(value, bool):
-        unit = "a number of threads or None" if name == "threads" else "a number of bytes, an int"
-        example = "" if name == "threads" else ", such as 8 << 20 for 8 MiB"
-        raise TypeError(f"{_where(options, name)} takes {unit}{example}, not {_shown(value)}")
-    if value < least or (most is not None and value > most):
-        within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
-        raise ValueError(f"{name} must be {within}, got {value:,}")
-
-
-def _check_flags(options: object, *names: str) -> None:
-    for name in names:
-        value: object = getattr(options, name)
-        if not isinstance(value, bool):
-            raise TypeError(f"{_where(options, name)} takes True or False, not {_shown(value)}")
-
-
-def _check_functions(options: object, **takes: str) -> None:
-    for name, what in takes.items():
-        value: object = getattr(options, name)
-        if value is not None and not callable(value):
-            raise TypeError(f"{_where(options, name)} takes {what}, not {_shown(value)}")
-
-
-def _where(options: object, name: str) -> str:
-    return f"{type(options).__name__}({name}=)"
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
-
-
 METRICS = "a function that is called with an xckpt.Metrics"
 
 
 def _check_progress(options: SaveOptions | LoadOptions) -> None:
     if not isinstance(options.progress, bool):
-        _check_functions(
+        check_functions(
             options, progress="True, or a function that is called with an xckpt.Progress"
         )
     elif options.progress and not find_spec("rich"):
@@ -190,14 +95,14 @@ class SaveOptions:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
-        _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
-        _check_number(self, "threads", 1)
-        _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "crc32c")
+        check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
+        check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
+        check_number(self, "threads", 1)
+        check_number(self, "memory_bytes", 1)
+        check_flags(self, "crc32c")
         if self.compare_replicas is not None:
-            _check_flags(self, "compare_replicas")
-        _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
+            check_flags(self, "compare_replicas")
+        check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
 
 
@@ -229,10 +134,10 @@ class LoadOptions:
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
-        _check_number(self, "threads", 1)
-        _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "memory_map", "share_reads")
-        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
+        check_number(self, "threads", 1)
+        check_number(self, "memory_bytes", 1)
+        check_flags(self, "memory_map", "share_reads")
+        check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 
 
