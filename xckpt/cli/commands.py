@@ -121,7 +121,9 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
         return leaf
     from msgspec.structs import replace
 
-    return replace(leaf, value=repr(checkpoint[leaf.name]))
+    from xckpt.core.values import shown_value
+
+    return replace(leaf, value=shown_value(checkpoint[leaf.name]))
 
 
 def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
