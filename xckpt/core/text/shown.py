@@ -14,9 +14,9 @@ from html import escape
 from typing import cast
 
 MOST_LINES = 20
-"""Of an outline."""
+"""Lines of an outline."""
 MOST_HTML_LEAVES = 2000
-"""Of a tree in HTML: more would make a notebook slow."""
+"""Leaves of a tree in HTML; more would make a notebook slow."""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 _BRIEFLY = reprlib.Repr()
