@@ -21,7 +21,7 @@ from xckpt.cli.convert import convert_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
-from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
+from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
@@ -174,7 +174,7 @@ def verify(path: str, as_json: bool) -> None:
     if problems:
         raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
     if not as_json:
-        click.echo(f"{path}: {state}: {summary} ({seconds:.1f} s)")
+        say(f"{path}: {state}: {summary} ({seconds:.1f} s)")
 
 
 def _open(path: str) -> Checkpoint:

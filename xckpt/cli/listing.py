@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 import click
 
 from xckpt.cli.choose import chosen
-from xckpt.cli.output import as_json, print_json, printable
+from xckpt.cli.output import as_json, print_json
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
 

@@ -141,7 +141,7 @@ class Selection:
             if not any(map(pattern.fits, below))
         ]
         if problems:
-            raise TreeMismatchError("\n".join(problems), problems)
+            raise TreeMismatchError("\n  ".join(problems), problems)
 
 
 def _all_below(at: str, named: Mapping[str, Value]) -> dict[str, Value]:
