@@ -14,7 +14,7 @@ element unasked. The only hard one is `reshaped`:
    where it begins or ends in between; else piece by piece.
 
 A rule with one source has a bundle of one `Slot`; a rule that takes query, key and value has three.
-Where a rule's index is not in its target (layers that are to be stacked), a slot holds a tensor for
+Where a rule's index is not in its target (layers that will be stacked), a slot holds a tensor for
 each value of the index: operations act on each of them, until `Stack` makes them one.
 `xckpt.mapping.trace` collects what copies cannot express.
 """

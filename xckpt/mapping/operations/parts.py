@@ -208,7 +208,7 @@ class Deinterleave(_Separate, _Turns, frozen=True):
 
 
 class _GroupedTurns(_Parts, frozen=True):
-    """Of every group some slices of each part in turn along an axis."""
+    """Takes from every group some slices of each part in turn along an axis."""
 
     sizes: tuple[int, ...]
     """How many slices of each part are in one group."""

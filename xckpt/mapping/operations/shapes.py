@@ -103,7 +103,7 @@ class Rearrange(TensorOperation, frozen=True):
     """Split, reorder and merge dimensions, in the notation of einops.
 
     Each side lists the dimensions; ``(a b)`` is one that is made of a and b, b the faster; ``1`` is
-    one of size 1. Of a dimension that is made of several, all sizes but one are stated in `sizes`.
+    one of size 1. `sizes` states all sizes but one of a dimension that is made of several.
 
     Example:
         >>> merge = Rearrange("(heads half two) width -> (heads two half) width",
