@@ -48,7 +48,7 @@ class Strictness:
         return cls(missing or usual, unexpected or usual)
 
     def warn(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-        """Warn of what is to be warned of."""
+        """Warn where a rule says so."""
         if missing and self.missing == "warn":
             kept = f"{_counted(missing)} kept as before, not in the checkpoint"
             warnings.warn(f"{kept}: {_listed(missing)}", UserWarning, stacklevel=2)

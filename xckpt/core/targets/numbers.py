@@ -61,7 +61,7 @@ class NumberTarget:
 
     name: str
     kind: str
-    """What the number is to be: ``int``, say."""
+    """The number's type: ``int``, say."""
     stored: str
     """The array's dtype."""
     shape: tuple[int, ...] = ()
