@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from xckpt.options import Progress, default_threads, processors
+from xckpt.options import default_threads, processors
+from xckpt.progress import Progress
 
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
@@ -37,6 +38,8 @@ class Pool:
         self._used = 0
         self._freed = threading.Condition()
         self._failure: BaseException | None = None
+        self.single = threads == 1
+        """Whether there is one thread, the caller's."""
         self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, where that is all there is to do."""
         self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")

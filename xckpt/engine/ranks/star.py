@@ -80,11 +80,10 @@ class Star:
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
-        if self.error is not None or self._failed is not None:
-            return
-        failure = RankFailure.of(self._rank, error)
-        self._failed = given_up([failure])
-        self._farewell(Kind.LEFT, _encode([failure]))
+        if self.error is None and self._failed is None:
+            failures = [RankFailure.of(self._rank, error)]
+            self._failed = given_up(failures)
+            self._farewell(Kind.LEFT, _encode(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
@@ -226,11 +225,7 @@ class Star:
                     self._send(rank, Kind.ALIVE, b"")
 
     def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> None:
-        """Tell the others, and raise.
-
-        Raises:
-            RanksFailedError: always.
-        """
+        """Tell the others, and raise `RanksFailedError`."""
         error = given_up(failures)
         self._failed = error
         if self._rank == self._coordinator or told_by is None:
