@@ -111,7 +111,7 @@ def test_equal_ranks_send_sixteen_bytes_each() -> None:
             return [(f"leaf{n}", "", np.arange(9, dtype=np.uint8)) for n in range(1000)]
 
     def run(group: ThreadGroup) -> None:
-        compare_ranks(Counting(group), Planner, {"path": "'a'"})
+        compare_ranks(Counting(group), {"path": "'a'"}, Planner().replicas)
 
     results(3, run)
     assert len(sent) == 3 and max(sent) <= 16 + 8  # with what says that it is no failure
