@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from xckpt.api.mapped import check_mapping, formats_at, mapped_planner
 from xckpt.api.parts import PartialLoad, Patterns
 from xckpt.api.save import Path, check_path, check_planner, watch_for
 from xckpt.core.plan.load import LoadPlanner
@@ -21,7 +22,6 @@ from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions, checked_options, with_progress
 
 if TYPE_CHECKING:
-    from xckpt.formats.reader import FormatsAt
     from xckpt.mapping.mapping import LeafMapping
 
 Tree = TypeVar("Tree")
@@ -283,7 +283,7 @@ def _load(
     options: LoadOptions | None,
     mapping: LeafMapping | None,
 ) -> tuple[object, LoadReport]:
-    _check_mapping(mapping, planner, wanted)
+    check_mapping(mapping, planner, wanted)
     call = "load_into" if in_place else "load"
     check_planner(planner, LoadPlanner, call)
     options = checked_options(options, LoadOptions, call)
@@ -295,9 +295,9 @@ def _load(
     tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
     with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
         # One for both: the planner opens the format that the coordinator has found.
-        others = cache(partial(_formats_at, path, shown))
+        others = cache(partial(formats_at, path, shown))
         if mapping is not None:
-            planner = _mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, shown)
+            planner = mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, shown)
         loaded = load_state(
             tree,
             ZarrStorageReader(path, options=shown),
@@ -306,45 +306,17 @@ def _load(
             in_place=in_place,
             others=others,
             watch=watch,
+            arguments={
+                "call": call,
+                "like": _given(like),
+                "mapping": _given(mapping),
+                **wanted.arguments(),
+                **strictness.arguments(),
+                "cast": repr(cast),
+            },
         )
     return loaded.tree, planner.report()
 
 
-def _check_mapping(
-    mapping: LeafMapping | None, planner: LoadPlanner | None, wanted: PartialLoad
-) -> None:
-    if mapping is not None and planner is not None:
-        raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
-    if mapping is not None and not wanted.everything:
-        raise ValueError("at=, select= and framework= are not for mappings, which say as much")
-
-
-def _mapped_planner(
-    mapping: LeafMapping,
-    others: Callable[[], FormatsAt],
-    strictness: Strictness,
-    cast: bool,
-    allow_lossy: bool,
-    group: Group,
-    options: LoadOptions | None,
-) -> LoadPlanner:
-    from xckpt.convert.mapped_load import MappedLoadPlanner
-
-    return MappedLoadPlanner(
-        mapping,
-        lambda: others().open_source(),
-        missing=strictness.missing,
-        unexpected=strictness.unexpected,
-        cast=cast,
-        allow_lossy=allow_lossy,
-        rank=group.rank,
-        ranks=group.size,
-        options=options,
-    )
-
-
-def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
-    # Imported when there is no checkpoint of ours, or a mapping.
-    from xckpt.formats.reader import FormatsAt
-
-    return FormatsAt(path, options)
+def _given(argument: object) -> str:
+    return "None" if argument is None else "given"
