@@ -25,7 +25,12 @@ LAYERS = {
     # Which adapters and groups there are; imports them by name only.
     "doors": ("xckpt.engine.adapters", "xckpt.engine.ranks.group", "xckpt.engine.ranks.launched"),
     "mapping": ("xckpt.mapping",),
-    "engine": ("xckpt.engine", "xckpt.options", "xckpt.progress_bar"),
+    "engine": (
+        "xckpt.engine",
+        "xckpt.options",
+        "xckpt.progress",
+        "xckpt.progress_bar",
+    ),
     "storage": ("xckpt.storage",),
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
     "formats": ("xckpt.formats",),

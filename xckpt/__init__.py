@@ -56,7 +56,8 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
-from xckpt.options import LoadOptions, Metrics, Progress, SaveOptions
+from xckpt.options import LoadOptions, SaveOptions
+from xckpt.progress import Metrics, Progress
 from xckpt.state_dict import load_state_dict, save_state_dict
 
 if TYPE_CHECKING:

@@ -9,76 +9,16 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TypeVar
 
 from xckpt.core.text.shown import brief
+from xckpt.progress import Metrics, Progress
 
-__all__ = ["LoadOptions", "Metrics", "Progress", "SaveOptions"]
+__all__ = ["LoadOptions", "SaveOptions"]
 
 MEBIBYTE = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How many bytes this rank has written or read so far."""
-
-    done: int
-    """Bytes written or read and verified."""
-    total: int
-    """Bytes to write or read."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
-    """What a save or a load took on one rank.
-
-    Example:
-        >>> took = Metrics(operation="save", path="run/7", bytes=3 << 30, seconds=2.0)
-        >>> took.gibibytes_per_second
-        1.5
-        >>> took.line()
-        'save run/7: rank 0 of 1 wrote 3.00 GiB in 2.00 s (1.50 GiB/s), 0.00 s waiting for other ranks'
-    """  # noqa: E501  # a log message is one line
-
-    operation: str
-    """``"save"``, ``"save_async"``, ``"load"`` or ``"load_into"``."""
-    path: str
-    """The path or URL."""
-    rank: int = 0
-    ranks: int = 1
-    """How many ranks save or load together."""
-    bytes: int
-    """Bytes of tensors that this rank wrote or read."""
-    seconds: float
-    """Of the whole call; of an asynchronous save, after the state was copied."""
-    waited_seconds: float = 0.0
-    """Of these, waiting for other ranks."""
-    steps: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Step -> seconds that this rank worked in it."""
-    error: str = ""
-    """The class of the error that ended it; empty after a success."""
-
-    @property
-    def gibibytes_per_second(self) -> float:
-        """Bytes over seconds, in GiB/s."""
-        return self.bytes / (1 << 30) / self.seconds if self.seconds else 0.0
-
-    def line(self) -> str:
-        """One line for a log."""
-        about = f"{self.operation} {self.path}: rank {self.rank} of {self.ranks}"
-        waited = f"{self.waited_seconds:.2f} s waiting for other ranks"
-        if self.error:
-            return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
-        done = "wrote" if self.operation.startswith("save") else "read"
-        size = f"{self.bytes / (1 << 30):.2f} GiB"
-        if self.bytes < 1 << 30:
-            size = f"{self.bytes / MEBIBYTE:.2f} MiB"
-        return (
-            f"{about} {done} {size} in {self.seconds:.2f} s "
-            f"({self.gibibytes_per_second:.2f} GiB/s), {waited}"
-        )
 
 
 def processors() -> int:
@@ -104,6 +44,7 @@ MOST_CHUNK_BYTES = 1 << 29
 
 
 def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
+    """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
     value: object = getattr(options, name)
     if value is None and name == "threads":
         return
@@ -117,6 +58,7 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
 
 
 def _check_flags(options: object, *names: str) -> None:
+    """Refuse what is neither True nor False."""
     for name in names:
         value: object = getattr(options, name)
         if not isinstance(value, bool):
@@ -124,6 +66,7 @@ def _check_flags(options: object, *names: str) -> None:
 
 
 def _check_functions(options: object, **takes: str) -> None:
+    """Refuse what is neither callable nor None; ``takes`` says what each option takes."""
     for name, what in takes.items():
         value: object = getattr(options, name)
         if value is not None and not callable(value):

@@ -7,7 +7,7 @@ from types import TracebackType
 import rich.progress
 from rich.console import Console
 
-from xckpt.options import Progress
+from xckpt.progress import Progress
 
 LONGEST = 30
 """Most characters before the bar."""

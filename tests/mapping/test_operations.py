@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from xckpt.core.dtypes import DTYPES, numpy_dtype
+from xckpt.core.targets.casting import is_exact_cast
 from xckpt.errors import MappingError
 from xckpt.mapping import operations
 from xckpt.mapping.operations import (
@@ -34,7 +35,6 @@ from xckpt.mapping.operations import (
     Untie,
 )
 from xckpt.mapping.operations.base import TensorOperation, operation_from_document, run
-from xckpt.mapping.operations.lossy import is_exact_cast
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic
 from xckpt.mapping.traced import Slot, Trace, leaf

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from xckpt.options import Progress
+from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 
 

@@ -1,25 +1,22 @@
-"""`load` and `load_into`: find the group, make storage and planner, run the steps.
+"""`load` and `load_into`: their arguments in words, for people and for type checkers.
 
-The steps are in `xckpt.engine.load`. Other libraries' checkpoints and mappings are imported when a
-load needs them.
+`xckpt.api.load_call` carries them out.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from xckpt.api.mapped import check_mapping, formats_at, mapped_planner
+from xckpt.api.load_call import LoadCall, strictness_of
 from xckpt.api.parts import PartialLoad, Patterns
-from xckpt.api.save import Path, check_path, check_planner, watch_for
+from xckpt.api.save import Path, check_path
 from xckpt.core.plan.load import LoadPlanner
-from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.core.plan.report import LoadReport, Severity
 from xckpt.engine.adapters import find_group
-from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group, TorchProcesses
-from xckpt.options import LoadOptions, checked_options, with_progress
+from xckpt.options import LoadOptions
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -176,11 +173,18 @@ def load(
         {'step': 3}
     """
     check_path(path, "load(path, like)")
-    wanted = PartialLoad.asked(at, select, framework, device, like=like, cast=cast)
-    strictness = _strictness(strict, missing, unexpected, planner)
-    rules = strictness, cast, allow_lossy
-    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
-    tree, done = _load(path, like, False, wanted, *rules, planner, ranks, options, mapping)
+    call = LoadCall(
+        path=path,
+        in_place=False,
+        wanted=PartialLoad.asked(at, select, framework, device, like=like, cast=cast),
+        strictness=strictness_of(strict, missing, unexpected, planner),
+        cast=cast,
+        allow_lossy=allow_lossy,
+        planner=planner,
+        mapping=mapping,
+        options=options,
+    )
+    tree, done = call.run(like, partial(find_group, group, no_dist=no_dist, timeout=timeout))
     if report is not None:
         report(done)
     return tree
@@ -252,71 +256,15 @@ def load_into(
     check_path(path, "load_into(path, state)")
     if state is None:
         raise TypeError("there is nothing to load into: give the state that is to be filled")
-    wanted = PartialLoad.asked(at, select)
-    strictness = _strictness(strict, missing, unexpected, planner)
-    rules = strictness, cast, allow_lossy
-    ranks = partial(find_group, group, no_dist=no_dist, timeout=timeout)
-    return _load(path, state, True, wanted, *rules, planner, ranks, options, mapping)[1]
-
-
-def _strictness(
-    strict: bool,
-    missing: Severity | None,
-    unexpected: Severity | None,
-    planner: LoadPlanner | None,
-) -> Strictness:
-    if planner is not None and (missing or unexpected):
-        raise ValueError("missing= and unexpected= are for the planner: give them to it")
-    return Strictness.of(strict, missing, unexpected)
-
-
-def _load(
-    path: Path,
-    like: object,
-    in_place: bool,
-    wanted: PartialLoad,
-    strictness: Strictness,
-    cast: bool,
-    allow_lossy: bool,
-    planner: LoadPlanner | None,
-    find_ranks: Callable[[], Group],
-    options: LoadOptions | None,
-    mapping: LeafMapping | None,
-) -> tuple[object, LoadReport]:
-    check_mapping(mapping, planner, wanted)
-    call = "load_into" if in_place else "load"
-    check_planner(planner, LoadPlanner, call)
-    options = checked_options(options, LoadOptions, call)
-    watch = watch_for(call, path, options)
-    from xckpt.storage.read_checkpoint import ZarrStorageReader
-
-    planner = wanted.planner(planner, like, strictness, cast=cast, deserialise=options.deserialise)
-    ranks = find_ranks()
-    tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
-    with with_progress(options, f"{call} {os.path.basename(path)}", ranks.rank) as shown:
-        # One for both: the planner opens the format that the coordinator has found.
-        others = cache(partial(formats_at, path, shown))
-        if mapping is not None:
-            planner = mapped_planner(mapping, others, strictness, cast, allow_lossy, ranks, shown)
-        loaded = load_state(
-            tree,
-            ZarrStorageReader(path, options=shown),
-            group=ranks,
-            planner=planner,
-            in_place=in_place,
-            others=others,
-            watch=watch,
-            arguments={
-                "call": call,
-                "like": _given(like),
-                "mapping": _given(mapping),
-                **wanted.arguments(),
-                **strictness.arguments(),
-                "cast": repr(cast),
-            },
-        )
-    return loaded.tree, planner.report()
-
-
-def _given(argument: object) -> str:
-    return "None" if argument is None else "given"
+    call = LoadCall(
+        path=path,
+        in_place=True,
+        wanted=PartialLoad.asked(at, select),
+        strictness=strictness_of(strict, missing, unexpected, planner),
+        cast=cast,
+        allow_lossy=allow_lossy,
+        planner=planner,
+        mapping=mapping,
+        options=options,
+    )
+    return call.run(state, partial(find_group, group, no_dist=no_dist, timeout=timeout))[1]

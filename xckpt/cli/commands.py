@@ -9,6 +9,7 @@ Everything heavy is imported by the command that needs it, so that `xckpt --help
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,20 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+def in_options(message: str, command: click.Command | None) -> str:
+    """A message of the Python API, with the arguments that it advises as a command's flags.
+
+    Example:
+        >>> in_options("taken; pass overwrite=True to replace it", copy_command)
+        'taken; pass --overwrite to replace it'
+    """
+    for parameter in command.params if command else ():
+        if isinstance(parameter, click.Option) and parameter.is_flag:
+            argument = rf"(?<=\s){parameter.name}=True\b(?!/)"
+            message = re.sub(argument, parameter.opts[0], message)
+    return message
+
+
 class Commands(click.Group):
     """A group that turns xckpt's own errors into a line on stderr, never a traceback."""
 
@@ -40,7 +55,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except XckptError as error:
-            raise Failure(str(error)) from error
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            raise Failure(in_options(str(error), command)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 

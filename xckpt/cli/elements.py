@@ -71,7 +71,7 @@ def stats(path: str, patterns: tuple[str, ...], as_json: bool) -> None:
     A PATTERN chooses leaves as it does for `xckpt ls`. Everything is read and verified once.
     """
     import xckpt
-    from xckpt.options import Progress
+    from xckpt.progress import Progress
     from xckpt.storage.contents.statistics import statistics
 
     checkpoint = xckpt.open(path)

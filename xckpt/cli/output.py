@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 import click
 
 if TYPE_CHECKING:
-    from xckpt.options import Progress
+    from xckpt.progress import Progress
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")

@@ -28,7 +28,8 @@ from xckpt.errors import NotACheckpointError, StorageError, XckptError
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import PART_BYTES, FormatsAt, SourceReader, parts
 from xckpt.formats.source import TensorSource, user_of
-from xckpt.options import LoadOptions, Progress
+from xckpt.options import LoadOptions
+from xckpt.progress import Progress
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate

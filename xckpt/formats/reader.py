@@ -32,6 +32,7 @@ from xckpt.core.metadata import (
 )
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.targets.casting import CastingCopies
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
 from xckpt.formats.detect import detect, open_source
@@ -151,16 +152,23 @@ class SourceReader:
         sizes = (prod(item.lengths) * item_size(self._dtype(item)) for item in tensors)
         progress = ProgressCounter(sum(sizes), self.options.progress)
         threads = self.options.threads or self.source.threads
+        casts = CastingCopies()
         with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
             for item in tensors:
                 if not pool.failed:
-                    self._submit(item, planner, pool, progress)
+                    self._submit(item, planner, pool, progress, casts)
+        casts.check()
 
     def _dtype(self, item: ReadItem) -> str:
         return self.source.specs[self._names[item.storage_index.fqn]].dtype
 
     def _submit(
-        self, item: ReadItem, planner: LoadPlanner, pool: Pool, progress: ProgressCounter
+        self,
+        item: ReadItem,
+        planner: LoadPlanner,
+        pool: Pool,
+        progress: ProgressCounter,
+        casts: CastingCopies,
     ) -> None:
         """Have an item's parts read; scratch memory for all of it counts against the budget."""
         name, dtype = self._names[item.storage_index.fqn], numpy_dtype(self._dtype(item))
@@ -178,7 +186,7 @@ class SourceReader:
             else:
                 data = allocate(box.sizes, dtype, item.dest_index.fqn)
                 self.source.read(name, box, data)
-                np.copyto(into, data, casting="unsafe")
+                casts.copy(item.dest_index.fqn, into, data, box.offsets)
             progress.add(box.elements * dtype.itemsize)
             if destination.landed():
                 pool.release(scratch)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.transpose import bits_of, copy_bits
-from xckpt.mapping.strided_copy import Ints, StridedCopy, bounds
+from xckpt.core.targets.casting import Spoiled
+from xckpt.errors import MappingError
+from xckpt.mapping.strided_copy import Arithmetic, Ints, StridedCopy, bounds
 
 PIECE = 1 << 18
 """Elements that arithmetic takes at a time."""
@@ -62,6 +65,9 @@ def copy_elements(
 
     ``source`` is None for a constant.
 
+    Raises:
+        MappingError: a step of arithmetic makes numbers overflow or wrap around.
+
     Example:
         >>> target = np.zeros(2, "int32")
         >>> copy = StridedCopy("a", "b", (2,), (10,), ((3,),), (4,), ((1,),))
@@ -79,10 +85,29 @@ def copy_elements(
             offsets = _less(piece.source_offsets, source_origin)
             values = view(source, offsets, piece.source_strides, piece.sizes)
         for step in piece.arithmetic:
-            values = step(values)
+            values = _taken(step, values, piece)
         if values.dtype != into.dtype:
             raise TypeError(f"{copy.target!r}: {values.dtype} elements do not go into {into.dtype}")
         copy_bits(into, values)
+
+
+def _taken(step: Arithmetic, values: NDArray[Any], piece: StridedCopy) -> NDArray[Any]:
+    """A step taken on the elements of a piece.
+
+    Raises:
+        MappingError: numbers overflow or wrap around; names leaf, count and first index.
+    """
+
+    after = step(values)
+    spoiled = Spoiled.of(values, after)
+    if spoiled is not None:
+        moved = np.array(spoiled.first, np.int64) @ np.array(piece.target_strides, np.int64)
+        at = tuple((moved + piece.target_offsets).tolist())
+        raise MappingError(
+            f"{piece.target!r}: by a {step.operation} {replace(spoiled, first=at)}; map it "
+            "without that step, to a type that holds it, or clip the tensor before"
+        )
+    return after
 
 
 def _pieces(copy: StridedCopy) -> Iterator[StridedCopy]:

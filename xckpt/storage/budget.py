@@ -15,7 +15,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from xckpt.options import Progress, default_threads, processors
+from xckpt.options import default_threads, processors
+from xckpt.progress import Progress
 
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""

@@ -20,7 +20,8 @@ from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
 from xckpt.core.problem import Problem
 from xckpt.core.values import Value, decode_content, decode_value
 from xckpt.errors import StorageError, XckptError
-from xckpt.options import LoadOptions, Progress
+from xckpt.options import LoadOptions
+from xckpt.progress import Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
 from xckpt.storage.chunks.window import ChunkRequest, ChunkWindow

@@ -32,7 +32,8 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.options import LoadOptions, Progress, SaveOptions
+from xckpt.options import LoadOptions, SaveOptions
+from xckpt.progress import Progress
 from xckpt.torch.dcp import XckptStorageWriter, export_checkpoint, import_checkpoint
 
 

@@ -45,7 +45,8 @@ from xckpt.errors import (
     UnsupportedLeafError,
     XckptError,
 )
-from xckpt.options import Progress, SaveOptions
+from xckpt.options import SaveOptions
+from xckpt.progress import Progress
 from xckpt.storage.location import Location, open_store
 from xckpt.torch.dcp import XckptStorageReader, import_checkpoint
 from xckpt.torch.leaf import from_numpy, torch_dtype

@@ -23,7 +23,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
 from xckpt.engine.ranks.group import Group
-from xckpt.options import Metrics
+from xckpt.progress import Metrics
 
 logger = logging.getLogger("xckpt")
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from math import frexp
-from typing import Any, ClassVar, cast
+from typing import ClassVar
 
-import ml_dtypes
 import numpy as np
 
-from xckpt.core.dtypes import DTYPES, numpy_dtype
+from xckpt.core.dtypes import DTYPES
+from xckpt.core.targets.casting import is_exact_cast, is_floating, reach
 from xckpt.mapping.operations.base import Exactness, TensorOperation
 from xckpt.mapping.strided_copy import Arithmetic
 from xckpt.mapping.traced import Trace, Traced, aliased, computed
-
-ONE_ZERO = ("fnu", "fnuz")
-"""How the names of floating-point types end that have no negative zero."""
 
 
 class Cast(TensorOperation, frozen=True):
@@ -140,50 +137,6 @@ def _floating(tensor: Traced) -> None:
         raise ValueError(f"it is {tensor.dtype}: arithmetic is for floating-point tensors")
 
 
-def is_floating(dtype: str) -> bool:
-    """Whether elements of this type are floating-point numbers, real or complex.
-
-    Example:
-        >>> is_floating("float8_e4m3fn"), is_floating("int4")
-        (True, False)
-    """
-    return dtype.startswith(("float", "bfloat", "complex"))
-
-
-def is_exact_cast(before: str, after: str) -> bool:
-    """Whether every value of a type, NaN apart, is a value of another type.
-
-    Example:
-        >>> is_exact_cast("bfloat16", "float32"), is_exact_cast("float16", "bfloat16")
-        (True, False)
-        >>> is_exact_cast("int8", "float16"), is_exact_cast("int32", "float32")
-        (True, False)
-    """
-    if before == after:
-        return True
-    if before == "bool":
-        return after != "float8_e8m0fnu"
-    if after == "bool" or (before.startswith("complex") and not after.startswith("complex")):
-        return False
-    if is_floating(before) and after.endswith(ONE_ZERO) and not before.endswith(ONE_ZERO):
-        return False
-    low, high, digits, smallest = _reach(before)
-    to_low, to_high, to_digits, to_smallest = _reach(after)
-    return low >= to_low and high <= to_high and digits <= to_digits and smallest >= to_smallest
-
-
-def _reach(dtype: str) -> tuple[float, float, int, float]:
-    """Least and greatest value, significant binary digits, least positive value of a type."""
-    real = {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-    kind = numpy_dtype(real)
-    if is_floating(dtype):
-        floats = cast("Any", ml_dtypes.finfo(kind))  # of a class of NumPy's or of ml_dtypes
-        least = float(floats.smallest_subnormal)
-        return float(floats.min), float(floats.max), int(floats.nmant) + 1, least
-    ints = ml_dtypes.iinfo(kind)
-    return ints.min, ints.max, max(-ints.min, ints.max).bit_length() - (ints.min < 0), 1.0
-
-
 def cast_bound(after: str) -> str:
     """How near a value stays that is cast to a type and back."""
     if is_floating(after):
@@ -193,5 +146,5 @@ def cast_bound(after: str) -> str:
 
 def roundings(dtype: str, count: int) -> str:
     """The relative error of ``count`` roundings to a type."""
-    digits = _reach(dtype)[2]
+    digits = reach(dtype)[2]
     return f"a relative {count} x 2^-{digits}"

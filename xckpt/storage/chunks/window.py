@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from xckpt.core.geometry.box import Box, Boxes, intersect
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.targets.casting import CastingCopies
 from xckpt.errors import XckptError
 from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
@@ -132,6 +133,7 @@ class ChunkWindow:
         self._landed = landed
         self._progress = progress
         self._on_error = on_error
+        self._casts = CastingCopies()
         self._queue: deque[_Begun] = deque()
         """What the caller's thread will finish."""
         self._in_flight: set[_Begun] = set()
@@ -181,6 +183,7 @@ class ChunkWindow:
             if error is None:
                 with self.pool:
                     self._finish_queue()
+                self._casts.check()
             else:
                 self.pool.__exit__(kind, error, trace)
         finally:
@@ -204,7 +207,15 @@ class ChunkWindow:
             if shared is not None:
                 target = self._memory(part.destination)[(*part.region, ...)]
                 source = data[(*shared.slices(at.offsets), ...)]
-                _copy(target[(*shared.slices(wanted.offsets), ...)], source)
+                into = target[(*shared.slices(wanted.offsets), ...)]
+                if into.dtype != source.dtype:
+                    chunk = request.chunk
+                    moved = shared.shifted(chunk.box.offsets).shifted(chunk.array.offset)
+                    self._casts.copy(chunk.array.leaf, into, source, moved.offsets)
+                elif source.nbytes > SMALL_BYTES:
+                    copy_bits(into, source)
+                else:
+                    np.copyto(into, source)
 
     def landed(self, request: ChunkRequest) -> None:
         """Every part of a chunk has been delivered and verified."""
@@ -297,14 +308,6 @@ def read_box(
     ):
         source.integrity.prepare(requests.arrays)
         window.read(requests.values(), requests.arrays)
-
-
-def _copy(target: NDArray[np.generic], data: NDArray[np.generic]) -> None:
-    """Copy elements to their place; a destination of another dtype converts them."""
-    if target.dtype == data.dtype and data.nbytes > SMALL_BYTES:
-        copy_bits(target, data)
-    else:
-        np.copyto(target, data, casting="unsafe")
 
 
 def _part(destination: int, wanted: Box, chunk: Box) -> Part:

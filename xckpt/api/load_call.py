@@ -1,0 +1,150 @@
+"""One call of `load` or `load_into`: what is asked for, and how it is carried out.
+
+1. `LoadCall` holds the arguments, checked: `PartialLoad` what is wanted, `Strictness` what may be
+   missing.
+2. `LoadCall.run` makes the planner, finds the group and hands both to `xckpt.engine.load`. Other
+   libraries' checkpoints and mappings are imported when a load needs them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+from xckpt.api.parts import PartialLoad
+from xckpt.api.save import Path, check_planner, watch_for
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport, Severity, Strictness
+from xckpt.engine.load import load_state
+from xckpt.engine.ranks.group import Group
+from xckpt.options import LoadOptions, checked_options, with_progress
+
+if TYPE_CHECKING:
+    from xckpt.formats.reader import FormatsAt
+    from xckpt.mapping.mapping import LeafMapping
+
+
+def strictness_of(
+    strict: bool,
+    missing: Severity | None,
+    unexpected: Severity | None,
+    planner: LoadPlanner | None,
+) -> Strictness:
+    """What a load does about leaves that only one side has.
+
+    Raises:
+        ValueError: there is no such severity, or a planner of the caller's decides that.
+    """
+    if planner is not None and (missing or unexpected):
+        raise ValueError("missing= and unexpected= are for the planner: give them to it")
+    return Strictness.of(strict, missing, unexpected)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCall:
+    """What a caller of `load` or `load_into` asks for."""
+
+    path: Path
+    in_place: bool
+    wanted: PartialLoad
+    strictness: Strictness
+    cast: bool
+    allow_lossy: bool
+    planner: LoadPlanner | None
+    mapping: LeafMapping | None
+    options: LoadOptions | None
+
+    def run(self, like: object, find_ranks: Callable[[], Group]) -> tuple[object, LoadReport]:
+        """Load what is asked for.
+
+        Args:
+            like: the tree of targets, or None.
+            find_ranks: finds the group, once the arguments make sense.
+
+        Returns:
+            The loaded tree, and which leaves were loaded, cast, kept and left.
+        """
+        call = "load_into" if self.in_place else "load"
+        self._check_mapping()
+        check_planner(self.planner, LoadPlanner, call)
+        options = checked_options(self.options, LoadOptions, call)
+        watch = watch_for(call, self.path, options)
+        from xckpt.storage.read_checkpoint import ZarrStorageReader
+
+        planner = self.wanted.planner(
+            self.planner,
+            like,
+            self.strictness,
+            cast=self.cast,
+            deserialise=options.deserialise,
+        )
+        ranks = find_ranks()
+        tree: Mapping[str, object] | None = like  # type: ignore[assignment]  # our planners take any
+        with with_progress(options, f"{call} {os.path.basename(self.path)}", ranks.rank) as shown:
+            # One for both: the planner opens the format that the coordinator has found.
+            others = cache(partial(_formats_at, self.path, shown))
+            if self.mapping is not None:
+                planner = self._mapped_planner(self.mapping, others, ranks, shown)
+            loaded = load_state(
+                tree,
+                ZarrStorageReader(self.path, options=shown),
+                group=ranks,
+                planner=planner,
+                in_place=self.in_place,
+                others=others,
+                watch=watch,
+                arguments=self._arguments(call, like),
+            )
+        return loaded.tree, planner.report()
+
+    def _arguments(self, call: str, like: object) -> dict[str, str]:
+        """What all ranks must ask for alike, in words."""
+        return {
+            "call": call,
+            "like": _given(like),
+            "mapping": _given(self.mapping),
+            **self.wanted.arguments(),
+            **self.strictness.arguments(),
+            "cast": repr(self.cast),
+        }
+
+    def _check_mapping(self) -> None:
+        if self.mapping is not None and self.planner is not None:
+            raise ValueError("give a mapping or a planner; a MappedLoadPlanner can have both")
+        if self.mapping is not None and not self.wanted.everything:
+            raise ValueError("at=, select= and framework= are not for mappings, which say as much")
+
+    def _mapped_planner(
+        self,
+        mapping: LeafMapping,
+        others: Callable[[], FormatsAt],
+        group: Group,
+        options: LoadOptions,
+    ) -> LoadPlanner:
+        from xckpt.convert.mapped_load import MappedLoadPlanner
+
+        return MappedLoadPlanner(
+            mapping,
+            lambda: others().open_source(),
+            missing=self.strictness.missing,
+            unexpected=self.strictness.unexpected,
+            cast=self.cast,
+            allow_lossy=self.allow_lossy,
+            rank=group.rank,
+            ranks=group.size,
+            options=options,
+        )
+
+
+def _given(argument: object) -> str:
+    return "None" if argument is None else "given"
+
+
+def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
+    # Imported when there is no checkpoint of ours, or a mapping.
+    from xckpt.formats.reader import FormatsAt
+
+    return FormatsAt(path, options)
