@@ -25,7 +25,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.alike import check_alike, wanted_dtypes
+from xckpt.core.plan.alike import wanted_dtypes
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
@@ -243,10 +243,8 @@ class DefaultLoadPlanner(LoadPlanner):
         """Refuse the load if any target does not fit, or as the caller's rules say.
 
         Raises:
-            TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
-            PlanError: ranks want a leaf in different dtypes.
+            TreeMismatchError, PlanError: see `decide_load`.
         """
-        check_alike(global_plan)
         return decide_load(global_plan, self.metadata, self.strictness, self._beside)
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
