@@ -72,6 +72,7 @@ class LoadCall:
         check_planner(self.planner, LoadPlanner, call)
         options = checked_options(self.options, LoadOptions, call)
         watch = watch_for(call, self.path, options)
+        arguments = self._arguments(call, like)
         from xckpt.storage.read_checkpoint import ZarrStorageReader
 
         planner = self.wanted.planner(
@@ -96,7 +97,7 @@ class LoadCall:
                 in_place=self.in_place,
                 others=others,
                 watch=watch,
-                arguments=self._arguments(call, like),
+                arguments=arguments,
             )
         return loaded.tree, planner.report()
 
