@@ -21,7 +21,7 @@ from xckpt.cli.convert import convert_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
-from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
+from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
@@ -121,7 +121,9 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
         return leaf
     from msgspec.structs import replace
 
-    return replace(leaf, value=repr(checkpoint[leaf.name]))
+    from xckpt.core.values import shown_value
+
+    return replace(leaf, value=shown_value(checkpoint[leaf.name]))
 
 
 def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
@@ -174,7 +176,7 @@ def verify(path: str, as_json: bool) -> None:
     if problems:
         raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
     if not as_json:
-        click.echo(f"{path}: {state}: {summary} ({seconds:.1f} s)")
+        say(f"{path}: {state}: {summary} ({seconds:.1f} s)")
 
 
 def _open(path: str) -> Checkpoint:

@@ -94,7 +94,7 @@ def load_state(
         planner: what goes where.
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
-        watch: times the load, if somebody listens.
+        watch: times the load, if there is a listener.
         arguments: of the call, in words: those that all ranks must give alike, beside the reader's.
 
     Raises:
@@ -126,7 +126,7 @@ class _Load:
     arguments: Mapping[str, str]
     """Of the call, which all ranks must give alike."""
     step: Step = nullcontext
-    """The context of a step, by its name, which times it if somebody listens."""
+    """The context of a step, by its name, which times it where there is a listener."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
 
     def run(self, group: Group) -> Loaded:

@@ -57,7 +57,7 @@ def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError
         >>> extra = Problem("w", kind=UNEXPECTED, text="in the checkpoint, but not wanted")
         >>> print(mismatch([missing, extra]))
         the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have; missing= and unexpected= rule one side each)
-        1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
+          1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
           - module.w: wanted, but not in the checkpoint
           - w: in the checkpoint, but not wanted
     """  # noqa: E501  # a message is one line
@@ -68,7 +68,7 @@ def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError
     advice = advice or _advice(bool(by_kind[MISSING]), bool(by_kind[UNEXPECTED]))
     lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
     lines[0] += f" ({advice})" if advice else ""
-    lines += guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED]))
+    lines += (f"  {line}" for line in guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED])))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
         lines += [f"  - {problem}" for problem in kind[:shown]]
