@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import xckpt
+from tests.support.time_limit import untraced
 from xckpt.cli.commands import commands
 from xckpt.cli.render.tables import checkpoint_table
 from xckpt.cli.report import checkpoint_report
@@ -122,6 +123,7 @@ def piped(*arguments: str | Path) -> tuple[str, float]:
     return printed, after.ru_utime - before.ru_utime
 
 
+@untraced
 def test_very_many_leaves_are_listed_soon(very_many: Path) -> None:
     listed, seconds = piped("ls", very_many)
     assert listed.count("\n") == LEAVES
@@ -130,6 +132,7 @@ def test_very_many_leaves_are_listed_soon(very_many: Path) -> None:
 
 
 @pytest.mark.thorough
+@untraced
 @pytest.mark.parametrize(("command", "seconds"), [("ls", 2.5), ("info", 5.0)])
 def test_very_many_leaves_take_little_processor_time(
     very_many: Path, command: str, seconds: float

@@ -1,4 +1,4 @@
-"""Commands that make an object for each leaf, and end soon after, rest the collector of cycles."""
+"""Commands that make an object for each leaf, and end soon after, pause the collector of cycles."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_at_rest() -> Iterator[None]:
-    """No collection of cycles meanwhile: of very many leaves a fifth of the time goes into it."""
+    """Pause the collection of cycles: with very many leaves it takes a fifth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -19,9 +19,10 @@ import click
 from xckpt.cli.choose import chosen
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.columns import columns
-from xckpt.cli.output import as_json, print_json, printable
+from xckpt.cli.output import as_json, print_json
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
 

@@ -6,7 +6,8 @@ import sys
 
 import click
 
-from xckpt.cli.output import Failure, printable
+from xckpt.cli.output import Failure, say
+from xckpt.core.text.printable import printable
 
 
 @click.command("cp")
@@ -24,7 +25,7 @@ def copy_command(source: str, target: str, overwrite: bool) -> None:
         xckpt.copy(source, target, overwrite=overwrite)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    click.echo(f"{printable(target)}: a copy of {printable(source)}")
+    say(f"{target}: a copy of {source}")
 
 
 @click.command("rm")
@@ -46,4 +47,4 @@ def delete_command(path: str, yes: bool) -> None:
         if not click.confirm(question, err=True):
             raise Failure("nothing was deleted")
     xckpt.delete(path)
-    click.echo(f"{printable(path)}: deleted: {held}")
+    say(f"{path}: deleted: {held}")

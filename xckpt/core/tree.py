@@ -166,7 +166,7 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         node.name, node.kind = name, kind
     if problems:
         lines = [f"{name}: a leaf and a container have this name" for name in problems]
-        raise ManifestError("\n".join(lines), tuple(lines))
+        raise ManifestError("\n  ".join(lines), tuple(lines))
     return _close(root)
 
 

@@ -10,7 +10,6 @@ from typing import Final
 
 from xckpt.cli.columns import columns
 from xckpt.cli.listing import shape_text
-from xckpt.cli.output import printable
 from xckpt.cli.report import (
     CheckpointReport,
     LeafReport,
@@ -19,6 +18,7 @@ from xckpt.cli.report import (
     holdings,
     tree_rows,
 )
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
 TREE_COLUMNS: Final = ("leaf", "dtype", "shape", "size", "chunk", "chunks", "saved as")
