@@ -159,17 +159,21 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             problems[clash or name] = None
         else:
             parent[last] = leaf
-    for name in containers:
-        if clash := _descend(root, split_name(name))[1]:
+    for name, kind in containers.items():
+        node, clash = _descend(root, split_name(name))
+        if clash:
             problems[clash] = None
+        node.name, node.kind = name, kind
     if problems:
         lines = [f"{name}: a leaf and a container have this name" for name in problems]
         raise ManifestError("\n  ".join(lines), tuple(lines))
-    return _close(root, (), containers)
+    return _close(root)
 
 
 class _Container(dict[str | int, object]):
     """A container of the tree; a dict that is no `_Container` is a leaf's value."""
+
+    name, kind = "", "dict"
 
 
 def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, str]:
@@ -183,13 +187,9 @@ def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, s
     return node, ""
 
 
-def _close(node: _Container, keys: KeyPath, containers: Mapping[str, str]) -> object:
-    name = join_keys(keys)
-    kind, _, detail = containers.get(name, "dict").partition(":")
-    children = {
-        key: _close(child, (*keys, key), containers) if isinstance(child, _Container) else child
-        for key, child in node.items()
-    }
+def _close(node: _Container) -> object:
+    name, (kind, _, detail) = node.name, node.kind.partition(":")
+    children = {k: _close(each) if type(each) is _Container else each for k, each in node.items()}
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
             raise ManifestError(
