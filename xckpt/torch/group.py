@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from xckpt.engine.ranks.star import Star
+from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.torch.meeting import join
 
 WITHOUT_GLOO = timedelta(minutes=30).total_seconds()
@@ -47,6 +48,7 @@ class TorchGroup:
         coordinator_rank: who decides and commits, as a rank within ``process_group``.
         timeout: seconds that a silent rank is waited for in one step; it has to outlast the slowest
             rank's writing. None for as long as the process group does.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
         ValueError: this process is not in the group, or the group has no such coordinator.
@@ -71,6 +73,7 @@ class TorchGroup:
         coordinator_rank: int = 0,
         *,
         timeout: float | None = None,
+        warn_after: float = WARN_AFTER,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
@@ -90,7 +93,7 @@ class TorchGroup:
         group = process_group if process_group is not None else dist.group.WORLD
         assert group is not None
         self._process_group = group
-        self._given_timeout = timeout
+        self._given_timeout, self._warn_after = timeout, warn_after
         self._purpose = "xckpt"
 
     @cached_property
@@ -109,11 +112,11 @@ class TorchGroup:
 
     def within(self, seconds: float) -> TorchGroup:
         """The same processes, waiting ``seconds`` for a silent rank in one step."""
-        return TorchGroup(self._process_group, self.coordinator, timeout=seconds)
+        return self._again(seconds)
 
     def in_background(self) -> TorchGroup:
         """The same processes over connections of its own, for use in another thread."""
-        group = self.within(self.timeout)
+        group = self._again(self._given_timeout)
         group._purpose = "xckpt/background"
         return group
 
@@ -136,6 +139,7 @@ class TorchGroup:
                 has_gloo=self._has_gloo,
             )
             weakref.finalize(self._process_group, links.close)
+        stars[key].patience.warn_after = self._warn_after
         return stars[key]
 
     def begin(self) -> None:
@@ -156,6 +160,11 @@ class TorchGroup:
         """See `CarefulGroup`."""
         if self.size > 1:
             self._star.suspect(ranks)
+
+    def _again(self, timeout: float | None) -> TorchGroup:
+        return TorchGroup(
+            self._process_group, self.coordinator, timeout=timeout, warn_after=self._warn_after
+        )
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes in rank order, on the coordinator; None elsewhere.

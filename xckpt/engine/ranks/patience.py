@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from xckpt.engine.ranks.links import Links
-from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, silence
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, WARN_AFTER, Waiting, silence
 from xckpt.errors import RankFailure
 
 GRACE_SECONDS: Final = 0.75
@@ -45,6 +45,8 @@ class Patience:
     ) -> None:
         self.suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""
+        self.warn_after = WARN_AFTER
+        """Seconds of waiting after which a warning names the silent ranks."""
         self._rank = rank
         self._coordinator = coordinator
         self._links = links
@@ -76,7 +78,9 @@ class Patience:
         """
         missing: dict[int, None] = dict.fromkeys(ranks)
         began = beat = look = time.monotonic()
-        waiting = Waiting(self._rank, self._coordinator, lambda: list(missing))
+        waiting = Waiting(
+            *(self._rank, self._coordinator, lambda: list(missing)), warn_after=self.warn_after
+        )
         news: Sequence[int] = ranks
         while True:
             for rank in news:

@@ -69,14 +69,14 @@ class Star:
         """Why the save or load that goes on has failed."""
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not told of."""
-        self._patience = Patience(rank, coordinator, links, death)
+        self.patience = Patience(rank, coordinator, links, death)
 
     def begin(self) -> None:
         """The next save or load begins."""
         self._operation += 1
         self._step = 0
         self._failed = None
-        self._patience.suspects.clear()
+        self.patience.suspects.clear()
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
@@ -88,7 +88,7 @@ class Star:
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
         if self.error is None and self._failed is None:
-            self._patience.suspect(ranks)
+            self.patience.suspect(ranks)
             if self._rank != self._coordinator:
                 self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
 
@@ -196,7 +196,7 @@ class Star:
             if kind in (Kind.LOST, Kind.LEFT):
                 self._fail(_failures(data), told_by=rank)
             if kind == Kind.SUSPECTS:
-                self._patience.suspect(_ranks(data))
+                self.patience.suspect(_ranks(data))
             if kind == Kind.MESSAGE:
                 if step != self._step:
                     text = f"it is in step {step}, and rank {self._rank} in step {self._step}"
@@ -214,7 +214,7 @@ class Star:
         give_up: Callable[[Sequence[RankFailure]], object] | None = None,
     ) -> None:
         """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
-        self._patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
+        self.patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
         if len(self._links.to) == self._size - 1:
             self._links.stop_listening()
 
