@@ -20,7 +20,8 @@ from typing import Any, ClassVar, Literal, Self, TypeGuard
 import msgspec
 
 from xckpt.errors import MappingError
-from xckpt.mapping.traced import Bundle, Slot, Trace, Traced
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Bundle, Slot, Traced
 
 Exactness = Literal["bijection", "side data", "lossy"]
 
