@@ -28,7 +28,6 @@ LAYERS = {
     "engine": (
         "xckpt.engine",
         "xckpt.options",
-        "xckpt.option_checks",
         "xckpt.progress",
         "xckpt.progress_bar",
     ),

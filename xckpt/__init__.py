@@ -75,7 +75,7 @@ __version__ = "0.1.0"
 # those who need it.
 with contextlib.suppress(Exception):
     loaded_adapters()
-# A planner that somebody drives by hand knows the same frameworks.
+# A planner that is driven by hand knows the same frameworks.
 SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 
 __all__ = [
@@ -129,7 +129,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the public submodules, and the types of an open checkpoint, when somebody names them.
+    """Load the public submodules, and the types of an open checkpoint, when they are first named.
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """

@@ -19,7 +19,8 @@
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
-leaf, box and rank each is about (`xckpt.core.problem.Problem`).
+leaf, box and rank each is about (`xckpt.core.problem.Problem`). Messages are safe to print: control
+characters in the names and texts of a checkpoint are escaped (`xckpt.core.text.printable`).
 
 A failure has the same class on one rank and on many:
 
@@ -38,6 +39,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from xckpt.core.problem import Problem
+from xckpt.core.text.printable import printable_lines
 
 __all__ = [
     "CheckpointExistsError",
@@ -83,7 +85,7 @@ class XckptError(Exception):
     """What happened on each rank that failed; empty in a group of one."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         self.problems = tuple(map(Problem.of, problems))
 
     @classmethod
@@ -195,7 +197,8 @@ class RankFailure:
             (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
             for p in problems
         ]
-        return cls(rank, type(error).__name__, _sendable(message), cause, tuple(sent))
+        shown = printable_lines(message)
+        return cls(rank, type(error).__name__, shown, cause, tuple(sent))
 
 
 class RanksFailedError(XckptError, RuntimeError):

@@ -14,7 +14,6 @@ from importlib.util import find_spec
 from typing import TypeVar
 
 from xckpt.core.text.shown import brief
-from xckpt.option_checks import check_flags, check_functions, check_number
 from xckpt.progress import Metrics, Progress
 
 __all__ = ["LoadOptions", "SaveOptions"]
@@ -44,12 +43,51 @@ MOST_CHUNK_BYTES = 1 << 29
 """A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
 
+def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
+    """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
+    value: object = getattr(options, name)
+    if value is None and name == "threads":
+        return
+    if not isinstance(value, int) or isinstance(value, bool):
+        unit = "a number of threads or None" if name == "threads" else "a number of bytes, an int"
+        example = "" if name == "threads" else ", such as 8 << 20 for 8 MiB"
+        raise TypeError(f"{_where(options, name)} takes {unit}{example}, not {_shown(value)}")
+    if value < least or (most is not None and value > most):
+        within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
+        raise ValueError(f"{name} must be {within}, got {value:,}")
+
+
+def _check_flags(options: object, *names: str) -> None:
+    """Refuse what is neither True nor False."""
+    for name in names:
+        value: object = getattr(options, name)
+        if not isinstance(value, bool):
+            raise TypeError(f"{_where(options, name)} takes True or False, not {_shown(value)}")
+
+
+def _check_functions(options: object, **takes: str) -> None:
+    """Refuse what is neither callable nor None; ``takes`` says what each option takes."""
+    for name, what in takes.items():
+        value: object = getattr(options, name)
+        if value is not None and not callable(value):
+            raise TypeError(f"{_where(options, name)} takes {what}, not {_shown(value)}")
+
+
+def _where(options: object, name: str) -> str:
+    return f"{type(options).__name__}({name}=)"
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= 40 else text[:40] + '...'}"
+
+
 METRICS = "a function that is called with an xckpt.Metrics"
 
 
 def _check_progress(options: SaveOptions | LoadOptions) -> None:
     if not isinstance(options.progress, bool):
-        check_functions(
+        _check_functions(
             options, progress="True, or a function that is called with an xckpt.Progress"
         )
     elif options.progress and not find_spec("rich"):
@@ -95,14 +133,14 @@ class SaveOptions:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
-        check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
-        check_number(self, "threads", 1)
-        check_number(self, "memory_bytes", 1)
-        check_flags(self, "crc32c")
+        _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
+        _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
+        _check_number(self, "threads", 1)
+        _check_number(self, "memory_bytes", 1)
+        _check_flags(self, "crc32c")
         if self.compare_replicas is not None:
-            check_flags(self, "compare_replicas")
-        check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
+            _check_flags(self, "compare_replicas")
+        _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
 
 
@@ -134,10 +172,10 @@ class LoadOptions:
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
-        check_number(self, "threads", 1)
-        check_number(self, "memory_bytes", 1)
-        check_flags(self, "memory_map", "share_reads")
-        check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
+        _check_number(self, "threads", 1)
+        _check_number(self, "memory_bytes", 1)
+        _check_flags(self, "memory_map", "share_reads")
+        _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 
 

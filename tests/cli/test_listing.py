@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import xckpt
+from tests.support.time_limit import untraced
 from xckpt.cli.commands import commands
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
@@ -93,6 +94,7 @@ def test_no_name_reaches_the_terminal_as_it_is(saved: Path, tmp_path: Path) -> N
     assert r"a\u202eb\x1b[31m" in run("ls", saved).stdout
 
 
+@untraced
 def test_very_many_leaves_are_listed_soon(tmp_path: Path) -> None:
     shapes = [(1 + number % 7, 4) for number in range(7)]
     leaves = tuple(

@@ -128,7 +128,7 @@ class LoadCall:
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:
-    # Imported when there is no checkpoint of ours, or a mapping.
+    # Imported when there is a mapping, or no checkpoint of xckpt.
     from xckpt.formats.reader import FormatsAt
 
     return FormatsAt(path, options)

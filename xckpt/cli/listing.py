@@ -19,9 +19,10 @@ from typing import Final, NamedTuple
 import click
 
 from xckpt.cli.choose import chosen
-from xckpt.cli.output import as_json, print_json, printable
+from xckpt.cli.output import as_json, print_json
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
 
@@ -86,7 +87,7 @@ def ls(
 
 @contextmanager
 def _collector_at_rest() -> Iterator[None]:
-    """No collection of cycles meanwhile: of very many leaves a fifth of the time goes into it."""
+    """Pause the collection of cycles: with very many leaves it takes a fifth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from xckpt.cli.output import Failure, as_json, print_json, printable
+from xckpt.cli.output import Failure, as_json, print_json, say
+from xckpt.core.text.printable import printable
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 """Seconds of the units that a time is given in."""
@@ -28,7 +29,7 @@ def copy_command(source: str, target: str, overwrite: bool) -> None:
         xckpt.copy(source, target, overwrite=overwrite)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    click.echo(f"{printable(target)}: a copy of {printable(source)}")
+    say(f"{target}: a copy of {source}")
 
 
 @click.command("rm")
@@ -50,7 +51,7 @@ def delete_command(path: str, yes: bool) -> None:
         if not click.confirm(question, err=True):
             raise Failure("nothing was deleted")
     xckpt.delete(path)
-    click.echo(f"{printable(path)}: deleted: {held}")
+    say(f"{path}: deleted: {held}")
 
 
 class Duration(click.ParamType[float]):
@@ -95,10 +96,10 @@ def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool
         print_json(found)
         return
     for left in found:
-        click.echo(printable(str(left)))
+        say(str(left))
     gone = [left for left in found if left.removed]
     stays = [left for left in found if not left.removed]
-    click.echo(
-        f"{printable(path)}: {readable_bytes(sum(left.bytes for left in gone))} removed, "
+    say(
+        f"{path}: {readable_bytes(sum(left.bytes for left in gone))} removed, "
         f"{readable_bytes(sum(left.bytes for left in stays))} left"
     )

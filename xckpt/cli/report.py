@@ -28,7 +28,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.shown import readable_bytes
-from xckpt.core.values import decode_value
+from xckpt.core.values import decode_value, shown_value
 
 
 class ArrayReport(msgspec.Struct, frozen=True):
@@ -174,7 +174,7 @@ def _summed(
 
 def _leaf_report(leaf: TensorEntry | ValueEntry | BytesEntry) -> LeafReport:
     if isinstance(leaf, ValueEntry):
-        value = repr(decode_value(leaf.type, leaf.value))
+        value = shown_value(decode_value(leaf.type, leaf.value))
         return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)
     parts = tuple(
         ArrayReport(array.path, array.offset, array.shape, array.chunk, array.shard, array.count)

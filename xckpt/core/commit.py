@@ -36,9 +36,9 @@ class Found(Enum):
     """What is at a path before a save."""
 
     NOTHING = "nothing"
-    """Or an empty folder."""
+    """No file, no key, or an empty folder."""
     CHECKPOINT = "checkpoint"
-    """Of the same format; other files may be in it."""
+    """One of this format; other files may be in it."""
     UNFINISHED = "unfinished"
     """The claim of a save that has not committed."""
     FOREIGN = "foreign"

@@ -164,7 +164,7 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             problems[clash] = None
     if problems:
         lines = [f"{name}: a leaf and a container have this name" for name in problems]
-        raise ManifestError("\n".join(lines), tuple(lines))
+        raise ManifestError("\n  ".join(lines), tuple(lines))
     return _close(root, (), containers)
 
 

@@ -91,7 +91,7 @@ def load_state(
         planner: what goes where.
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
-        watch: times the load, if somebody listens.
+        watch: times the load, if there is a listener.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
@@ -120,7 +120,7 @@ class _Load:
     others: Callable[[], OtherFormats] | None
     watch: Watch | None
     step: Step = nullcontext
-    """The context of a step, by its name, which times it if somebody listens."""
+    """The context of a step, by its name, which times it where there is a listener."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
 
     def run(self, group: Group) -> Loaded:

@@ -60,7 +60,7 @@ def save_state(
         metadata: the caller's own, JSON values; the coordinator's is stored.
         failure: why this rank cannot save, if it cannot: it fails the first step, so that every
             rank raises.
-        watch: times the save, if somebody listens.
+        watch: times the save, if there is a listener.
         arguments: of the call, in words: those that all ranks must give alike.
 
     Returns:
@@ -93,9 +93,9 @@ class _Save:
     failure: BaseException | None
     watch: Watch | None
     step: Step = nullcontext
-    """The context of a step, by its name, which times it if somebody listens."""
+    """The context of a step, by its name, which times it where there is a listener."""
     arguments: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Of the call, which all ranks must give alike."""
+    """The call's options, the same on all ranks."""
     rank: int = 0
     is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
@@ -194,7 +194,7 @@ class SaveInFlight:
     """The path or URL that is saved to."""
     rank: int
     size: int
-    """Of the group that saves."""
+    """How many ranks the group that saves has."""
     saved: Future[Metadata] = field(default_factory=Future[Metadata])
     seen: bool = False
     """Whether a caller has received the outcome."""

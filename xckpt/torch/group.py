@@ -204,7 +204,7 @@ class TorchGroup:
         return self._broken
 
     def _check_whole(self) -> None:
-        # The others have raised and are gone: a call would wait for them in vain.
+        # The others have raised and are gone: a call would wait for them until its timeout.
         if self._broken is not None:
             raise self._broken
 

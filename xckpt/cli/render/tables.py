@@ -7,14 +7,13 @@ characters are escaped (`escaped`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from xckpt.cli.listing import Row, size_text
-from xckpt.cli.output import printable
 from xckpt.cli.render.draw import LEAST_WIDTH, draw
 from xckpt.cli.report import (
     ArrayReport,
@@ -27,6 +26,7 @@ from xckpt.cli.report import (
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
+from xckpt.core.text.printable import printable, printable_lines
 from xckpt.core.text.shown import readable_bytes
 
 if TYPE_CHECKING:
@@ -43,9 +43,17 @@ SHOWN_PIECES = 50
 """Pieces of one leaf that a table lists; ``--json`` has them all."""
 
 
+class SafeConsole(Console):
+    """A console that escapes control characters in plain strings; a `Text` is to be `escaped`."""
+
+    def render_str(self, text: str, **how: Any) -> Text:  # noqa: ANN401  # rich's own options
+        """The text that a string becomes."""
+        return super().render_str(printable_lines(text), **how)
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console that prints names as they are."""
-    screen = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
+    screen = SafeConsole(stderr=stderr, markup=False, highlight=False, emoji=False)
     if not screen.is_terminal:
         screen.width = PIPED_WIDTH
     return screen

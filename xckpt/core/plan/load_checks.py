@@ -187,7 +187,7 @@ def decide_load(
     if strictness.unexpected == "error":
         problems += unexpected(left)
     if problems:
-        raise mismatch(problems, "strict=False loads what both have")
+        raise mismatch(problems)
     if stored and len(missing) == len(wanted):
         # A wrong key looks like this: it must not pass for a load.
         all_missing = [Problem(name, kind=MISSING, text=NOT_STORED) for name in missing]

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.storage.commit.carry import own_keys_in, rescue
 from xckpt.storage.commit.folder import LEFTOVER, Lock, lock
@@ -66,7 +67,7 @@ class Leftover:
         aged = "" if self.age is None else f", {_spelled(self.age)} old"
         fates = {"dead": "dead", "alive": "still being written", "unknown": "perhaps alive"}
         state = "removed" if self.removed else fates[self.owner]
-        return f"{self.path}: {size} in {self.files:,} files{aged}: {state}"
+        return f"{printable(self.path)}: {size} in {self.files:,} files{aged}: {state}"
 
 
 def _spelled(seconds: float) -> str:

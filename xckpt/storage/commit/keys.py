@@ -11,8 +11,8 @@ point).
    lies in generations; all else is the user's and stays. A save that is killed while it deletes
    leaves the old manifest in `REPLACED`, which is deleted last.
 3. An object store may carry a request out and lose the answer; asked again, it says that the
-   condition does not hold. So the key is read then, and its content tells who has won. Where that
-   stays unknown, nothing that the manifest names is removed: it may still be written.
+   condition does not hold. The key is read then, and its content says which save has won. While
+   that is unknown, nothing that the manifest names is removed: it may still be written.
 4. To write the local key ``K`` TensorStore locks ``K.__lock``, fills it and renames it to ``K``. A
    process killed in between leaves the file, and the next one writes over it without cutting off
    what is longer: the key would end in a tail of the dead process's. `empty_stale_lock` prevents

@@ -202,7 +202,10 @@ def staged_in(parent: Path, names: Iterable[str]) -> list[Path]:
 
 def target_of(staged: Path, text: ClaimText | None) -> Path:
     """The path that a staging folder was made for, as far as it is known."""
-    return staged.with_name((text and text.name) or parts_of(staged)["name"])
+    name = text.name if text else ""
+    # A claim is somebody's file: its name may lead out of the folder.
+    known = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    return staged.parent / (name if known else parts_of(staged)["name"])
 
 
 def reclaim(folder: Path, identity: str) -> Claim | None:

@@ -2,7 +2,7 @@
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
    (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
-2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` goes on with
+2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` continues
    an output of the same identity and layout; another process that knows the token and means the
    same layout takes part with `OutputPath.attach`.
 3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step

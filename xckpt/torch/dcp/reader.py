@@ -237,7 +237,7 @@ class XckptStorageReader(dcp.StorageReader):
         return replace(plan, storage_data=data)
 
     def prepare_global_plan(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
-        """The plans, with who reads what for whom.
+        """The plans, with the chunks that one rank of a host reads for others.
 
         Raises:
             StorageError: the checkpoint was replaced while the ranks were opening it.

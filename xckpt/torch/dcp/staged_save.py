@@ -59,7 +59,7 @@ class StagingPlace(msgspec.Struct, array_like=True, frozen=True):
 
     save: str
     location: Location
-    """Of the root group."""
+    """The place of the root group."""
 
 
 class Orders(msgspec.Struct, array_like=True, frozen=True):
