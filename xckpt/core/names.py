@@ -108,6 +108,7 @@ def _is_int(part: str) -> bool:
     return part[:1] in _INT_STARTS and _INT_LIKE.fullmatch(part) is not None
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _stored(part: str) -> str:
     raw = part.encode("utf-8", "surrogatepass")
     safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")

@@ -29,6 +29,7 @@ from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
@@ -112,14 +113,13 @@ class ChunkSource:
     manifest: Manifest
     mapped: bool
     """Whether local files are memory-mapped."""
-    arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
-    """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
     closed: bool = False
     """Whether nothing may be read any more."""
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
+    _arrays: Mapping[str, Sequence[ZarrArray]] | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -127,10 +127,16 @@ class ChunkSource:
         return f"<ChunkSource {self.root}>"
 
     def __post_init__(self) -> None:
-        by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
-        self.arrays = {leaf: list(group) for leaf, group in by_leaf}
-        total = sum(array.count for group in self.arrays.values() for array in group)
+        total = count_chunks(self.manifest)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
+
+    @property
+    def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
+        """Leaf name -> its arrays; made when first asked for, which a listing never does."""
+        if self._arrays is None:
+            by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
+            self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+        return self._arrays
 
     def close(self) -> None:
         """Let go of what is open."""
