@@ -220,7 +220,7 @@ def test_sharded_tensors_stay_what_they_are(four_ranks: Ranks, folders: Iterator
 
 
 class Odd(torch.Tensor):
-    """A class that nobody can build anew."""
+    """A class whose objects cannot be rebuilt."""
 
 
 def test_other_classes_become_descriptions() -> None:
