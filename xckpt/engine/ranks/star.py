@@ -23,7 +23,7 @@ from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
-from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.errors import RankFailure
 
 FAREWELL_SECONDS: Final = 0.25
 """How long a rank that gives up tries to tell the others."""
@@ -55,8 +55,6 @@ class Star:
         on_loss: Callable[[Sequence[RankFailure]], object] = lambda failures: None,
         death: Callable[[int], str] = lambda rank: "",
     ) -> None:
-        self.error: RanksFailedError | None = None
-        """Why no step can be taken any more."""
         self._rank = rank
         self._size = size
         self._others = [other for other in range(size) if other != rank]
@@ -65,8 +63,12 @@ class Star:
         self._on_loss = on_loss
         self._operation = 0
         self._step = 0
-        self._failed: RanksFailedError | None = None
-        """Why the save or load that goes on has failed."""
+        self._failed: Sequence[RankFailure] = ()
+        """Why the save or load that goes on has failed; not as an error, which keeps its frames."""
+        self._over: Sequence[RankFailure] = ()
+        """Why no step can be taken any more."""
+        self._before: Sequence[RankFailure] = ()
+        """Why the last save or load that failed did so."""
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not told of."""
         self.patience = Patience(rank, coordinator, links, death)
@@ -75,19 +77,18 @@ class Star:
         """The next save or load begins."""
         self._operation += 1
         self._step = 0
-        self._failed = None
+        self._failed = ()
         self.patience.suspects.clear()
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
-        if self.error is None and self._failed is None:
-            failures = [RankFailure.of(self._rank, error)]
-            self._failed = given_up(failures)
+        if not self._over and not self._failed:
+            self._failed = self._before = failures = [RankFailure.of(self._rank, error)]
             self._farewell(Kind.LEFT, _encode(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
-        if self.error is None and self._failed is None:
+        if not self._over and not self._failed:
             self.patience.suspect(ranks)
             if self._rank != self._coordinator:
                 self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
@@ -155,9 +156,9 @@ class Star:
         return not self._links.to[rank].is_sending
 
     def _next_step(self) -> None:
-        if self.error is not None or self._failed is not None:
+        if self._over or self._failed:
             # The others have raised and are gone: a step would wait for them in vain.
-            raise self.error or self._failed  # type: ignore[misc]
+            raise given_up(self._over or self._failed)
         self._step += 1
 
     def _send(self, rank: int, kind: Kind, data: bytes) -> None:
@@ -175,6 +176,11 @@ class Star:
             return found is not None
 
         self._wait(ranks, take, timeout)
+        if self._rank == self._coordinator:
+            # This process may have been stopped: have the others given up meanwhile?
+            self._links.turn(0)
+            for rank in ranks:
+                self._look(rank)
         return received
 
     def _look(self, rank: int, *, keep: bool = False) -> bytes | None:
@@ -192,6 +198,7 @@ class Star:
                 return None
             link.frames.popleft()
             if operation < self._operation:
+                self._refuse_late(rank, kind, operation)
                 continue
             if kind in (Kind.LOST, Kind.LEFT):
                 self._fail(_failures(data), told_by=rank)
@@ -224,18 +231,23 @@ class Star:
                 if rank not in missing:
                     self._send(rank, Kind.ALIVE, b"")
 
+    def _refuse_late(self, rank: int, kind: int, operation: int) -> None:
+        """Tell a rank that came to a save or load after that had failed."""
+        if kind == Kind.MESSAGE and self._rank == self._coordinator and self._before:
+            data = _encode(list(self._before))
+            self._links.send(rank, Frame(Kind.LOST, operation, self._step, data))
+
     def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> None:
         """Tell the others, and raise `RanksFailedError`."""
-        error = given_up(failures)
-        self._failed = error
+        self._failed = self._before = failures
         if self._rank == self._coordinator or told_by is None:
             self._farewell(Kind.LOST, _encode(list(failures)))
         if any(failure.kind in (SILENT, CLOSED) for failure in failures):
-            self.error = error
+            self._over = failures
             self._links.close()
             if told_by is None:
                 self._on_loss(failures)
-        raise error
+        raise given_up(failures)
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
         """Send all others the last word, as far as that is quickly done."""
