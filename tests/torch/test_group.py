@@ -215,10 +215,8 @@ def on_rank_is_silent(rank: int) -> tuple[str, float]:
 def test_a_silent_rank_is_waited_for_as_long_as_the_process_group_says(four_ranks: Ranks) -> None:
     for rank, (text, seconds) in enumerate(four_ranks.run(on_rank_is_silent)):
         if rank != 1:
-            lost = 1 if rank == 3 else 3  # the others see the coordinator give up
-            assert f"rank {lost}: it did not answer within the process group's timeout" in text
-            assert ("being the coordinator" in text) == (rank != 3)
-            assert 0.9 < seconds < 10
+            assert "rank 1: sent nothing for 1 s; is it alive" in text
+            assert 0.9 < seconds < 3
 
 
 def on_rank_beside_others(rank: int) -> tuple[list[bytes] | None, int]:
