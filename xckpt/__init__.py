@@ -19,6 +19,7 @@ if sys.platform == "win32":
     raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
 
 from xckpt.api.diff import diff
+from xckpt.api.gc import gc
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.places import copy, delete, exists
@@ -116,6 +117,7 @@ __all__ = [
     "delete",
     "diff",
     "exists",
+    "gc",
     "load",
     "load_into",
     "load_state_dict",

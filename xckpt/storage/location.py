@@ -51,6 +51,10 @@ class Location:
     path: str
     """The folder within the store, without a slash at the end; absolute for files."""
     bucket: str = ""
+    unsynced: bool = False
+    """Whether local files are written without forcing them to disk; the writer does that later."""
+    unlocked: bool = False
+    """Whether local files are written without locks, where a file system has none."""
 
     @classmethod
     def parse(cls, path: str | os.PathLike[str]) -> Location:
@@ -110,6 +114,10 @@ class Location:
         """TensorStore's spec of the key-value store at this folder."""
         path = f"{self.path}/" if self.path else ""
         spec: dict[str, object] = {"driver": self.driver, "path": path}
+        if self.unsynced:
+            spec["file_io_sync"] = False
+        if self.unlocked:
+            spec["file_io_locking"] = {"mode": "none"}
         if self.bucket:
             spec["bucket"] = self.bucket
         if self.driver == "s3":

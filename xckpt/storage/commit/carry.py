@@ -32,7 +32,8 @@ from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKey
 from xckpt.core.text.printable import printable
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.folder import remove_tree, sync_folder
+from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.leftovers import remove_tree
 
 SHOWN = 5
 """Most names of files that a message lists."""

@@ -35,8 +35,16 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
-from xckpt.errors import CheckpointExistsError, StorageError, XckptError
+from xckpt.errors import (
+    CheckpointExistsError,
+    ManifestError,
+    StorageError,
+    VersionError,
+    XckptError,
+)
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
 from xckpt.storage.location import Location, open_store, storage_errors
@@ -255,7 +263,7 @@ def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes
     if not seen:
         raise StorageError(
             f"the storage does not say the generation of {key}, so that two saves at once could "
-            f"not be told apart; save to another storage"
+            f"not be distinguished; save to another storage"
         )
     written = store.write(key, content, if_equal=seen).result().generation
     return written or _generation_if(store, key, content)
@@ -265,6 +273,14 @@ def _generation_if(store: ts.KvStore, key: str, content: bytes) -> bytes:
     """The generation of a key that holds this content; empty if it does not."""
     answer = store.read(key).result()
     return answer.stamp.generation if answer.state == "value" and answer.value == content else b""
+
+
+def root_of(manifest: bytes) -> str | None:
+    """The root that a manifest names; None if it cannot be read."""
+    try:
+        return parse(manifest, digest_bytes).root
+    except (ManifestError, VersionError):
+        return None
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:
