@@ -10,28 +10,30 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
+from math import prod
 from pathlib import Path
 
 import msgspec
 
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest, arrays, documents
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.errors import CorruptCheckpointError, StorageError
-from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.options import LoadOptions
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.budget import Pool
+from xckpt.storage.commit.folder import link_or_copy, sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, open_store, storage_errors
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
-"""Objects on their way at a time, each of a chunk's or a zarr shard's size."""
+"""Objects on their way at a time, within the memory of a load; a larger object goes alone."""
 
 
 def has_checkpoint(location: Location) -> bool:
@@ -70,15 +72,16 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
         raise
 
 
-def object_keys(manifest: Manifest) -> Iterator[str]:
-    """The key of every object that a manifest implies, in its root; the manifest's own not."""
-    yield DIGESTS
-    yield from (key for key, _ in documents(manifest))
+def objects(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """(key, bytes) of every object that a manifest implies, in its root; the manifest's own not."""
+    yield DIGESTS, count_chunks(manifest) * DIGEST_BYTES
+    yield from ((key, len(content)) for key, content in documents(manifest))
     for array in arrays(manifest):
         if array.count:
             origin = (0,) * len(array.shape)
             _, boxes = cells(origin, array.shape, array.shape, array.unit)
-            yield from (array.key(box.offsets) for box in boxes)
+            size = prod(array.unit) * item_size(array.dtype)
+            yield from ((array.key(box.offsets), size) for box in boxes)
 
 
 def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
@@ -94,35 +97,26 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
                 raise _missing(source, key)
             to_store.write(key, found.value).result()
 
-        with ThreadPoolExecutor(THREADS, "xckpt-copy") as pool:
-            # All are waited for, so that nothing is written after a failure has been reported.
-            for done in [pool.submit(copy, key) for key in object_keys(manifest)]:
-                done.result()
+        # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
+        # "CopyRange not supported" for files, memory://, s3:// and gs:// alike.
+        with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
+            for key, size in objects(manifest):
+                pool.submit(partial(copy, key), size)
 
 
 def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
     folders: set[Path] = {target}
-    for key in object_keys(manifest):
+    for key, _ in objects(manifest):
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)
             folders.add(new.parent)
         try:
-            _link(source / key, new)
+            link_or_copy(source / key, new)
         except FileNotFoundError as error:
             raise _missing(Location("file", str(source)), key) from error
     for folder in folders:
         sync_folder(folder)
-
-
-def _link(source: Path, new: Path) -> None:
-    """One more name for a file; a copy of it where the file system gives none."""
-    with suppress(OSError):
-        os.link(source, new)
-        return
-    shutil.copyfile(source, new)
-    with open(new, "rb") as copied:
-        os.fsync(copied.fileno())
 
 
 def _missing(source: Location, key: str) -> CorruptCheckpointError:
