@@ -38,7 +38,7 @@ from xckpt.storage.commit.folder import (
     sync_tree,
 )
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
 
 
 @dataclass(slots=True)
@@ -115,6 +115,7 @@ class StagedCheckpoint(StagedFolder):
     step: Step
     resumed: bool
     """Whether an earlier process has written some of it."""
+    access: Access = field(default_factory=Access)
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
@@ -123,7 +124,7 @@ class StagedCheckpoint(StagedFolder):
     @property
     def location(self) -> Location:
         """Where data is written: the root group goes here."""
-        return Location("file", str(self.staging))
+        return Location("file", str(self.staging), access=self.access)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -133,7 +134,7 @@ class StagedCheckpoint(StagedFolder):
             StorageError: the storage refused.
         """
         with storage_errors(self.target):
-            open_store(self.location).write(MANIFEST, manifest).result()
+            answer(open_store(self.location).write(MANIFEST, manifest), self.location)
             sync_tree(self.staging)
             if self.step is Step.EXCHANGE:
                 carry(self.target, self.staging)
@@ -187,11 +188,11 @@ def begin(
     """
     with storage_errors(target):
         if target.folder is None:
-            return begin_keys(target, overwrite=overwrite)
+            return begin_keys(target, planned, overwrite=overwrite)
         folder = Path(os.path.realpath(target.folder))
         target = replace(target, path=str(folder))
         if not can_rename(folder):
-            return begin_keys(target, overwrite=overwrite)
+            return begin_keys(target, planned, overwrite=overwrite)
         return _begin_folder(target, folder, planned, overwrite=overwrite, identity=identity)
 
 
@@ -202,7 +203,7 @@ def _begin_folder(
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
     if step is not Step.GENERATION:
         claim, resumed = claim_folder(folder, rescue, identity)
-        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed)
+        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, target.access)
         with contextlib.ExitStack() as undo:
             undo.callback(staged.abort)
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
@@ -210,7 +211,7 @@ def _begin_folder(
                 return staged
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
-    return stage_beside(target)
+    return stage_beside(target, planned)
 
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:

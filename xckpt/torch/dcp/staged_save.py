@@ -100,7 +100,7 @@ class StagedSave:
     def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""
         self.ranks = ranks
-        self.place = StagingPlace(uuid.uuid4().hex, self.writer.stage())
+        self.place = StagingPlace(uuid.uuid4().hex, self.writer.stage().bare())
         store = shared_store()
         if ranks > 1 and store is not None:
             self._undo.callback(watch_failures(store, self.place.save, ranks, self.abort))
