@@ -49,8 +49,8 @@ def test_every_error_is_public():
 
 @pytest.mark.parametrize("kind", CLASSES.values())
 def test_an_error_says_its_message_as_it_is(kind):
-    error = kind("it's 'quoted'\nand long", ["a", "b"])
-    assert str(error) == "it's 'quoted'\nand long"
+    error = kind("it's 'quoted'\n  and long", ["a", "b"])
+    assert str(error) == "it's 'quoted'\n  and long"
     assert error.problems == ("a", "b")
     assert kind("alone").problems == ()
     assert getattr(error, "errno", None) is None

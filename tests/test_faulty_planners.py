@@ -519,8 +519,8 @@ def test_ranks_that_share_reads_all_fail(pieces):
         xckpt.load(pieces, {"w": TALL, "b": BIAS, "step": 0}, group=group, planner=planner)
 
     for outcome in run_ranks(3, load):
-        # A rank may have seen first that another had gone.
-        assert isinstance(outcome.error, xckpt.PlanError | xckpt.RanksFailedError)
+        # A rank may have seen first that another had gone: that is no cause.
+        assert isinstance(outcome.error, xckpt.PlanError)
         assert "w: [0, 7) x [0, 3) is wanted, but no item reads it" in str(outcome.error)
 
 

@@ -116,6 +116,29 @@ def test_only_a_part_is_wanted(saved: Path) -> None:
     ) in message
 
 
+@pytest.mark.parametrize(
+    "like, advice",
+    [
+        ({**STATE, "lr": 0.1}, 'missing="ignore" or strict=False keeps them as they are in the '),
+        (
+            {"model": MODEL},
+            'unexpected="ignore" or strict=False loads without them, at= or select=',
+        ),
+        (
+            {"model": MODEL, "lr": 0.1},
+            "strict=False loads what both have; missing= and unexpected=",
+        ),
+    ],
+)
+def test_the_arguments_that_allow_a_difference_are_named(
+    saved: Path, like: dict[str, Any], advice: str
+) -> None:
+    first = said(xckpt.TreeMismatchError, lambda: xckpt.load(saved, like)).splitlines()[0]
+    assert f"({advice}" in first
+    kept = xckpt.load(saved, like, missing="ignore", unexpected="ignore")
+    assert kept.keys() == like.keys() and kept.get("lr", 0.1) == 0.1
+
+
 def test_a_renamed_leaf(saved: Path) -> None:
     like = {"model": {**MODEL}, "steps": 0}
     message = said(xckpt.TreeMismatchError, lambda: xckpt.load(saved, like))

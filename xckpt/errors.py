@@ -19,13 +19,15 @@
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
-leaf, box and rank each is about (`xckpt.core.problem.Problem`).
+leaf, box and rank each is about (`xckpt.core.problem.Problem`). Messages are safe to print: control
+characters in the names and texts of a checkpoint are escaped (`xckpt.core.text.printable`).
 
 A failure has the same class on one rank and on many:
 
 1. Every rank of a group raises when one fails. Where all failing ranks failed for one cause, each
    rank raises that cause's class: ``except NotACheckpointError`` catches it on 2 ranks too. Its
-   ``failures`` say what happened on which rank; in a group of one there are none.
+   ``failures`` say what happened on which rank; in a group of one there are none. A rank that
+   stopped only since another had (they share reads) is no cause.
 2. `RanksFailedError` stands for mixed causes, for lost ranks, and for classes that others lack.
 3. A TypeError, a ValueError, a MemoryError or an OSError of all failing ranks is raised as such,
    and its ``__cause__`` is the `RanksFailedError` with the ``failures``.
@@ -38,6 +40,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from xckpt.core.problem import Problem
+from xckpt.core.text.printable import printable_lines
 
 __all__ = [
     "CheckpointExistsError",
@@ -81,9 +84,11 @@ class XckptError(Exception):
     problems: tuple[Problem, ...]
     failures: tuple[RankFailure, ...] = ()
     """What happened on each rank that failed; empty in a group of one."""
+    is_consequence: bool = False
+    """Whether this rank failed only since another had; the other's error says why."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
-        super().__init__(message)
+        super().__init__(printable_lines(message))
         self.problems = tuple(map(Problem.of, problems))
 
     @classmethod
@@ -177,6 +182,8 @@ class RankFailure:
     """The nearest class of that exception which every rank can raise; empty if there is none."""
     problems: tuple[tuple[str | None, int | None, str, str, str], ...] = ()
     """The exception's ``problems`` on that rank: leaf, rank, kind, text and line of each."""
+    is_consequence: bool = False
+    """Whether another rank's failure is the cause of this one."""
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> RankFailure:
@@ -190,12 +197,14 @@ class RankFailure:
         message = "\n".join([str(error), *getattr(error, "__notes__", ())])
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
+        follows = isinstance(error, XckptError) and error.is_consequence
         problems = error.problems if isinstance(error, XckptError) else ()
         sent = [
             (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
             for p in problems
         ]
-        return cls(rank, type(error).__name__, _sendable(message), cause, tuple(sent))
+        shown = printable_lines(message)
+        return cls(rank, type(error).__name__, shown, cause, tuple(sent), follows)
 
 
 class RanksFailedError(XckptError, RuntimeError):
@@ -234,7 +243,8 @@ class RanksFailedError(XckptError, RuntimeError):
             >>> type(RanksFailedError.of("read", lacking).one_cause()).__name__
             'NotACheckpointError'
         """
-        causes = {failure.cause for failure in self.failures}
+        first = [failure for failure in self.failures if not failure.is_consequence]
+        causes = {failure.cause for failure in first or self.failures}
         kind = _classes().get(causes.pop(), RanksFailedError) if len(causes) == 1 else type(self)
         if issubclass(kind, RanksFailedError):
             return self

@@ -193,8 +193,9 @@ class SaveOptions(StorageOptions):
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool | None = None
-    """Refuse plain tensors and values that differ between the ranks that hold them: by
-    default those of up to 1 MiB, 32 MiB in all; True compares all, False none."""
+    """Refuse plain tensors and values that differ between the ranks that hold them: by default all
+    values, and tensors of up to 1 MiB, the smallest first, 32 MiB in all; of others one rank's is
+    kept unseen. True compares all, False none."""
     dimension_names: Mapping[str, Sequence[str]] | None = None
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""

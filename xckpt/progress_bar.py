@@ -7,6 +7,7 @@ from types import TracebackType
 import rich.progress
 from rich.console import Console
 
+from xckpt.core.text.printable import printable
 from xckpt.progress import Progress
 
 LONGEST = 30
@@ -38,7 +39,7 @@ class ProgressBar:
             disable=not (console.is_terminal or console.is_jupyter),
         )
         shown = doing if len(doing) <= LONGEST else f"{doing[: LONGEST - 3]}..."
-        self._task = self._bar.add_task(shown, total=None)
+        self._task = self._bar.add_task(printable(shown), total=None)
 
     def __call__(self, now: Progress) -> None:
         """Move the bar."""

@@ -57,7 +57,7 @@ def test_errors_are_words_on_stderr(source: Path, tmp_path: Path) -> None:
     rules.write_text('[[rule]]\nsource = "nothing"\ntarget = "something"\n')
     for arguments, word in [
         ((tmp_path / "nowhere", tmp_path / "a"), "nothing is there"),
-        ((source, source), "pass overwrite=True"),
+        ((source, source), "pass --overwrite"),
         ((source, tmp_path / "a", "-m", rules), "embed.weight"),
         ((source, tmp_path / "a", "-m", tmp_path / "no.toml"), "No such file"),
         ((source, tmp_path / "a", "--dtype", "int8"), "no floating-point type"),

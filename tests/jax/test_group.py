@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
+import xckpt
 from tests.support.jax_jobs import run
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
@@ -221,3 +224,33 @@ def wrong_coordinator() -> str:
 
 def test_a_coordinator_must_exist() -> None:
     assert "coordinator_rank" in str(run(wrong_coordinator, 1)[0])
+
+
+def late(warned: float) -> list[object]:
+    """Ranks 1 and 2 come late: what each rank says meanwhile, and how a timeout ends a save."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(f"{record.levelname}: {record.getMessage()}")
+    logging.getLogger("xckpt").addHandler(handler)
+    group = JaxGroup(warn_after=warned)
+    if group.rank:
+        time.sleep(4 * warned)
+    group.gather(b"")
+    meet()
+    if group.rank:
+        time.sleep(3)
+        return [heard, "", []]
+    with pytest.raises(RanksFailedError) as caught:
+        xckpt.save("memory://late", {"n": 1}, timeout=1)
+    return [heard, str(caught.value), [failure.rank for failure in caught.value.failures]]
+
+
+def test_a_rank_that_waits_says_for_whom_and_a_timeout_ends_it() -> None:
+    (heard, text, ranks), *others = cast(list[list[Any]], run(late, 3, 1.0))
+    assert len(heard) == 2  # after 1 s, and 2 s later
+    for warning in heard:
+        assert warning.startswith("WARNING: rank 0 has waited")
+        assert "s for ranks 1, 2: is it alive" in warning and "timeout=" in warning
+    assert ranks == [1, 2]
+    assert "ranks 1, 2 sent nothing for 1 s; is it alive, and did it call the same save" in text
+    assert [heard for heard, *_ in others] == [[], []]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.mapping.mappings import Arrays, made_by, same_bits, specs_of
+from tests.support.time_limit import untraced
 from xckpt.convert import Mapping
 from xckpt.errors import MappingError
 from xckpt.mapping.operations import (
@@ -525,6 +526,7 @@ def test_steps_compose_without_a_leaf_in_between() -> None:
     both.check(specs_of(source), specs_of(target))
 
 
+@untraced
 def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
     """Of processor time; it takes about a second where nothing else runs."""
     from xckpt.mapping.operations import Reshape, Rope

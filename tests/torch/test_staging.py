@@ -23,7 +23,7 @@ from tests.torch.sharded.test_sharded_tensor import Cut
 from tests.torch.test_save_load import on_rank_group
 from xckpt.core.leaf import HostSource
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.errors import NotACheckpointError, UnsupportedLeafError, XckptError
+from xckpt.errors import NotACheckpointError, RanksFailedError, UnsupportedLeafError
 from xckpt.staging import AsyncStager, BlockingAsyncStager
 from xckpt.torch.group import TorchGroup
 
@@ -330,7 +330,7 @@ def on_rank_dies(rank: int, path: Path) -> tuple[list[int], float]:
     started = time.monotonic()
     planner = Deadly() if rank == 1 else DefaultSavePlanner()
     saving = xckpt.save_async(path, {"w": torch.ones(4, 3), "step": 1}, planner=planner)
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(RanksFailedError) as caught:
         saving.result(SECONDS)
     return [failure.rank for failure in caught.value.failures], time.monotonic() - started
 

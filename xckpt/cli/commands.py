@@ -9,19 +9,22 @@ Everything heavy is imported by the command that needs it, so that `xckpt --help
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from xckpt.cli.choose import no_such_leaf
+from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
 from xckpt.cli.convert import convert_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
-from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar
-from xckpt.cli.places import copy_command, delete_command
+from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
+from xckpt.cli.places import copy_command, delete_command, gc_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -32,6 +35,20 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
+def in_options(message: str, command: click.Command | None) -> str:
+    """A message of the Python API, with the arguments that it advises as a command's flags.
+
+    Example:
+        >>> in_options("taken; pass overwrite=True to replace it", copy_command)
+        'taken; pass --overwrite to replace it'
+    """
+    for parameter in command.params if command else ():
+        if isinstance(parameter, click.Option) and parameter.is_flag:
+            argument = rf"(?<=\s){parameter.name}=True\b(?!/)"
+            message = re.sub(argument, parameter.opts[0], message)
+    return message
+
+
 class Commands(click.Group):
     """A group that turns xckpt's own errors into a line on stderr, never a traceback."""
 
@@ -40,7 +57,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except XckptError as error:
-            raise Failure(str(error)) from error
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            raise Failure(in_options(str(error), command)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 
@@ -58,7 +76,7 @@ def commands() -> None:
 
 
 for each in (
-    *(ls, cat, head, stats, diff_command, copy_command, delete_command),
+    *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands),
 ):
     commands.add_command(each)
@@ -77,8 +95,9 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     """
     from xckpt.cli.report import checkpoint_report, narrowed
 
-    checkpoint = _open(path)
-    whole = checkpoint_report(path, checkpoint.manifest)
+    with collector_at_rest():
+        checkpoint = _open(path)
+        whole = checkpoint_report(path, checkpoint.manifest)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
         raise no_such_leaf(path, [each.name for each in whole.leaves], str(leaf))
@@ -89,6 +108,12 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         one, box = _with_reading(one, slice_)
     if as_json:
         print_json(one or report)
+        return
+    if one is None and not sys.stdout.isatty():
+        from xckpt.cli.render.tree import checkpoint_lines
+
+        with collector_at_rest():
+            click.echo("\n".join(checkpoint_lines(report)))
         return
     from xckpt.cli.render.tables import checkpoint_table, console, leaf_drawing, leaf_table
 
@@ -105,7 +130,9 @@ def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:
         return leaf
     from msgspec.structs import replace
 
-    return replace(leaf, value=repr(checkpoint[leaf.name]))
+    from xckpt.core.values import shown_value
+
+    return replace(leaf, value=shown_value(checkpoint[leaf.name]))
 
 
 def _with_reading(leaf: LeafReport | None, slice_: str) -> tuple[LeafReport, Box]:
@@ -158,7 +185,7 @@ def verify(path: str, as_json: bool) -> None:
     if problems:
         raise Fault(f"{path} is damaged: {counted(len(problems), 'problem')}", problems)
     if not as_json:
-        click.echo(f"{path}: {state}: {summary} ({seconds:.1f} s)")
+        say(f"{path}: {state}: {summary} ({seconds:.1f} s)")
 
 
 def _open(path: str) -> Checkpoint:

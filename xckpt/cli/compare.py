@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from xckpt.cli.output import as_json, print_json, printable
+from xckpt.cli.output import as_json, print_json, say
 
 if TYPE_CHECKING:
     from xckpt.core.manifest.differences import Difference
@@ -42,8 +42,8 @@ def diff_command(
         print_json({"equal": not found, "values_compared": values, "differences": rows})
     else:
         for difference in found:
-            click.echo(f"{MARKS.get(difference.kind, '~')} {printable(str(difference))}")
-        click.echo(_summary(found, values))
+            say(f"{MARKS.get(difference.kind, '~')} {difference}")
+        say(_summary(found, values))
     if found:
         context.exit(1)
 

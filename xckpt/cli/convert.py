@@ -9,7 +9,7 @@ from typing import Unpack
 import click
 
 from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
-from xckpt.cli.output import progress_bar
+from xckpt.cli.output import progress_bar, say
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 """Common abbreviation -> dtype name."""
@@ -68,7 +68,7 @@ def convert_command(
     before = readable_bytes(done.bytes_before)
     resumed = f", {before} of them written before" if done.bytes_before else ""
     tensors = counted(done.tensors, "tensor")
-    click.echo(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}")
+    say(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}")
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard
 import click
 
 from xckpt.cli.choose import chosen, no_such_leaf
-from xckpt.cli.output import Failure, as_json, print_json, printable, progress_bar
+from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
@@ -144,7 +144,9 @@ def _print_value(value: object, slice_: str | None, raw: bool) -> None:
         content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         sys.stdout.buffer.write(content)
     else:
-        click.echo(printable(repr(value)))
+        from xckpt.core.values import shown_value
+
+        say(shown_value(value))
 
 
 def _write(stored: StoredArray, box: Box) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack
 
 import click
 
-from xckpt.cli.output import Fault, as_json, print_json
+from xckpt.cli.output import Fault, as_json, print_json, say
 
 if TYPE_CHECKING:
     from xckpt.mapping.mapping import LeafMapping
@@ -152,7 +152,8 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
 
     console().print(*inference_tables(inference), sep="\n")
     if output is not None:
-        click.echo(f"\nThe rules are in {output}; xckpt map check tells what they leave out.")
+        click.echo()
+        say(f"The rules are in {output}; xckpt map check tells what they leave out.")
 
 
 @map_commands.command()
@@ -196,7 +197,7 @@ def check(
         raise Fault(f"{mapping} does not fit", problems)
     if resolved is not None and not as_json:
         for line in _proof(mapping, resolved):
-            click.echo(line)
+            say(line)
 
 
 def _proof(mapping: str, resolved: ResolvedMapping) -> Iterable[str]:
@@ -245,7 +246,8 @@ def show(
 
     console().print(*(rule_tables(rules) if leaves is None else [made_table(leaves)]), sep="\n")
     if output is not None:
-        click.echo(f"\nThe mapping is in {output}.")
+        click.echo()
+        say(f"The mapping is in {output}.")
 
 
 def _leaf_documents(resolved: ResolvedMapping) -> list[dict[str, Any]]:

@@ -1,15 +1,19 @@
 """What every command prints the same way: failures on stderr, JSON on stdout, a progress bar.
 
-Names come from a checkpoint and may hold anything: what goes to a terminal passes `printable`.
+Names come from a checkpoint and may hold anything: what goes to a terminal or into a pipe passes
+`xckpt.core.text.printable`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, ClassVar
 
 import click
+
+from xckpt.core.text.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from xckpt.progress import Progress
@@ -18,18 +22,9 @@ if TYPE_CHECKING:
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
-def printable(text: str) -> str:
-    """A text without control characters, those that turn the writing direction included.
-
-    Example:
-        >>> printable("a\\x1b[31m\\u202eb"), printable("naïve 重み")
-        ('a\\\\x1b[31m\\\\u202eb', 'naïve 重み')
-    """
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
+def say(line: str) -> None:
+    """Print a line of an answer."""
+    click.echo(printable(line))
 
 
 class Failure(click.ClickException):
@@ -39,8 +34,7 @@ class Failure(click.ClickException):
 
     def show(self, file: IO[str] | None = None) -> None:
         """Print the message, without click's usage lines."""
-        lines = map(printable, self.format_message().split("\n"))
-        click.echo("xckpt: " + "\n".join(lines), file=file, err=file is None)
+        click.echo(f"xckpt: {printable_lines(self.format_message())}", file=file, err=file is None)
 
 
 class Fault(Failure):
@@ -49,14 +43,18 @@ class Fault(Failure):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, summary: str, problems: Sequence[str]) -> None:
-        super().__init__("\n  - ".join([summary, *problems]))
+        super().__init__("\n  - ".join([summary, *map(printable_lines, problems)]))
 
 
 def print_json(document: object) -> None:
     """Print a document of plain values or msgspec structs; a problem is its line."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2))
+    try:
+        text = msgspec.json.format(msgspec.json.encode(document, enc_hook=str), indent=2).decode()
+    except UnicodeEncodeError:  # half a character, which only an escape can spell
+        text = json.dumps(msgspec.to_builtins(document, enc_hook=str), indent=2)
+    click.echo(printable_json(text))
 
 
 @contextmanager

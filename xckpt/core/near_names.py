@@ -1,4 +1,4 @@
-"""The names that somebody may have meant who gave one that is not there.
+"""The names that a caller may have meant by one that is not there.
 
 1. `near_names` looks for the ends of longer names (``wte`` for ``model/wte``) and for similar ones.
 2. `no_such_name` is the message about a name that is not there, with the nearest.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+from xckpt.core.text.printable import printable
 
 COMPARED = 2_000
 """Of more names than these, only those of nearly the same length are compared."""
@@ -52,5 +54,5 @@ def no_such_name(name: str, names: Iterable[str], where: str, otherwise: str = "
         "run/10 has no leaf 'x'; xckpt ls lists the leaves"
     """
     near = near_names(name, names)
-    hint = f"did you mean {' or '.join(near)}?" if near else otherwise
-    return f"{where} has no leaf {name!r}" + (f"; {hint}" if hint else "")
+    hint = f"did you mean {printable(' or '.join(near))}?" if near else otherwise
+    return f"{printable(where)} has no leaf {name!r}" + (f"; {hint}" if hint else "")

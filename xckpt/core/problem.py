@@ -1,12 +1,15 @@
 """One thing that is wrong: a line of text that also says, as values, what it is about.
 
 A `Problem` is a string, so that a list of problems prints, sorts and compares as its lines. Code
-that acts on problems reads `leaf`, `box`, `rank` and `kind`, and never parses the line.
+that acts on problems reads `leaf`, `box`, `rank` and `kind`, and never parses the line. The line is
+safe to print, whatever the leaf is called; `leaf` is its name as it is.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
+
+from xckpt.core.text.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from xckpt.core.geometry.box import Box
@@ -50,7 +53,9 @@ class Problem(str):
         line: str | None = None,
     ) -> Self:
         """A problem whose line is ``line``, or else what the other arguments make of it."""
-        problem = super().__new__(cls, _line(leaf, rank, kind, text) if line is None else line)
+        shown = printable_lines if leaf is None else printable
+        line = _line(leaf, rank, kind, text) if line is None else line
+        problem = super().__new__(cls, shown(line))
         problem.leaf, problem.box, problem.rank = leaf, box, rank
         problem.kind, problem.text = kind, text
         return problem

@@ -1,10 +1,12 @@
 """The steps of a load, over a `Group`, a planner and a storage.
 
-1. The coordinator reads the manifest, or finds another library's checkpoint. Broadcast: all ranks
+1. Every rank says with what arguments it loads: all must be equal
+   (`xckpt.engine.ranks.compare`).
+2. The coordinator reads the manifest, or finds another library's checkpoint. Broadcast: all ranks
    see the same one, through the same reader.
-2. Every rank makes a local plan. Gather.
-3. The coordinator looks for leaves that are missing or that no rank asks for. Scatter.
-4. Every rank checks that its plan fills every target (`xckpt.core.plan.load_checks`), reads and
+3. Every rank makes a local plan. Gather.
+4. The coordinator looks for leaves that are missing or that no rank asks for. Scatter.
+5. Every rank checks that its plan fills every target (`xckpt.core.plan.load_checks`), reads and
    verifies. Gather, so that all succeed or all fail. Then the planner hands out the result.
 
 A failure in any step reaches every rank as one error (`xckpt.engine.steps`).
@@ -81,6 +83,7 @@ def load_state(
     in_place: bool = False,
     others: Callable[[], OtherFormats] | None = None,
     watch: Watch | None = None,
+    arguments: Mapping[str, str] | None = None,
 ) -> Loaded:
     """Load a checkpoint on all ranks of a group through the planner; collective.
 
@@ -91,7 +94,8 @@ def load_state(
         planner: what goes where.
         in_place: fill the targets themselves.
         others: finds what may be there in place of a checkpoint that ``storage_reader`` reads.
-        watch: times the load, if somebody listens.
+        watch: times the load, if there is a listener.
+        arguments: of the call, in words: those that all ranks must give alike, beside the reader's.
 
     Raises:
         RanksFailedError: some rank failed (groups of several); targets may be partly filled.
@@ -102,7 +106,7 @@ def load_state(
         raise TypeError("there is nothing to load into: give the state that is to be filled")
     planner.use_adapters(loaded_adapters(group.rank))
     planner.begin_load(in_place=in_place)
-    load = _Load(state_dict, storage_reader, planner, others, watch)
+    load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
     if watch is None:
         return load.run(group)
     load.step = watch.step
@@ -119,8 +123,10 @@ class _Load:
     planner: LoadPlanner
     others: Callable[[], OtherFormats] | None
     watch: Watch | None
+    arguments: Mapping[str, str]
+    """Of the call, which all ranks must give alike."""
     step: Step = nullcontext
-    """The context of a step, by its name, which times it if somebody listens."""
+    """The context of a step, by its name, which times it where there is a listener."""
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
 
     def run(self, group: Group) -> Loaded:
@@ -153,6 +159,10 @@ class _Load:
 
     def together(self, group: Group) -> Metadata:
         """Each step on all ranks, so that a failure of one is a failure of all."""
+        # A load by one process has no need of it.
+        from xckpt.engine.ranks.compare import arguments_of, compare_ranks
+
+        compare_ranks(group, arguments_of(self.reader) | dict(self.arguments))
         found = _decode(broadcast(group, FIND, lambda: _encode(_Found(*self._find()))))
         is_coordinator = group.rank == group.coordinator
         plan = partial(self._plan, found, group.size, is_coordinator)

@@ -108,10 +108,10 @@ def detect(path: str | os.PathLike[str]) -> str:
             raise NotACheckpointError(f"{place}: nothing is there; check the path")
         format = _of_file(place) if place.is_file() else _of_folder(place)
         if format is None:
-            looked = "".join(f"\n  - {name}: {what}" for name, what in LOOKED_FOR.items())
+            looked = "".join(f"\n    - {name}: {what}" for name, what in LOOKED_FOR.items())
             raise NotACheckpointError(
-                f"{place} is no checkpoint of a known format.\nLooked for:{looked}\n"
-                f"Found: {_shown(place)}"
+                f"{place} is no checkpoint of a known format.\n  Looked for:{looked}\n"
+                f"  Found: {_shown(place)}"
             )
     return format
 

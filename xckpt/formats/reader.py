@@ -4,7 +4,7 @@
 
 1. The coordinator opens the source and sends its identity; every rank opens it too and compares, so
    that all read the same.
-2. To a planner each tensor is one stored array, cut where reading is cheap. It plans as ever.
+2. A planner sees each tensor as one stored array, cut where reading is cheap, and plans as usual.
 3. Each rank reads its items part by part, in threads, straight into their destinations. Where those
    have another dtype or cannot be reached from the host, parts go through scratch memory.
 """
@@ -33,6 +33,7 @@ from xckpt.core.metadata import (
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.targets.casting import CastingCopies
+from xckpt.core.text.printable import printable_lines
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
 from xckpt.formats.detect import detect, open_source
@@ -95,8 +96,10 @@ class SourceReader:
         if skipped := self.source.skipped:
             listed = "".join(f"\n  - {name}: {why}" for name, why in skipped.items())
             warnings.warn(
-                f"{self.name}: not loaded are objects that are neither tensors nor plain values; "
-                f"convert(..., opaque=True) keeps their bytes:{listed}",
+                printable_lines(
+                    f"{self.name}: not loaded are objects that are neither tensors nor plain "
+                    f"values; convert(..., opaque=True) keeps their bytes:{listed}"
+                ),
                 stacklevel=2,
             )
         return self.source.identity()

@@ -158,7 +158,7 @@ def _source_faults(
 
 def _matches(patterns: Sequence[Pattern], name: str) -> bool:
     """Whether a name fits one of some patterns, whatever the ranges of their indices."""
-    return any(pattern.expression.fullmatch(name) for pattern in patterns)
+    return any(pattern.fits(name) for pattern in patterns)
 
 
 def copies_fault(shape: Ints, copies: Sequence[StridedCopy]) -> CoverFault | None:

@@ -38,6 +38,8 @@ class Pool:
         self._used = 0
         self._freed = threading.Condition()
         self._failure: BaseException | None = None
+        self.single = threads == 1
+        """Whether there is one thread, the caller's."""
         self.alone = threads == 1 or (threads is None and processors() <= FEW_PROCESSORS)
         """Whether the caller should digest and wait itself, where that is all there is to do."""
         self._executor = ThreadPoolExecutor(threads or default_threads(), "xckpt")

@@ -244,6 +244,11 @@ def file_problem(location: Location, key: str, most: int) -> str:
         status = os.stat(f"{location.path}/{key}")
     except OSError:
         return ""
+    return status_problem(status, most)
+
+
+def status_problem(status: os.stat_result, most: int) -> str:
+    """Why a file of this status must not be read; as of `file_problem`."""
     if not stat.S_ISREG(status.st_mode):
         return "no plain file"
     if status.st_size > most:

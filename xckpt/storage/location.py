@@ -112,6 +112,10 @@ class Location:
     path: str
     """The folder within the store, without a slash at the end; absolute for files."""
     bucket: str = ""
+    unsynced: bool = False
+    """Whether local files are written without forcing them to disk: who writes does that later."""
+    unlocked: bool = False
+    """Whether local files are written without locks, where a file system has none."""
     access: Access = field(default_factory=Access, compare=False, repr=False)
     """How long the storage is asked; shared by the places that are made of this one."""
 
@@ -184,6 +188,10 @@ class Location:
         """TensorStore's spec of the key-value store at this folder."""
         path = f"{self.path}/" if self.path else ""
         spec: dict[str, object] = {"driver": self.driver, "path": path}
+        if self.unsynced:
+            spec["file_io_sync"] = False
+        if self.unlocked:
+            spec["file_io_locking"] = {"mode": "none"}
         if self.bucket:
             spec["bucket"] = self.bucket
         if self.driver == "s3":
@@ -207,15 +215,6 @@ class Location:
             return self.path
         scheme = next((s for s, driver in _BUCKETS.items() if driver == self.driver), self.driver)
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
-
-
-def is_location(path: object) -> bool:
-    """Whether it is a path or URL that xckpt can save to and load from."""
-    try:
-        Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
-    except (StorageError, TypeError):
-        return False
-    return True
 
 
 def context(access: Access | None = None, *, mapped: bool = False) -> ts.Context:

@@ -126,7 +126,7 @@ class ZarrStorageReader:
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans, with who reads what for whom."""
+        """The plans, with the chunks that one rank of a host reads for others."""
         announced = [
             None if plan.storage_data is None else msgspec.convert(plan.storage_data, Announcement)
             for plan in plans

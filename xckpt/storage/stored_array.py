@@ -21,6 +21,7 @@ from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, expand, parts, points
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import Sharding
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes
 from xckpt.errors import StorageError
 from xckpt.options import LoadOptions
@@ -71,6 +72,11 @@ class StoredArray:
         return numpy_dtype(self.dtype_name)
 
     @property
+    def label(self) -> str:
+        """The leaf name as messages have it: without control characters."""
+        return printable(self.name or "the root")
+
+    @property
     def ndim(self) -> int:
         """Number of dimensions."""
         return len(self.shape)
@@ -102,7 +108,7 @@ class StoredArray:
 
     def __len__(self) -> int:
         if not self.shape:
-            raise TypeError(f"{self.name}: a tensor of no dimensions has no len()")
+            raise TypeError(f"{self.label}: a tensor of no dimensions has no len()")
         return self.shape[0]
 
     def __getitem__(self, index: Key | tuple[Key, ...]) -> NDArray[np.generic]:
@@ -122,9 +128,9 @@ class StoredArray:
         if len(arrays) > 1 or any(array.ndim != 1 for array in arrays):
             if any(isinstance(key, slice) for key in keys):
                 raise IndexError(
-                    f"{self.name}: arrays for several dimensions beside slices can mean two things:"
-                    " write stored.oindex[...] (every combination), or give an array for every"
-                    " dimension (single elements)"
+                    f"{self.label}: arrays for several dimensions beside slices can mean two"
+                    " things: write stored.oindex[...] (every combination), or give an array for"
+                    " every dimension (single elements)"
                 )
             return self.vindex[index]
         return self.oindex[index]
@@ -176,7 +182,7 @@ class StoredArray:
         self, dtype: np.dtype[np.generic] | None = None, copy: bool | None = None
     ) -> NDArray[np.generic]:
         if copy is False:
-            raise ValueError(f"{self.name}: a stored tensor becomes an array by a copy only")
+            raise ValueError(f"{self.label}: a stored tensor becomes an array by a copy only")
         whole = self[...]
         return whole if dtype is None else whole.astype(dtype)
 
@@ -270,15 +276,17 @@ class Points:
         stored = self.stored
         if isinstance(index, np.ndarray) and index.dtype == np.bool_ and index.ndim == stored.ndim:
             if index.shape != stored.shape:
-                raise IndexError(f"{stored.name}: a mask of shape {index.shape} for {stored.shape}")
+                raise IndexError(
+                    f"{stored.label}: a mask of shape {index.shape} for {stored.shape}"
+                )
             index = tuple(np.nonzero(index))
         keys = expand(index, stored.shape, stored.name)
         if any(isinstance(key, slice) for key in keys) or not keys:
-            raise IndexError(f"{stored.name}: vindex needs an array or int for each dimension")
+            raise IndexError(f"{stored.label}: vindex needs an array or int for each dimension")
         try:
             positions = np.broadcast_arrays(*(np.asarray(key, np.intp) for key in keys))
         except ValueError as error:
-            raise IndexError(f"{stored.name}: {error}") from error
+            raise IndexError(f"{stored.label}: {error}") from error
         found = allocate([positions[0].size], stored.dtype, stored.name)
         for box, numbers, within in points([axis.ravel() for axis in positions], stored.block()):
             found[numbers] = stored.part(box)[within]

@@ -19,9 +19,10 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMet
 from xckpt.core.near_names import no_such_name
 from xckpt.core.part.selection import Selection, with_containers
 from xckpt.core.plan.new_leaves import leaves_of
+from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
-from xckpt.core.values import Value
+from xckpt.core.values import Value, shown_value
 from xckpt.engine.adapters import framework_adapter
 from xckpt.storage.stored_array import StoredArray
 
@@ -87,7 +88,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         return len(self.metadata.state_dict_metadata)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._where}: {total(self._shown())}>"
+        return f"<{type(self).__name__} {printable(self._where)}: {total(self._shown())}>"
 
     def __str__(self) -> str:
         return "\n  ".join([repr(self), *outline(self._shown())])
@@ -107,7 +108,7 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         """
         leaf = self[name]
         if not isinstance(leaf, StoredArray):
-            raise TypeError(f"{self._where}: {name!r} is {_what(leaf)}, not an array")
+            raise TypeError(f"{printable(self._where)}: {name!r} is {_what(leaf)}, not an array")
         return leaf
 
     def value(self, name: str) -> Value:
@@ -119,7 +120,8 @@ class StoredTree(Mapping[str, "Leaf | StoredTree"]):
         """
         leaf = self[name]
         if isinstance(leaf, StoredArray | StoredTree):
-            raise TypeError(f"{self._where}: {name!r} is {_what(leaf)}, not a Python value")
+            what = f"{name!r} is {_what(leaf)}"
+            raise TypeError(f"{printable(self._where)}: {what}, not a Python value")
         return leaf
 
     def like(
@@ -183,4 +185,4 @@ def _what(leaf: Leaf | StoredTree) -> str:
         return "a container"
     if isinstance(leaf, StoredArray):
         return f"a {leaf.dtype_name} array of shape {leaf.shape}"
-    return f"the {type(leaf).__name__} {leaf!r:.40}"
+    return f"the {type(leaf).__name__} {shown_value(leaf):.40}"

@@ -65,10 +65,16 @@ class Channel:
         store: where a rank that gives up leaves a note.
         coordinator: the rank whose answer the others wait for.
         timeout: seconds that a silent rank is waited for; None for as long as gloo does.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
     """
 
     def __init__(
-        self, gloo: dist.ProcessGroup, store: dist.Store, coordinator: int, timeout: float | None
+        self,
+        gloo: dist.ProcessGroup,
+        store: dist.Store,
+        coordinator: int,
+        timeout: float | None,
+        warn_after: float,
     ) -> None:
         self.is_over = False
         """Whether other ranks have given up and wait for nothing more."""
@@ -79,6 +85,7 @@ class Channel:
         self._rank = gloo.rank()
         self._coordinator = coordinator
         self._timeout = timeout
+        self._warn_after = warn_after
 
     def send(self, messages: Mapping[int, Sequence[torch.Tensor]]) -> None:
         """Send each rank its message; `lost` grows by the ranks that cannot be reached."""
@@ -131,7 +138,7 @@ class Channel:
         limit = self._timeout
         if limit is not None and self._rank != self._coordinator:
             limit += GRACE_SECONDS
-        waiting = Waiting(self._rank, self._coordinator, silent)
+        waiting = Waiting(self._rank, self._coordinator, silent, warn_after=self._warn_after)
         if wait_in_thread(wait, waiting, limit, self._is_noted):
             return
         # gloo may still write into their memory.

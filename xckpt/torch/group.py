@@ -31,6 +31,7 @@ import msgspec
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.errors import RankFailure, RanksFailedError
 from xckpt.torch.channel import SILENT, Channel, companion, given_up, message, store_of
 
@@ -56,6 +57,7 @@ class TorchGroup:
         coordinator_rank: who decides and commits, as a rank within ``process_group``.
         timeout: seconds that a silent rank is waited for in one step; it has to outlast the slowest
             rank's writing. None for as long as the process group does.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
         ValueError: this process is not in the group, or the group has no such coordinator.
@@ -81,6 +83,7 @@ class TorchGroup:
         coordinator_rank: int = 0,
         *,
         timeout: float | None = None,
+        warn_after: float = WARN_AFTER,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
@@ -100,7 +103,7 @@ class TorchGroup:
         group = process_group if process_group is not None else dist.group.WORLD
         assert group is not None
         self._process_group = group
-        self._timeout = timeout
+        self._timeout, self._warn_after = timeout, warn_after
         has_gloo = "cpu:gloo" in dist.get_backend_config(group).split(",")
         self._use("xckpt", group if has_gloo else None)
 
@@ -114,11 +117,11 @@ class TorchGroup:
     @cached_property
     def _channel(self) -> Channel:
         store = store_of(self._process_group, self._purpose)
-        return Channel(self._gloo, store, self.coordinator, self._timeout)
+        return Channel(self._gloo, store, self.coordinator, self._timeout, self._warn_after)
 
     def within(self, seconds: float) -> TorchGroup:
         """The same processes, waiting ``seconds`` for a silent rank in one step."""
-        return TorchGroup(self._process_group, self.coordinator, timeout=seconds)
+        return self._again(seconds)
 
     def in_background(self) -> TorchGroup:
         """The same processes over connections of its own, for use in another thread.
@@ -126,9 +129,14 @@ class TorchGroup:
         Collective the first time that a process group is asked: all its processes call it, in the
         same order as other collectives. A silent rank is waited for `GLOO_TIMEOUT` long.
         """
-        group = TorchGroup(self._process_group, self.coordinator, timeout=self._timeout)
+        group = self._again(self._timeout)
         group._use("xckpt/background")
         return group
+
+    def _again(self, timeout: float | None) -> TorchGroup:
+        return TorchGroup(
+            self._process_group, self.coordinator, timeout=timeout, warn_after=self._warn_after
+        )
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes in rank order, on the coordinator; None elsewhere.
@@ -204,7 +212,7 @@ class TorchGroup:
         return self._broken
 
     def _check_whole(self) -> None:
-        # The others have raised and are gone: a call would wait for them in vain.
+        # The others have raised and are gone: a call would wait for them until its timeout.
         if self._broken is not None:
             raise self._broken
 

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.text.printable import printable
 
 Positions = NDArray[np.intp]
 Picks = slice | Positions
@@ -72,6 +73,7 @@ def expand(index: Key | tuple[Key, ...], shape: Shape, name: str) -> list[int | 
         >>> expand((..., -1), (2, 3, 4), "w")
         [slice(None, None, None), slice(None, None, None), 3]
     """
+    name = printable(name)
     keys = index if isinstance(index, tuple) else (index,)
     at = next((position for position, key in enumerate(keys) if key is Ellipsis), len(keys))
     before, after = keys[:at], keys[at + 1 :]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.text.printable import printable
 
 Kind = Literal["missing", "added", "container", "type", "dtype", "shape", "content", "metadata"]
 
@@ -39,6 +40,9 @@ class Difference:
     """What the second has."""
 
     def __str__(self) -> str:
+        return printable(self._line())
+
+    def _line(self) -> str:
         name = "the metadata" if self.kind == "metadata" else self.name or "the root"
         if self.kind == "missing":
             return f"{name}: only in the first ({self.first})"

@@ -67,7 +67,7 @@ class Selection:
     at: str = ""
     """Name of a container or leaf of the checkpoint; empty for the root."""
     patterns: tuple[NamePattern, ...] = ()
-    """Of leaf names, counted from `at`; none for all leaves."""
+    """Patterns of leaf names, counted from `at`; none for all leaves."""
 
     @classmethod
     def asked(cls, at: object = "", select: object = None) -> Selection:
@@ -141,7 +141,7 @@ class Selection:
             if not any(map(pattern.fits, below))
         ]
         if problems:
-            raise TreeMismatchError("\n".join(problems), problems)
+            raise TreeMismatchError("\n  ".join(problems), problems)
 
 
 def _all_below(at: str, named: Mapping[str, Value]) -> dict[str, Value]:

@@ -1,4 +1,4 @@
-"""Reading each chunk once a host: who reads what for whom, as a pure function.
+"""Reading each chunk once a host: which rank reads it for which others, as a pure function.
 
 Ranks of one host that want the same chunk (replicas, or columns of what was saved in rows) need not
 each read it. From what each rank wants (`share_reads`):

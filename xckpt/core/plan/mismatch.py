@@ -44,20 +44,20 @@ FEW = 50
 """Up to this many missing leaves, each is looked for among the unexpected ones."""
 
 
-def mismatch(problems: Iterable[Problem], advice: str) -> TreeMismatchError:
+def mismatch(problems: Iterable[Problem], advice: str = "") -> TreeMismatchError:
     """The error that lists all differences; its message begins with counts and what may be wrong.
 
     Args:
         problems: the differences; those of the kinds `MISSING` and `UNEXPECTED` are compared with
             each other.
-        advice: how to load what fits all the same.
+        advice: how to load what fits all the same; without it, the arguments that do so.
 
     Example:
         >>> missing = Problem("module.w", kind=MISSING, text="wanted, but not in the checkpoint")
         >>> extra = Problem("w", kind=UNEXPECTED, text="in the checkpoint, but not wanted")
-        >>> print(mismatch([missing, extra], "strict=False loads what both have"))
-        the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have)
-        1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
+        >>> print(mismatch([missing, extra]))
+        the target does not fit the checkpoint: 1 leaf wanted but not in the checkpoint, 1 leaf in the checkpoint but not wanted (strict=False loads what both have; missing= and unexpected= rule one side each)
+          1 name in the target begins with 'module.' and is in the checkpoint without it: save and load model.module of a DistributedDataParallel
           - module.w: wanted, but not in the checkpoint
           - w: in the checkpoint, but not wanted
     """  # noqa: E501  # a message is one line
@@ -65,16 +65,32 @@ def mismatch(problems: Iterable[Problem], advice: str) -> TreeMismatchError:
     everything = tuple(problems)
     for problem in everything:
         by_kind[problem.kind].append(problem)
-    helps = by_kind[MISSING] or by_kind[UNEXPECTED]
+    advice = advice or _advice(bool(by_kind[MISSING]), bool(by_kind[UNEXPECTED]))
     lines = [f"the target does not fit the checkpoint: {_counts(by_kind)}"]
-    lines[0] += f" ({advice})" if helps else ""
-    lines += guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED]))
+    lines[0] += f" ({advice})" if advice else ""
+    lines += (f"  {line}" for line in guess(_names(by_kind[MISSING]), _names(by_kind[UNEXPECTED])))
     kinds = [kind for kind in by_kind.values() if kind]
     for kind, shown in zip(kinds, _shares([len(kind) for kind in kinds]), strict=True):
         lines += [f"  - {problem}" for problem in kind[:shown]]
         if len(kind) > shown:
             lines.append(f"  ... and {len(kind) - shown:,} more {_COUNTED.get(kind[0].kind, '')}")
     return TreeMismatchError("\n".join(line.rstrip() for line in lines), everything)
+
+
+def _advice(missing: bool, unexpected: bool) -> str:
+    """The arguments that allow what differs; none allows another shape.
+
+    Example:
+        >>> _advice(missing=False, unexpected=True)
+        'unexpected="ignore" or strict=False loads without them, at= or select= a part'
+    """
+    if missing and unexpected:
+        return "strict=False loads what both have; missing= and unexpected= rule one side each"
+    if missing:
+        return 'missing="ignore" or strict=False keeps them as they are in the target'
+    if unexpected:
+        return 'unexpected="ignore" or strict=False loads without them, at= or select= a part'
+    return ""
 
 
 def merged_problems(by_rank: Sequence[Sequence[Problem]]) -> list[Problem]:

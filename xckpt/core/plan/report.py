@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.targets.numbers import NumberTarget
+from xckpt.core.text.printable import printable
 from xckpt.errors import SHOWN_PROBLEMS
 
 Severity = Literal["error", "warn", "ignore"]
@@ -46,8 +47,12 @@ class Strictness:
         usual: Severity = "error" if strict else "ignore"
         return cls(missing or usual, unexpected or usual)
 
+    def arguments(self) -> dict[str, str]:
+        """The rules in words; all ranks must have the same."""
+        return {"missing": repr(self.missing), "unexpected": repr(self.unexpected)}
+
     def warn(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-        """Warn of what is to be warned of."""
+        """Warn where a rule says so."""
         if missing and self.missing == "warn":
             kept = f"{_counted(missing)} kept as before, not in the checkpoint"
             warnings.warn(f"{kept}: {_listed(missing)}", UserWarning, stacklevel=2)
@@ -131,6 +136,6 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(name or "the root" for name in names[:SHOWN_PROBLEMS])
+    shown = ", ".join(printable(name) or "the root" for name in names[:SHOWN_PROBLEMS])
     more = len(names) - SHOWN_PROBLEMS
     return f"{shown} and {more:,} more" if more > 0 else shown

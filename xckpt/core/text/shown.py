@@ -13,10 +13,12 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import cast
 
+from xckpt.core.text.printable import printable
+
 MOST_LINES = 20
-"""Of an outline."""
+"""Lines of an outline."""
 MOST_HTML_LEAVES = 2000
-"""Of a tree in HTML: more would make a notebook slow."""
+"""Leaves of a tree in HTML; more would make a notebook slow."""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 _BRIEFLY = reprlib.Repr()
@@ -102,7 +104,7 @@ def tree_html(title: str, leaves: Sequence[ShownLeaf]) -> str:
     shown = leaves[:MOST_HTML_LEAVES]
     more = len(leaves) - len(shown)
     rest = f"<p>and {more:,} more leaves</p>" if more else ""
-    head = f"<summary><b>{escape(title)}</b>: {total(leaves)}</summary>"
+    head = f"<summary><b>{escape(printable(title))}</b>: {total(leaves)}</summary>"
     return f"<details open>{head}{_items_html(shown, 0)}{rest}</details>"
 
 
@@ -118,7 +120,7 @@ def facts_html(title: str, facts: Iterable[tuple[str, object]]) -> str:
         for name, fact in facts
         if fact is not None
     )
-    return f"<table><caption>{escape(title)}</caption>{rows}</table>"
+    return f"<table><caption>{escape(printable(title))}</caption>{rows}</table>"
 
 
 def _items_html(leaves: Sequence[ShownLeaf], depth: int) -> str:
@@ -126,9 +128,11 @@ def _items_html(leaves: Sequence[ShownLeaf], depth: int) -> str:
     for part, leaf, inside in _grouped(leaves, depth):
         if leaf:
             size = f", {readable_bytes(leaf.nbytes)}" if leaf.nbytes else ""
-            items.append(f"<li><code>{escape(part)}</code> {escape(_cut(leaf.what))}{size}</li>")
+            items.append(
+                f"<li><code>{escape(printable(part))}</code> {escape(_cut(leaf.what))}{size}</li>"
+            )
         else:
-            head = f"<summary><code>{escape(part)}/</code> {total(inside)}</summary>"
+            head = f"<summary><code>{escape(printable(part))}/</code> {total(inside)}</summary>"
             items.append(f"<li><details>{head}{_items_html(inside, depth + 1)}</details></li>")
     return f"<ul>{''.join(items)}</ul>"
 
@@ -147,4 +151,4 @@ def _grouped(
 
 
 def _cut(text: str, most: int = 100) -> str:
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return printable(text if len(text) <= most else f"{text[: most - 3]}...")

@@ -1,7 +1,7 @@
 """Waiting for other ranks: who is waited for is said, and the wait can end.
 
 1. A `Waiting` belongs to one wait of one rank and knows how to ask which ranks are silent.
-2. After `FIRST_SECONDS` it logs a warning that names them, and again at growing intervals.
+2. After `WARN_AFTER` seconds it logs a warning that names them, and again at growing intervals.
 3. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
    is given up at a deadline.
 """
@@ -19,8 +19,8 @@ from xckpt.errors import spelled_ranks
 
 logger = logging.getLogger("xckpt")
 
-FIRST_SECONDS: Final = 15.0
-"""When a rank that waits first says for whom; the interval doubles up to `LONGEST_SECONDS`."""
+WARN_AFTER: Final = 15.0
+"""Seconds after which a rank that waits first says for whom, unless its group says otherwise."""
 LONGEST_SECONDS: Final = 300.0
 SLICE_SECONDS: Final = 2.0
 """How often a rank that waits asks whether others have given up."""
@@ -33,14 +33,23 @@ class Waiting:
         rank: the rank that waits.
         coordinator: the rank that decides; it may wait for others itself.
         silent: the ranks that have not answered yet.
+        warn_after: seconds after which it first says for whom it waits; the interval doubles up to
+            `LONGEST_SECONDS`.
     """
 
-    def __init__(self, rank: int, coordinator: int, silent: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        coordinator: int,
+        silent: Callable[[], Sequence[int]],
+        *,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         self._rank = rank
         self._coordinator = coordinator
         self._silent = silent
         self._began = time.monotonic()
-        self._interval = FIRST_SECONDS
+        self._interval = warn_after
         self._next = self._began + self._interval
 
     @property

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.orbax.tree import (
     CHECKPOINT,
@@ -125,8 +126,8 @@ def _items(step: FilePath, tree: FilePath) -> Iterator[tuple[str, object]]:
             yield folder.name, parse_json(read_whole(path, MAX_BYTES), object)
     if others:
         warnings.warn(
-            f"{step}: {', '.join(others)}: items that are neither a tree nor JSON; they are not "
-            f"read and do not come along",
+            f"{step}: {printable(', '.join(others))}: items that are neither a tree nor JSON; "
+            "they are not read and do not come along",
             stacklevel=2,
         )
 

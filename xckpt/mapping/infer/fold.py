@@ -156,9 +156,7 @@ def _match_only(
     patterns: Sequence[Pattern], names: Iterable[str], explained: Iterable[str]
 ) -> bool:
     """Whether the patterns fit just the names that they explain, whatever the numbers."""
-    return set(explained) == {
-        name for name in names if any(each.expression.fullmatch(name) for each in patterns)
-    }
+    return set(explained) == {name for name in names if any(each.fits(name) for each in patterns)}
 
 
 def _stands(names: Sequence[Sequence[str]]) -> tuple[list[Stand], dict[str, Column]]:

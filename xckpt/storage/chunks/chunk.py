@@ -4,6 +4,8 @@
    an object by itself is read as a value; any other through its array, which is opened once.
 2. `ChunkSource.finish` waits for it and compares the digest. That is taken at the destination, so
    it also catches a chunk swapped with another, or of an earlier save.
+3. What a local file holds as it is (`xckpt.storage.chunks.plain_files`) is read by `finish` itself,
+   or slab by slab (`ChunkSource.slabs`).
 
 `xckpt.storage.chunks.window` has many chunks in flight.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -27,9 +29,17 @@ from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.chunks.plain_files import (
+    PlainFile,
+    is_leading,
+    is_plain,
+    slab_elements,
+    stored_bytes,
+)
 from xckpt.storage.integrity import Integrity, file_problem
 from xckpt.storage.location import (
     Location,
@@ -79,13 +89,17 @@ class PendingRead:
 
     chunk: Chunk
     into: NDArray[np.generic]
-    wait: Callable[[], object]
-    """Waits until the elements are in `into`; raises what TensorStore does, with a status."""
+    wait: Callable[[], bytes]
+    """Waits until the elements are in `into`; their digest. Raises what TensorStore does, with a
+    status."""
+    under_way: bool = True
+    """Whether it goes on while nothing waits."""
 
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
-        with contextlib.suppress(Exception):
-            self.wait()
+        if self.under_way:
+            with contextlib.suppress(Exception):
+                self.wait()
 
 
 @dataclass(slots=True)
@@ -99,14 +113,13 @@ class ChunkSource:
     manifest: Manifest
     mapped: bool
     """Whether local files are memory-mapped."""
-    arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
-    """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
     closed: bool = False
     """Whether nothing may be read any more."""
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
+    _arrays: Mapping[str, Sequence[ZarrArray]] | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -114,10 +127,16 @@ class ChunkSource:
         return f"<ChunkSource {self.root}>"
 
     def __post_init__(self) -> None:
-        by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
-        self.arrays = {leaf: list(group) for leaf, group in by_leaf}
-        total = sum(array.count for group in self.arrays.values() for array in group)
+        total = count_chunks(self.manifest)
         self.integrity = Integrity(self.home, self.root, self.manifest, total)
+
+    @property
+    def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
+        """Leaf name -> its arrays; made when first asked for, which a listing never does."""
+        if self._arrays is None:
+            by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
+            self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+        return self._arrays
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -141,17 +160,17 @@ class ChunkSource:
             StorageError: this process was forked from one that had used TensorStore.
             ValueError: the checkpoint was closed.
         """
-        check_process()
-        if self.closed:
-            raise ValueError(f"{self.home} is closed; open it again")
+        self._check_open()
+        if self.is_plain_file(chunk):
+            return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         self._check_file(chunk)
-        if into.nbytes <= SMALL_BYTES and self._is_plain(chunk):
+        if into.nbytes <= SMALL_BYTES and self._is_object(chunk):
             value = self._store.read(chunk.array.key(chunk.box.offsets))
             return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         memory = ts.array(into, copy=False, write=True)
         with storage_errors(self.root):
             write = memory.write(self._open(chunk.array)[chunk.box.slices()])
-        return PendingRead(chunk, into, partial(answer, write, self.root))
+        return PendingRead(chunk, into, partial(_take_write, write, into, self.root))
 
     def finish(self, pending: PendingRead) -> None:
         """Wait for a read and verify it.
@@ -161,14 +180,64 @@ class ChunkSource:
             StorageError: the storage gave no answer.
         """
         try:
-            pending.wait()
+            digest = pending.wait()
         except (OSError, ValueError, RuntimeError) as error:
             reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
             with storage_errors(self._place(pending.chunk)):
                 raise
-        self.verify(pending.chunk, digest_array(pending.into))
+        self.verify(pending.chunk, digest)
+
+    def is_plain_file(self, chunk: Chunk) -> bool:
+        """Whether a local file holds a chunk's elements as they are, first of all.
+
+        Small chunks do not count: they are read as values, many at a time.
+        """
+        return (
+            chunk.nbytes > SMALL_BYTES
+            and self.root.driver == "file"
+            and is_plain(chunk.array, self.manifest.codecs)
+            and is_leading(chunk.box.sizes, chunk.array.chunk)
+        )
+
+    def slabs(self, chunk: Chunk) -> Generator[tuple[Box, NDArray[np.generic]]]:
+        """Read a chunk of which `is_plain_file` holds, some rows at a time.
+
+        Yields:
+            The box of each slab, counted from the chunk's first element, and its elements, which
+            stay until the next slab. They are verified only after the last one.
+
+        Raises:
+            CorruptCheckpointError: the chunk is missing, truncated, or not what was saved.
+            StorageError: it cannot be read.
+        """
+        sizes, dtype, leaf = chunk.box.sizes, chunk.dtype, chunk.array.leaf
+        self._check_open()
+        memory = allocate((slab_elements(sizes, dtype.itemsize),), dtype, leaf)
+        with self._plain_errors(chunk), contextlib.closing(self._open_file(chunk)) as file:
+            yield from file.slabs(sizes, memory)
+            digest = file.digest()
+        self.verify(chunk, digest)
+
+    def _fill(self, chunk: Chunk, into: NDArray[np.generic]) -> bytes:
+        """Read a chunk from its file; its digest."""
+        with self._plain_errors(chunk), contextlib.closing(self._open_file(chunk)) as file:
+            file.fill(into)
+            return file.digest()
+
+    def _open_file(self, chunk: Chunk) -> PlainFile:
+        path = f"{self.root.path}/{chunk.array.key(chunk.box.offsets)}"
+        return PlainFile(path, stored_bytes(chunk.array))
+
+    @contextlib.contextmanager
+    def _plain_errors(self, chunk: Chunk) -> Iterator[None]:
+        """Say of which chunk a file is that is damaged or cannot be read."""
+        try:
+            with storage_errors(self._place(chunk)):
+                yield
+        except CorruptCheckpointError as error:
+            raise self.damage(chunk, str(error)) from error
 
     def verify(self, chunk: Chunk, digest: bytes) -> None:
         """Compare the digest of what was read with the one that was saved.
@@ -181,20 +250,6 @@ class ChunkSource:
         with self._lock:
             self.bytes_read += chunk.nbytes
 
-    def plain_file(self, chunk: Chunk) -> str:
-        """The local file that holds just a chunk's elements in C order; empty if there is none.
-
-        Chunks that are read as values have none.
-
-        Raises:
-            CorruptCheckpointError: what is there can be no chunk.
-        """
-        small = chunk.nbytes <= SMALL_BYTES
-        if small or self.root.driver != "file" or not self._is_plain(chunk):
-            return ""
-        self._check_file(chunk)
-        return f"{self.root.path}/{chunk.array.key(chunk.box.offsets)}"
-
     def damage(self, chunk: Chunk, reason: str) -> CorruptCheckpointError:
         """The error that says what is wrong with a chunk, and where it is."""
         text = f"{reason}; restore it from a copy of the checkpoint"
@@ -203,16 +258,21 @@ class ChunkSource:
         problem = Problem(chunk.array.leaf, box, kind="chunk", text=text, line=line)
         return CorruptCheckpointError(line, [problem])
 
+    def _check_open(self) -> None:
+        check_process()
+        if self.closed:
+            raise ValueError(f"{self.home} is closed; open it again")
+
     def _check_file(self, chunk: Chunk) -> None:
         most = _most_bytes(chunk.array, self.manifest.codecs)
         problem = file_problem(self.root, chunk.array.key(chunk.box.offsets), most)
         if problem:
             raise self.damage(chunk, f"the file is {problem}")
 
-    def _is_plain(self, chunk: Chunk) -> bool:
-        """Whether a chunk's object holds just its elements in C order."""
+    def _is_object(self, chunk: Chunk) -> bool:
+        """Whether a chunk's elements are all that its object holds."""
         array = chunk.array
-        return not self.manifest.codecs and array.shard is None and chunk.box.sizes == array.chunk
+        return is_plain(array, self.manifest.codecs) and chunk.box.sizes == array.chunk
 
     @property
     def _store(self) -> ts.KvStore:
@@ -228,7 +288,8 @@ class ChunkSource:
     def _place(self, chunk: Chunk) -> str:
         array = chunk.array
         box = chunk.box.shifted(array.offset)
-        return f"{array.leaf or 'the root'}: {box} in {self.root.child(array.path)}"
+        key = array.key(chunk.box.offsets)
+        return f"{array.leaf or 'the root'}: {box} in {self.root.child(key)}"
 
 
 def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> NDArray[np.generic]:
@@ -245,9 +306,15 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         ) from error
 
 
+def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Location) -> bytes:
+    """Wait until TensorStore has filled a chunk's memory; the digest of that."""
+    answer(write, where)
+    return digest_array(into)
+
+
 def _take_value(
     value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic], where: Location
-) -> None:
+) -> bytes:
     """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
     read = answer(value, where)
     if read.state == "missing":
@@ -255,6 +322,7 @@ def _take_value(
     if read.state != "value" or len(read.value) != into.nbytes:
         raise ValueError(f"OUT_OF_RANGE: {len(read.value):,} bytes instead of {into.nbytes:,}")
     into.reshape(-1).view(np.uint8)[:] = np.frombuffer(read.value, np.uint8)
+    return digest_array(into)
 
 
 def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:

@@ -4,9 +4,10 @@
    once, with a part for each.
 2. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
    destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
-   memory, or slab by slab from its file (`xckpt.storage.chunks.stream`).
+   memory, or slab by slab from its file.
 3. The oldest chunk is finished when the budget is full, or by the pool's threads where there are
-   processors for them: wait, verify, copy the parts to their destinations.
+   processors for them, or where finishing is reading (`ChunkSource.is_plain_file`): wait, verify,
+   copy the parts to their destinations.
 4. After a failure nothing is written any more: leaving the ``with`` block ends what is in flight.
 """
 
@@ -29,7 +30,6 @@ from xckpt.errors import XckptError
 from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import Chunk, ChunkSource, PendingRead, allocate, chunks_of
-from xckpt.storage.chunks.stream import ChunkStream
 
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
@@ -98,9 +98,15 @@ class _Begun:
     """A chunk that is being read."""
 
     request: ChunkRequest
-    read: PendingRead | ChunkStream
+    read: PendingRead | None
+    """None for a chunk that is read slab by slab when it is finished."""
     direct: bool
     """Whether it goes straight to its destination."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether it goes on while nothing waits."""
+        return self.read is not None and self.read.under_way
 
 
 class ChunkWindow:
@@ -166,7 +172,7 @@ class ChunkWindow:
             self.pool.release(size)
             self._refuse(error)
             return
-        if size <= SMALL_BYTES or self.pool.alone:
+        if size <= SMALL_BYTES or (self.pool.alone if begun.under_way else self.pool.single):
             self._queue.append(begun)
         else:
             self.pool.submit(partial(self._finish, begun))
@@ -188,7 +194,8 @@ class ChunkWindow:
                 self.pool.__exit__(kind, error, trace)
         finally:
             for begun in self._in_flight:
-                begun.read.give_up()
+                if begun.read is not None:
+                    begun.read.give_up()
 
     def deliver(
         self, request: ChunkRequest, data: NDArray[np.generic], at: Box | None = None
@@ -225,15 +232,12 @@ class ChunkWindow:
             self._progress.add(request.nbytes)
 
     def _begin(self, request: ChunkRequest) -> _Begun:
-        chunk, direct = request.chunk, self._direct_view(request)
-        file = "" if direct is not None else self._source.plain_file(chunk)
-        if file:
-            begun = _Begun(request, ChunkStream(self._source, chunk, file), False)
-        else:
-            into = direct
-            if into is None:
-                into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
-            begun = _Begun(request, self._source.begin(chunk, into), direct is not None)
+        chunk, into = request.chunk, self._direct_view(request)
+        direct = into is not None
+        if into is None and not self._source.is_plain_file(chunk):
+            into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
+        read = None if into is None else self._source.begin(chunk, into)
+        begun = _Begun(request, read, direct)
         self._in_flight.add(begun)
         return begun
 
@@ -250,9 +254,9 @@ class ChunkWindow:
         """Wait for a chunk, verify it, and bring its parts to their destinations."""
         request, read = begun.request, begun.read
         try:
-            if isinstance(read, ChunkStream):
-                with contextlib.closing(read):
-                    for at, slab in read.slabs():
+            if read is None:
+                with contextlib.closing(self._source.slabs(request.chunk)) as slabs:
+                    for at, slab in slabs:
                         self.deliver(request, slab, at)
             else:
                 self._source.finish(read)

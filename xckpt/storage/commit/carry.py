@@ -29,9 +29,11 @@ from pathlib import Path
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.text.printable import printable
 from xckpt.errors import CheckpointExistsError, ManifestError, VersionError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.folder import remove_tree, sync_folder
+from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.commit.leftovers import remove_tree
 
 SHOWN = 5
 """Most names of files that a message lists."""
@@ -176,8 +178,8 @@ def _keep(old: Path, new: Path, kept: list[str]) -> None:
     place = new.with_name(f"{new.name}.kept-{identity}")
     os.rename(old, place)
     warnings.warn(
-        f"{new}: while it was overwritten, files in it changed: {_some(kept)}; what they were is "
-        f"kept in {place}",
+        f"{new}: while it was overwritten, files in it changed: {printable(_some(kept))}; "
+        f"what they were is kept in {place}",
         stacklevel=2,
     )
 

@@ -34,6 +34,7 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import (
     BY_SHAPE,
@@ -43,7 +44,8 @@ from xckpt.core.manifest.own_keys import (
     OwnKeys,
     object_sizes,
 )
-from xckpt.errors import CheckpointExistsError, StorageError
+from xckpt.errors import CheckpointExistsError, ManifestError, StorageError, VersionError
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
@@ -255,15 +257,13 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     else:
         seen = answer(store.read(MANIFEST), target)
         claimed = answer(store.read(CLAIM), target).state == "value"
-    found = Found.CHECKPOINT
-    if seen.state != "value":
-        found = Found.UNFINISHED if claimed else find_keys(store, target)
+    found = find_keys(store, target, committed=seen.state == "value", claimed=claimed)
     step = decide(target, found, Place.KEYS, overwrite=overwrite)
     absent = seen.stamp.generation
     if step is Step.GENERATION:
         staging = _beside(target, seen, planned)
         if target.bucket:
-            check_conditions(store, target, f"{staging.root}/{CLAIM}", absent)
+            check_conditions(store, target, f"{staging.root}/{CLAIM}", seen)
         return staging
     text = msgspec.json.encode(ClaimText.own(new_identity()))
     # Neither manifest nor claim is there, and one absence is like the other.
@@ -302,12 +302,24 @@ def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
     return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
 
 
-def find_keys(store: ts.KvStore, target: Location) -> Found:
-    """What is at a path where there is neither a manifest nor a claim."""
+def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: bool) -> Found:
+    """What is at a path; the keys are listed where there is neither a manifest nor a claim."""
+    if committed:
+        return Found.CHECKPOINT
+    if claimed:
+        return Found.UNFINISHED
     keys = answer(store.list(), target)
     if any(key.startswith(f"{GENERATIONS}/".encode()) for key in keys):
         return Found.UNFINISHED
     return Found.FOREIGN if keys else Found.NOTHING
+
+
+def root_of(manifest: bytes) -> str | None:
+    """The root that a manifest names; None if it cannot be read."""
+    try:
+        return parse(manifest, digest_bytes).root
+    except (ManifestError, VersionError):
+        return None
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

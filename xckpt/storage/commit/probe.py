@@ -8,7 +8,7 @@ manifest that it has to read anyway:
 3. A save to a free path claims it by a write on a condition, so it needs no trial. Before an
    overwrite, `check_conditions` tries to write a new key on the condition that it is the old
    manifest. That must be refused: a storage that does it does not keep conditions, and two saves
-   at once would not be told apart.
+   at once would not be told apart. Where no manifest is, a key is created twice, and removed.
 
 So a fresh save makes 2 requests more than without these, an overwrite 3, in as many round trips.
 """
@@ -56,20 +56,28 @@ def look(store: ts.KvStore, target: Location) -> tuple[ts.KvStore.ReadResult, bo
     return seen, CLAIM.encode() in keys
 
 
-def check_conditions(store: ts.KvStore, target: Location, key: str, other: bytes) -> None:
+def check_conditions(
+    store: ts.KvStore, target: Location, key: str, seen: ts.KvStore.ReadResult
+) -> None:
     """Have a bucket refuse to write a new key on a condition that does not hold.
 
     Args:
         store: at the target.
         target: for errors.
-        key: which key; it is not there.
-        other: the generation of another key.
+        key: which key; it is not there, nor afterwards.
+        seen: what was read at another key.
 
     Raises:
         StorageError: these credentials may not write, or the bucket knows or keeps no conditions.
     """
-    if _permitted("write", store.write(key, b"", if_equal=other), target).generation:
+    other, made = seen.stamp.generation, False
+    if seen.state != "value":
+        # The condition is that nothing is there: it holds the first time.
+        made = bool(_permitted("write", store.write(key, b"", if_equal=other), target).generation)
+    kept = not _permitted("write", store.write(key, b"", if_equal=other), target).generation
+    if made or not kept:
         answer(store.write(key, None), target)
+    if not kept:
         raise StorageError(
             f"{target}: the storage does not keep the conditions of a write (If-Match), so that "
             f"two saves at once could not be told apart; save to another storage"

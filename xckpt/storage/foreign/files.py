@@ -51,7 +51,8 @@ class OpenFile:
     def __init__(self, path: Path, *, write: bool = False) -> None:
         self.path = path
         flags = os.O_RDWR if write else os.O_RDONLY
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC)
+        # Opening a pipe that someone has put here would wait for its other end.
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
     @property
     def most_bytes(self) -> int:

@@ -166,6 +166,15 @@ def find_path(path: str | os.PathLike[str]) -> FilePath:
     return StoredPath(bucket, location.path, _Keys(bucket))
 
 
+def is_location(path: object) -> bool:
+    """Whether it is a path or URL that xckpt can save to and load from."""
+    try:
+        Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
+    except (StorageError, TypeError):
+        return False
+    return True
+
+
 def existing_path(path: str | os.PathLike[str]) -> FilePath:
     """The path of something that is there, on any storage.
 

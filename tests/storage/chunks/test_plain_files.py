@@ -1,0 +1,267 @@
+"""Chunks read from their files in slabs: the elements that were saved, or an error by name."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from tests.support.examples import examples
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.metadata import ChunkStorageMetadata
+from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.storage.chunks import chunk as chunks
+from xckpt.storage.chunks import plain_files
+from xckpt.storage.chunks.chunk import Chunk, ChunkSource, chunks_of
+from xckpt.storage.chunks.plain_files import is_leading
+from xckpt.storage.foreign import files
+
+SHAPE = (3, 40, 50)
+W = np.random.default_rng(0).integers(0, 256, (*SHAPE, 2), np.uint8).view(np.uint16)[..., 0]
+EDGE = W.reshape(-1)[: 101 * 53].reshape(101, 53)
+
+
+@pytest.fixture(scope="module")
+def small_slabs() -> Iterator[None]:
+    """Slabs of a few rows, also of chunks that are usually read as values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunks, "SMALL_BYTES", 0)
+        patch.setattr(plain_files, "SLAB_BYTES", 700)
+        yield
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory, small_slabs: None) -> Path:
+    folder = tmp_path_factory.mktemp("streaming") / "c"
+    # One matrix a chunk, rows that are longer than a slab, and a last chunk that is not full.
+    state = {"w": W, "rows": W.reshape(4, -1), "edge": EDGE, "flat": W.reshape(-1)}
+    xckpt.save(folder, state, options=xckpt.SaveOptions(chunk_bytes=40 * 50 * 2))
+    return folder
+
+
+def _chunk(source: ChunkSource, leaf: str, number: int = 0) -> Chunk:
+    (array,) = source.arrays[leaf]
+    source.integrity.prepare([array])
+    return next(itertools.islice(chunks_of(array), number, None))
+
+
+def _source(path: Path | str) -> ChunkSource:
+    return xckpt.open(path).chunk_source
+
+
+@pytest.mark.parametrize("leaf", ["w", "rows", "flat"])
+def test_slabs_are_whole_rows_in_order(path: Path, leaf: str) -> None:
+    source = _source(path)
+    chunk = _chunk(source, leaf, 1)
+    slabs = [(box, slab.copy()) for box, slab in source.slabs(chunk)]
+    assembled = np.zeros(chunk.box.sizes, np.uint16)
+    for box, slab in slabs:
+        assembled[box.slices()] = slab
+        rows = next((axis for axis, n in enumerate(chunk.box.sizes) if n > 1), slab.ndim - 1)
+        assert slab.nbytes <= 700 or slab.shape[rows] == 1
+    assert len(slabs) > 1
+    whole = np.empty(chunk.box.sizes, np.uint16)
+    source.read(chunk, whole)
+    np.testing.assert_array_equal(assembled, whole)
+    assert source.bytes_read == 2 * whole.nbytes
+
+
+@given(data=st.data())
+@examples(100)
+def test_a_box_in_any_order_is_what_numpy_slices(path: Path, data: st.DataObject) -> None:
+    from xckpt.formats.xckpt import XckptSource
+
+    name = data.draw(st.sampled_from(["w", "edge"]))
+    whole = W if name == "w" else EDGE
+    low = [data.draw(st.integers(0, n - 1)) for n in whole.shape]
+    high = [data.draw(st.integers(a + 1, n)) for a, n in zip(low, whole.shape, strict=True)]
+    axes = data.draw(st.permutations(range(whole.ndim)))
+    sizes = tuple(b - a for a, b in zip(low, high, strict=True))
+    into = np.zeros([sizes[axis] for axis in axes], np.uint16).transpose(np.argsort(axes))
+    XckptSource(path).read(name, ChunkStorageMetadata(tuple(low), sizes), into)
+    region = tuple(slice(a, b) for a, b in zip(low, high, strict=True))
+    np.testing.assert_array_equal(into, whole[region])
+
+
+def test_chunks_that_are_read_otherwise_have_no_plain_file(path: Path, tmp_path: Path) -> None:
+    source = _source(path)
+    (edge,) = source.arrays["edge"]
+    first, *_, last = chunks_of(edge)
+    assert last.box.sizes != edge.chunk
+    assert source.is_plain_file(first) and source.is_plain_file(last)
+    narrow = ZarrArray("n", 0, "uint16", (0, 0), (4, 7), (4, 4))
+    assert [source.is_plain_file(chunk) for chunk in chunks_of(narrow)] == [True, False]
+    xckpt.save(tmp_path / "checked", {"w": W}, options=xckpt.SaveOptions(crc32c=True))
+    checked = _source(tmp_path / "checked")
+    assert not checked.is_plain_file(_chunk(checked, "w"))
+    xckpt.save("memory://plain-files", {"w": W})
+    elsewhere = _source("memory://plain-files")
+    assert not elsewhere.is_plain_file(_chunk(elsewhere, "w"))
+
+
+def _flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def _pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _device(file: Path) -> None:
+    file.unlink()
+    file.symlink_to("/dev/zero")
+
+
+def _hole(file: Path) -> None:
+    os.truncate(file, 0)
+    os.truncate(file, 4000)
+
+
+def _folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "flipped": (_flip, "its digest differs"),
+    "missing": (Path.unlink, "the chunk is missing"),
+    "truncated": (lambda file: os.truncate(file, 1000), "truncated: 1,000 bytes long instead of 4"),
+    "empty": (lambda file: os.truncate(file, 0), "truncated: 0 bytes long"),
+    "longer": (lambda file: os.truncate(file, 4001), "4,001 bytes long, where at most 4,000"),
+    "sparse": (_hole, "its digest differs"),
+    "pipe": (_pipe, "no plain file"),
+    "device": (_device, "no plain file"),
+    "folder": (_folder, "no plain file"),
+}
+
+
+def _slabs(source: ChunkSource, chunk: Chunk) -> None:
+    for _ in source.slabs(chunk):
+        pass
+
+
+def _whole(source: ChunkSource, chunk: Chunk) -> None:
+    source.read(chunk, np.empty(chunk.box.sizes, chunk.dtype))
+
+
+@pytest.fixture
+def one(tmp_path: Path, small_slabs: None) -> Path:
+    """A checkpoint of `W`, a matrix a chunk."""
+    xckpt.save(tmp_path / "c", {"w": W}, options=xckpt.SaveOptions(chunk_bytes=40 * 50 * 2))
+    return tmp_path / "c"
+
+
+@pytest.mark.parametrize("read", [_slabs, _whole])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_refused_by_name(
+    one: Path, damage: str, read: Callable[[ChunkSource, Chunk], None]
+) -> None:
+    act, reason = DAMAGES[damage]
+    act(one / "w" / "c" / "1" / "0" / "0")
+    source = _source(one)
+    with pytest.raises(CorruptCheckpointError, match=rf"{NAMED}.*{reason}"):
+        read(source, _chunk(source, "w", 1))
+
+
+NAMED = r"w: \[1, 2\) x \[0, 40\) x \[0, 50\) in \S+/w/c/1/0/0"
+"""Leaf, range and file of the chunk that is damaged."""
+
+
+def _cut_off(file: Path) -> None:
+    """Cut a file off before its second slab is read."""
+    os.truncate(file, 701)
+
+
+def _bad_sector(file: Path) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def _stale_handle(file: Path) -> None:
+    raise OSError(116, "Stale file handle")
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("happens", "error", "reason"),
+    [
+        (_cut_off, CorruptCheckpointError, "is truncated"),
+        (_bad_sector, StorageError, "Input/output error"),
+        (_stale_handle, StorageError, "Stale file handle"),
+    ],
+)
+def test_what_happens_to_a_file_while_it_is_read(
+    one: Path,
+    happens: Callable[[Path], None],
+    error: type[Exception],
+    reason: str,
+    threads: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chunk = one / "w" / "c" / "1" / "0" / "0"
+    content, number = chunk.read_bytes(), chunk.stat().st_ino
+    read = os.preadv
+
+    def preadv(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+        if os.fstat(descriptor).st_ino == number and offset > 0:
+            happens(chunk)
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(files.os, "preadv", preadv)
+    options = xckpt.LoadOptions(threads=threads)
+    transposed = np.zeros(W.shape[::-1], W.dtype).transpose()
+    for into in (np.zeros_like(W), transposed):
+        with pytest.raises(error, match=rf"{NAMED}.*{reason}"):
+            xckpt.load_into(one, {"w": into}, options=options)
+        chunk.write_bytes(content)
+    with pytest.raises(error, match=rf"{NAMED}.*{reason}"):
+        xckpt.load(one, options=options)
+    chunk.write_bytes(content)
+    (problem,) = xckpt.open(one, options=options).verify()
+    assert re.search(rf"{NAMED}.*{reason}", str(problem))
+
+
+def test_a_file_that_cannot_be_opened_is_a_storage_error(
+    one: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _source(one)
+    chunk = _chunk(source, "w")
+
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(files.os, "open", refuse)
+    with pytest.raises(StorageError, match="check the permissions"):
+        _slabs(source, chunk)
+
+
+def test_a_closed_checkpoint_is_not_read(one: Path) -> None:
+    source = _source(one)
+    chunk = _chunk(source, "w")
+    source.close()
+    for read in (_slabs, _whole):
+        with pytest.raises(ValueError, match="closed"):
+            read(source, chunk)
+
+
+@given(
+    pair=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), max_size=4),
+)
+@examples(100)
+def test_leading_elements_are_the_first_of_the_file(pair: list[tuple[int, int]]) -> None:
+    sizes = tuple(min(each) for each in pair)
+    chunk = tuple(max(each) for each in pair)
+    numbers = np.arange(math.prod(chunk)).reshape(chunk)
+    first = numbers[tuple(slice(0, n) for n in sizes)].reshape(-1)
+    assert is_leading(sizes, chunk) == (first.tolist() == list(range(len(first))))
