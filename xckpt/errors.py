@@ -204,7 +204,7 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        message = "\n".join(map(printable_lines, [str(error), *getattr(error, "__notes__", ())]))
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         follows = isinstance(error, XckptError) and error.is_consequence
@@ -213,8 +213,7 @@ class RankFailure:
             (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
             for p in problems
         ]
-        shown = printable_lines(message)
-        return cls(rank, type(error).__name__, shown, cause, tuple(sent), follows)
+        return cls(rank, type(error).__name__, message, cause, tuple(sent), follows)
 
 
 class RanksFailedError(XckptError, RuntimeError):

@@ -33,7 +33,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
 from xckpt.core.storage import StorageReader
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
 from xckpt.engine.ranks.wire import LoadPlanCodec
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
@@ -139,10 +139,12 @@ def load_state(
     planner.use_adapters(loaded_adapters(group.rank))
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
+    together = operation(group) if group.size > 1 else nullcontext()
     if watch is None:
-        return load.run(group)
+        with together:
+            return load.run(group)
     load.step = watch.step
-    with watch:
+    with watch, together:
         return load.run(watch.watched(group))
 
 

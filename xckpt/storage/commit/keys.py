@@ -263,7 +263,7 @@ def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes
     if not seen:
         raise StorageError(
             f"the storage does not say the generation of {key}, so that two saves at once could "
-            f"not be told apart; save to another storage"
+            f"not be distinguished; save to another storage"
         )
     written = store.write(key, content, if_equal=seen).result().generation
     return written or _generation_if(store, key, content)
