@@ -1,4 +1,4 @@
-"""The public names are these: adding one is a decision, losing one breaks somebody."""
+"""The public names are these: adding one is a decision, losing one breaks callers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from xckpt import errors
 
 ERRORS = {
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",

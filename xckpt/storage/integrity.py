@@ -19,7 +19,12 @@ from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.problem import Problem
-from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
+from xckpt.errors import (
+    CheckpointReplacedError,
+    CorruptCheckpointError,
+    ManifestError,
+    StorageError,
+)
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -60,16 +65,16 @@ class Integrity:
         """Tell damage from a checkpoint that was overwritten while it was read.
 
         Raises:
-            StorageError: another checkpoint is there now, or none.
+            CheckpointReplacedError: another checkpoint is there now, or none.
         """
         try:
             yield
-        except CorruptCheckpointError as error:
+        except (CorruptCheckpointError, StorageError) as error:
             with storage_errors(self.home):
                 present = answer(open_store(self.home).read(MANIFEST), self.home)
             with contextlib.suppress(ManifestError):
                 if present.state != "value" or parse(present.value, digest_bytes) != self.manifest:
-                    raise StorageError(
+                    raise CheckpointReplacedError(
                         f"{self.home} was replaced or removed while it was read; "
                         f"open it again to read what is there now"
                     ) from error

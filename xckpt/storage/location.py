@@ -113,7 +113,7 @@ class Location:
     """The folder within the store, without a slash at the end; absolute for files."""
     bucket: str = ""
     unsynced: bool = False
-    """Whether local files are written without forcing them to disk: who writes does that later."""
+    """Whether local files are written without forcing them to disk; the writer does that later."""
     unlocked: bool = False
     """Whether local files are written without locks, where a file system has none."""
     access: Access = field(default_factory=Access, compare=False, repr=False)

@@ -114,7 +114,8 @@ class ZarrStorageReader:
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
-        wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+        with self.source.integrity.noticing_replacement():
+            wanted = sorted(self._requests(plan)[1]) if self._may_share else []
         if not wanted:
             return plan
         # Where there are no sockets, each rank reads for itself.
@@ -141,7 +142,8 @@ class ZarrStorageReader:
 
         Raises:
             CorruptCheckpointError: something is not what was saved.
-            StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
+            StorageError: the storage refused.
+            CheckpointReplacedError: another save replaced the checkpoint meanwhile.
         """
         integrity = self.source.integrity
         with integrity.noticing_replacement():

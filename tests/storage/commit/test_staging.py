@@ -346,7 +346,7 @@ def test_storage_without_generations_is_refused(
     for module in (staging_module, keys_module):
         monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     url = f"memory://{tmp_path.name}"
-    with pytest.raises(xckpt.StorageError, match="two saves at once could not be told apart"):
+    with pytest.raises(xckpt.StorageError, match="two saves at once could not be distinguished"):
         xckpt.save(url, NEW)
     assert keys(url) == []
 

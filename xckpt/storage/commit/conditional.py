@@ -26,7 +26,7 @@ def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: L
     if not seen:
         raise StorageError(
             f"the storage does not say the generation of {key}, so that two saves at once could "
-            f"not be told apart; save to another storage"
+            f"not be distinguished; save to another storage"
         )
     written = answer(store.write(key, content, if_equal=seen), target).generation
     return written or generation_if(store, key, content, target)

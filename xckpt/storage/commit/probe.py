@@ -8,7 +8,7 @@ manifest that it has to read anyway:
 3. A save to a free path claims it by a write on a condition, so it needs no trial. Before an
    overwrite, `check_conditions` tries to write a new key on the condition that it is the old
    manifest. That must be refused: a storage that does it does not keep conditions, and two saves
-   at once would not be told apart. Where no manifest is, a key is created twice, and removed.
+   at once would not be distinguished. Where no manifest is, a key is created twice, and removed.
 
 So a fresh save makes 2 requests more than without these, an overwrite 3, in as many round trips.
 """
@@ -80,7 +80,7 @@ def check_conditions(
     if not kept:
         raise StorageError(
             f"{target}: the storage does not keep the conditions of a write (If-Match), so that "
-            f"two saves at once could not be told apart; save to another storage"
+            f"two saves at once could not be distinguished; save to another storage"
         )
 
 
