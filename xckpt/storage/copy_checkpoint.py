@@ -10,26 +10,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
-from math import prod
 from pathlib import Path
 
 import msgspec
 
-from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import encode, parse
-from xckpt.core.manifest.entries import Manifest, arrays, documents
-from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
-from xckpt.core.manifest.rules import count_chunks
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.options import LoadOptions
-from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import Pool
 from xckpt.storage.commit.folder import link_or_copy, sync_folder
 from xckpt.storage.commit.staging import begin
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
@@ -46,7 +41,8 @@ def has_checkpoint(location: Location) -> bool:
         return (location.folder / MANIFEST).is_file()
     with storage_errors(location):
         store = open_store(location)
-        return bool(store.list(type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")).result())
+        only = type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")
+        return bool(answer(store.list(only), location))
 
 
 def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> None:
@@ -72,18 +68,6 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
         raise
 
 
-def objects(manifest: Manifest) -> Iterator[tuple[str, int]]:
-    """(key, bytes) of every object that a manifest implies, in its root; the manifest's own not."""
-    yield DIGESTS, count_chunks(manifest) * DIGEST_BYTES
-    yield from ((key, len(content)) for key, content in documents(manifest))
-    for array in arrays(manifest):
-        if array.count:
-            origin = (0,) * len(array.shape)
-            _, boxes = cells(origin, array.shape, array.shape, array.unit)
-            size = prod(array.unit) * item_size(array.dtype)
-            yield from ((array.key(box.offsets), size) for box in boxes)
-
-
 def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
     with storage_errors(target):
         if source.folder is not None and target.folder is not None:
@@ -92,21 +76,21 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
         from_store, to_store = open_store(source), open_store(target)
 
         def copy(key: str) -> None:
-            found = from_store.read(key).result()
+            found = answer(from_store.read(key), source)
             if found.state != "value":
                 raise _missing(source, key)
-            to_store.write(key, found.value).result()
+            answer(to_store.write(key, found.value), target)
 
         # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
         # "CopyRange not supported" for files, memory://, s3:// and gs:// alike.
         with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
-            for key, size in objects(manifest):
+            for key, size in object_sizes(manifest):
                 pool.submit(partial(copy, key), size)
 
 
 def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
     folders: set[Path] = {target}
-    for key, _ in objects(manifest):
+    for key, _ in object_sizes(manifest):
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)
