@@ -204,7 +204,7 @@ def test_a_faulty_local_plan_is_refused(tmp_path, size, fault, text):
         (change("b", as_half), "b: "),
         (change("b", as_value), "b: "),
         (rename("b", "c"), "c: "),
-        (rename("name0", "nobody"), "nobody: "),
+        (rename("name0", "unknown"), "unknown: "),
         (rename("own0", "own1"), "own1: "),
     ],
 )
@@ -305,7 +305,7 @@ def test_metadata_that_contradict_the_plans_are_refused(tmp_path, size, change, 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_tensor_of_the_metadata_that_nobody_writes_is_refused(tmp_path, size):
+def test_a_tensor_of_the_metadata_without_a_writer_is_refused(tmp_path, size):
     def invent(metadata: Metadata) -> Metadata:
         leaves = dict(metadata.state_dict_metadata)
         return replace(metadata, state_dict_metadata={**leaves, "c": leaves["b"]})

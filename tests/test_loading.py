@@ -58,7 +58,7 @@ def test_another_format_is_looked_at_once(
 
 @pytest.mark.parametrize("coordinator", [0, 1])
 def test_only_the_coordinator_looks(path: Path, looks: list[str], coordinator: int) -> None:
-    """The other ranks are told the format with the manifest."""
+    """The other ranks get the format with the manifest."""
 
     def load(group: ThreadGroup) -> list[float]:
         state = {"w": np.zeros(4), "head": np.zeros(4)}
@@ -100,7 +100,7 @@ def test_our_own_needs_no_look(tmp_path: Path, looks: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mapping", [None, TIED], ids=["as it is", "mapped"])
-def test_what_nobody_knows_is_no_checkpoint(tmp_path: Path, mapping: Mapping | None) -> None:
+def test_an_unknown_folder_is_no_checkpoint(tmp_path: Path, mapping: Mapping | None) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     for name in ("notes", "nowhere"):

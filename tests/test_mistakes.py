@@ -105,7 +105,7 @@ def test_a_prefix(saved: Path, prefix: str, cure: str) -> None:
         "3 leaves in the checkpoint but not wanted"
     )
     assert lines[1].startswith(
-        f"3 names in the target begin with '{prefix}' and are in the checkpoint without it: {cure}"
+        f"  3 names in the target begin with '{prefix}' and are in the checkpoint without it: {cure}"
     )
 
 

@@ -16,6 +16,7 @@
     ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
     ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
+    │   └── CheckpointReplacedError                          another save came while it was read
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
@@ -44,6 +45,7 @@ from xckpt.core.text.printable import printable_lines
 
 __all__ = [
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
@@ -168,6 +170,14 @@ class StorageError(XckptError, OSError):
     """The storage refused: no space, no permission, no such bucket, no answer."""
 
 
+class CheckpointReplacedError(StorageError):
+    """Another save has replaced the checkpoint, or it was removed, while it was read.
+
+    A load starts again from the new one before it raises this: 5 times, and up to 100 times in its
+    first minute. What `xckpt.open` has opened does not change under its reader: open it again.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """What went wrong on one rank."""
@@ -194,7 +204,7 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        message = "\n".join(map(printable_lines, [str(error), *getattr(error, "__notes__", ())]))
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
         follows = isinstance(error, XckptError) and error.is_consequence
@@ -203,8 +213,7 @@ class RankFailure:
             (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
             for p in problems
         ]
-        shown = printable_lines(message)
-        return cls(rank, type(error).__name__, shown, cause, tuple(sent), follows)
+        return cls(rank, type(error).__name__, message, cause, tuple(sent), follows)
 
 
 class RanksFailedError(XckptError, RuntimeError):

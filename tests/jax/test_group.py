@@ -76,8 +76,8 @@ def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinato
         assert answer["scattered"] == [digest(noise(size, 10 + rank)) for size in SIZES]
         assert answer["sent"] == [digest(noise(size, 99)) for size in SIZES]
         everyone = [[digest(noise(size, other)) for other in range(processes)] for size in SIZES]
-        nobody = [None] * len(SIZES)
-        assert answer["gathered"] == (everyone if rank == coordinator else nobody)
+        nothing = [None] * len(SIZES)
+        assert answer["gathered"] == (everyone if rank == coordinator else nothing)
         assert answer["left"] == []
         assert answer["backend"] is False
 
@@ -123,7 +123,7 @@ def failing() -> list[str]:
     def decide(parts: Sequence[bytes]) -> bytes:
         raise ValueError("bad plan")
 
-    told: list[str] = []
+    messages: list[str] = []
     for step in (
         lambda: reduce_scatter(group, "plan", local, lambda parts: parts),
         lambda: all_reduce(group, "write", lambda: b"", decide),
@@ -131,9 +131,9 @@ def failing() -> list[str]:
     ):
         with pytest.raises(ValueError, match="1 rank failed to") as caught:
             step()
-        told.append(str(caught.value))
-    told.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())
-    return told
+        messages.append(str(caught.value))
+    messages.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())
+    return messages
 
 
 def test_a_failure_on_one_rank_is_raised_on_all() -> None:
@@ -147,24 +147,24 @@ def test_a_failure_on_one_rank_is_raised_on_all() -> None:
 
 
 def silent(cases: list[list[int]]) -> list[object]:
-    """In each case some ranks don't take part; the others say what they were told and when."""
-    told: list[object] = []
+    """In each case some ranks don't take part; the others say what they raised and when."""
+    messages: list[object] = []
     for quiet in cases:
         group = JaxGroup(timeout=2)
         start = time.monotonic()
-        told.append(None)
+        messages.append(None)
         if group.rank not in quiet:
             with pytest.raises(RanksFailedError, match="lost contact") as caught:
                 reduce_scatter(group, "plan", lambda: b"", lambda parts: parts)
             ranks = [failure.rank for failure in caught.value.failures]
-            told[-1] = [str(caught.value), ranks, time.monotonic() - start]
+            messages[-1] = [str(caught.value), ranks, time.monotonic() - start]
         meet()
     last = JaxGroup(timeout=1)
     if last.rank == 0:
         with pytest.raises(RanksFailedError, match="not every rank came within 1 s"):
             last.broadcast(b"")
     meet()
-    return told
+    return messages
 
 
 @pytest.mark.thorough

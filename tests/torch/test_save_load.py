@@ -404,8 +404,8 @@ def on_rank_save_sharding(rank: int, path: Path) -> str:
 
 def test_the_sharding_is_remembered(four_ranks: Ranks, folders: Iterator[Path]) -> None:
     path = next(folders)
-    told = four_ranks.run(on_rank_save_sharding, path)
-    assert set(told) == {"Replicate(), Shard(dim=1) on dp=2 x tp=2"}
+    shardings = four_ranks.run(on_rank_save_sharding, path)
+    assert set(shardings) == {"Replicate(), Shard(dim=1) on dp=2 x tp=2"}
     stored = xckpt.open(path).metadata.state_dict_metadata["w"]
     assert isinstance(stored, TensorStorageMetadata)
-    assert str(stored.sharding) == told[0]
+    assert str(stored.sharding) == shardings[0]

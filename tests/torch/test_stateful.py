@@ -307,7 +307,7 @@ class Sticky(Keeper):
 
 
 def on_rank_fail(rank: int, path: Path) -> list[Any]:
-    """A rank whose object fails, at a save and at a load; nobody's object is given anything."""
+    """A rank whose object fails, at a save and at a load; no rank's object is filled."""
     texts: list[Any] = []
     with pytest.raises(RanksFailedError) as caught:
         xckpt.save(path / "no", {"app": Sticky({"fail": rank == 2, "n": 1})})

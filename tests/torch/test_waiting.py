@@ -56,7 +56,7 @@ def on_rank_two_never_comes(rank: int, path: Path) -> Any:
 
 
 def test_a_timeout_names_the_silent_rank_on_all(four_ranks: Ranks, tmp_path: Path) -> None:
-    """Whoever comes late learns of it, and nothing goes on over a group that is out of step."""
+    """A late rank learns of it, and no step runs over a group that is out of step."""
     for first, again in four_ranks.run(on_rank_two_never_comes, tmp_path / "a"):
         text, ranks, seconds = first
         assert ranks == [2]

@@ -24,7 +24,7 @@ from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
-from xckpt.cli.places import copy_command, delete_command
+from xckpt.cli.places import copy_command, delete_command, gc_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def commands() -> None:
 
 
 for each in (
-    *(ls, cat, head, stats, diff_command, copy_command, delete_command),
+    *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands),
 ):
     commands.add_command(each)

@@ -38,7 +38,8 @@ _PLAIN = re.compile(rf"{_PLAIN_COMPONENT}(?:/{_PLAIN_COMPONENT})*")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
 _RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
 _LOCK = ".__lock"
-_LONGEST = 160
+LONGEST_COMPONENT = 160
+"""Bytes of the longest component of a zarr path."""
 _KEPT = 100
 
 
@@ -117,7 +118,7 @@ def _stored(part: str) -> str:
         safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
     if safe.endswith(_LOCK):
         safe = f"{safe[: -len(_LOCK)]}%2E{_LOCK[1:]}"
-    if len(safe) > _LONGEST:
+    if len(safe) > LONGEST_COMPONENT:
         safe = f"{safe[:_KEPT]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
     return safe
 

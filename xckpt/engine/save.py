@@ -27,7 +27,7 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
 from xckpt.engine.steps import all_reduce, reduce_scatter
@@ -71,10 +71,12 @@ def save_state(
     tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
+    together = operation(group) if group.size > 1 else nullcontext()
     if watch is None:
-        return save.run(group)
+        with together:
+            return save.run(group)
     save.step = watch.step
-    with watch:
+    with watch, together:
         return save.run(watch.watched(group))
 
 

@@ -142,7 +142,7 @@ class Exchange:
         """
         number = self._free.get()
         if self._failure is not None:
-            self._free.put(number)  # for the next who waits
+            self._free.put(number)  # for the next waiting thread
             raise self._failure
         return number, self._slots[number, :size]
 

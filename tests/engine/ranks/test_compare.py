@@ -16,7 +16,7 @@ from xckpt.engine.ranks.compare import compare_ranks
 
 
 def refused(tmp_path: Path, state: Any, size: int = 3, **arguments: Any) -> str:
-    """What all ranks are told when rank r saves ``state(r)``; nothing is left behind."""
+    """What all ranks raise when rank r saves ``state(r)``; nothing is left behind."""
     outcomes = run_ranks(
         size,
         lambda group: xckpt.save(tmp_path / "a", state(group.rank), group=group, **arguments),

@@ -260,7 +260,7 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
         shards[0] = shards[0].float()
     if fault == "shape" and rank == 3:
         shards[0] = shards[0][:, :1]
-    if fault == "nobody":
+    if fault == "no holder":
         tensor = wrapped(LocalShardsWrapper([], []), (5, 8))
     if fault == "gap" and rank == 3:
         tensor = wrapped(LocalShardsWrapper([], []), (5, 8))
@@ -280,7 +280,7 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
         ("meta", ["rank 3", "[0, 5) x [4, 6)", "meta device"]),
         ("dtype", ["float32", "float16", "rank 3"]),
         ("shape", ["rank 3", "[0, 5) x [4, 6)", "(5, 1)", "(5, 2)"]),
-        ("nobody", ["no rank has a part", "(5, 8)"]),
+        ("no holder", ["no rank has a part", "(5, 8)"]),
         ("gap", ["[0, 5) x [4, 6)"]),
         ("partial", ["Partial", "redistribute"]),
         ("bare", ["LocalShardsWrapper", "DTensor"]),
