@@ -3,8 +3,6 @@
 A full disk is in `tests/test_bad_input.py`.
 """
 
-# ruff: noqa: E501  # messages are one line
-
 from __future__ import annotations
 
 import dataclasses
