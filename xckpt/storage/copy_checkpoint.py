@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import encode, parse
-from xckpt.core.manifest.entries import Manifest, arrays, documents
-from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
@@ -44,7 +42,8 @@ def has_checkpoint(location: Location) -> bool:
         return (location.folder / MANIFEST).is_file()
     with storage_errors(location):
         store = open_store(location)
-        return bool(store.list(type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")).result())
+        only = type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")
+        return bool(answer(store.list(only), location))
 
 
 def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> None:
@@ -70,17 +69,6 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
         raise
 
 
-def object_keys(manifest: Manifest) -> Iterator[str]:
-    """The key of every object that a manifest implies, in its root; the manifest's own not."""
-    yield DIGESTS
-    yield from (key for key, _ in documents(manifest))
-    for array in arrays(manifest):
-        if array.count:
-            origin = (0,) * len(array.shape)
-            _, boxes = cells(origin, array.shape, array.shape, array.unit)
-            yield from (array.key(box.offsets) for box in boxes)
-
-
 def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
     with storage_errors(target):
         if source.folder is not None and target.folder is not None:
@@ -89,20 +77,20 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
         from_store, to_store = open_store(source), open_store(target)
 
         def copy(key: str) -> None:
-            found = from_store.read(key).result()
+            found = answer(from_store.read(key), source)
             if found.state != "value":
                 raise _missing(source, key)
-            to_store.write(key, found.value).result()
+            answer(to_store.write(key, found.value), target)
 
         with ThreadPoolExecutor(THREADS, "xckpt-copy") as pool:
             # All are waited for, so that nothing is written after a failure has been reported.
-            for done in [pool.submit(copy, key) for key in object_keys(manifest)]:
+            for done in [pool.submit(copy, key) for key, _ in object_sizes(manifest)]:
                 done.result()
 
 
 def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
     folders: set[Path] = {target}
-    for key in object_keys(manifest):
+    for key, _ in object_sizes(manifest):
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)

@@ -109,7 +109,7 @@ def _check_meaning(slots: Iterable[str], source: Moments, target: Moments) -> No
             raise MappingError(
                 "AMSGrad's maximum cannot be carried over: torch's max_exp_avg_sq is the largest "
                 "second moment, Optax's nu_max the largest bias-corrected one; use Adam without "
-                "AMSGrad on one side, or let the other side's maximum start anew"
+                "AMSGrad on one side, or let the other side's maximum start fresh"
             )
 
 
