@@ -123,7 +123,7 @@ test-newest:
 # pyproject.toml.
 coverage: env
 	rm -rf build/coverage
-	$(BIN)/python -m coverage run -m pytest $(call REPORT,coverage)
+	XCKPT_TIME_ALLOWANCE=3 $(BIN)/python -m coverage run -m pytest $(call REPORT,coverage)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report
 

@@ -1,6 +1,6 @@
 """What converting a model costs: memory above the interpreter, and speed beside a plain copy.
 
-1. The model is a decoder of a given size in torch's layout, as a checkpoint of ours: fused query,
+1. The model is a decoder of a given size in torch's layout, as a checkpoint of xckpt: fused query,
    key and value, fused gate and up, all linear weights to be transposed, and one projection to be
    stacked over the layers. Its elements are random bits, made as they are written, so that a model
    of any size takes no memory.
@@ -56,7 +56,7 @@ class Memory:
     """What one conversion took, in bytes."""
 
     size: int
-    """Of the model."""
+    """Bytes of the model."""
     above_imports: int
     """Allocated memory at its peak, above what the process held when it began."""
     above_interpreter: int

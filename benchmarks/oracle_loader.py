@@ -61,7 +61,7 @@ class Loading:
         return statistics.median(self.seconds[loader])
 
     def over(self, loader: str) -> float:
-        """Speed of ours in that of another loader."""
+        """Speed of xckpt, over that of another loader."""
         return self.median(loader) / self.median(XCKPT)
 
 

@@ -66,7 +66,7 @@ class Run:
     bars: list[Bar] = field(default_factory=list)
 
     def tell(self, line: str) -> None:
-        """Say what is being done, where somebody is watching."""
+        """Say what is being done, where stderr is a terminal."""
         if self.console.is_terminal:
             self.console.print(line, style="dim")
 

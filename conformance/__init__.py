@@ -1,4 +1,4 @@
-"""A suite that judges implementations of sharded checkpoints: this project's, and anybody's.
+"""A suite that judges implementations of sharded checkpoints: this project's, and any other.
 
 Read in this order: `implementation` (what is judged), `cases` (what a case is, and how cases are
 drawn), `properties` (the laws), `machine` (save, overwrite, load, delete, verify in any order),

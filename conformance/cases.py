@@ -65,7 +65,7 @@ class Leaf:
     target: tuple[Placed, ...]
     """Any boxes, with the ranks that want each."""
     seed: int = 0
-    """Of the elements."""
+    """The seed of the elements."""
 
     @property
     def values(self) -> NDArray[np.generic]:

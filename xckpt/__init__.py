@@ -19,6 +19,7 @@ if sys.platform == "win32":
     raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
 
 from xckpt.api.diff import diff
+from xckpt.api.gc import gc
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.places import copy, delete, exists
@@ -39,6 +40,7 @@ from xckpt.engine.background import SaveFuture
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
+    CheckpointReplacedError,
     CorruptCheckpointError,
     LeafTooLargeError,
     ManifestError,
@@ -74,12 +76,13 @@ __version__ = "0.1.0"
 # those who need it.
 with contextlib.suppress(Exception):
     loaded_adapters()
-# A planner that somebody drives by hand knows the same frameworks.
+# A planner that is driven by hand knows the same frameworks.
 SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 
 __all__ = [
     "Checkpoint",
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "Difference",
@@ -116,6 +119,7 @@ __all__ = [
     "delete",
     "diff",
     "exists",
+    "gc",
     "load",
     "load_into",
     "load_state_dict",
@@ -127,7 +131,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the public submodules, and the types of an open checkpoint, when somebody names them.
+    """Load the public submodules, and the types of an open checkpoint, when they are first named.
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """

@@ -40,9 +40,9 @@ class Metrics:
     bytes: int
     """Bytes of tensors that this rank wrote or read."""
     seconds: float
-    """Of the whole call; of an asynchronous save, after the state was copied."""
+    """The time of the whole call; for an asynchronous save, from the end of the copy on."""
     waited_seconds: float = 0.0
-    """Of these, waiting for other ranks."""
+    """The part of `seconds` that went into waiting for other ranks."""
     steps: Mapping[str, float] = field(default_factory=dict[str, float])
     """Step -> seconds that this rank worked in it."""
     error: str = ""

@@ -1,4 +1,4 @@
-"""Crashes of who saves to an object store: a store of whole objects, without renames or folders.
+"""Crashes of a save to an object store: a store of whole objects, without renames or folders.
 
 An object store does each request whole or not at all, and the client can rely on an answer. So
 there is nothing to sync, and what a crash leaves open is which of the requests happened that were
@@ -53,7 +53,7 @@ class Event:
     """The beginning or the end of a request."""
 
     number: int
-    """Of the request."""
+    """The number of the request."""
     change: Change
     ended: bool
 

@@ -105,7 +105,7 @@ class Recipe:
     metadata: Any = None
     planner_data: Any = None
     edition: int = EDITION
-    """Of the zarr.json documents: what an earlier writer wrote."""
+    """The zarr.json documents as an earlier writer wrote them."""
     before: object = None
     """A state that was saved there before, and overwritten without an exchange of folders."""
 

@@ -101,7 +101,7 @@ def _grown(box: Box, shape: tuple[int, ...]) -> Box:
 
 
 def _gap(case: Case, ranks: Ranks) -> str:
-    """Take one box away from everybody, where another one remains."""
+    """Take one box away from all ranks, where another one remains."""
     random = np.random.default_rng(checksum(case))
     for leaf in case.leaves:
         boxes = [each.box for each in leaf.source if 0 not in each.box.sizes]

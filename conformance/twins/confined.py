@@ -157,7 +157,7 @@ def _run(module: str, numbers: list[int], only: str) -> Report:
 
 
 def _follow(arguments: list[str], report: Report) -> int | None:
-    """Read what one child prints; the twin to go on with if it ends before its time."""
+    """Read what one child prints; the twin to continue with if it ends before its time."""
     command = [sys.executable, "-m", "conformance.twins.confined", *arguments]
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="twins-", dir=memory) as folder:

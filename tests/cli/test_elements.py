@@ -106,3 +106,21 @@ def test_stats(saved: Path) -> None:
     [row] = json.loads(run("stats", saved, "nan", "--json").stdout)
     assert row["shape"] == [3]
     assert (row["nans"], row["infinities"], row["least"], row["mean"]) == (1, 1, 1.0, 1.0)
+
+
+def test_an_int_of_any_length_is_shown(tmp_path: Path) -> None:
+    """Python refuses to write an int of more than 4,300 digits in decimal."""
+    long, longer = (1 << 20_000) - 1, (1 << 400_000) - 1
+    for path, numbers in (
+        (tmp_path / "a", (long, longer)),
+        (tmp_path / "b", (long + 1, longer - 1)),
+    ):
+        xckpt.save(path, dict(zip(("long", "longer"), numbers, strict=True)))
+    for command in ("cat", "head", "info"):
+        for name in ("long", "longer"):
+            result = run(command, tmp_path / "a", name)
+            assert result.exit_code == 0 and "0xffff" in result.stdout, result.exception
+    result = run("diff", "--values", tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1 and "longer: 0xffff" in result.stdout
+    with pytest.raises(xckpt.TreeMismatchError, match="long: the checkpoint holds 0xffff"):
+        xckpt.load(tmp_path / "a", {"long": np.zeros((), np.int8), "longer": 0}, cast=True)

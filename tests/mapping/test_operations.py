@@ -9,6 +9,7 @@ from xckpt.core.dtypes import DTYPES, numpy_dtype
 from xckpt.core.targets.casting import is_exact_cast
 from xckpt.errors import MappingError
 from xckpt.mapping import operations
+from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.operations import (
     Add,
     Cast,
@@ -35,9 +36,11 @@ from xckpt.mapping.operations import (
     Untie,
 )
 from xckpt.mapping.operations.base import TensorOperation, operation_from_document, run
+from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic
-from xckpt.mapping.traced import Slot, Trace, leaf
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Slot, leaf
 
 ONE_OF_EACH = [
     Add(1.0),
@@ -209,3 +212,27 @@ def test_wide_casts_are_exact_where_digits_and_range_suffice() -> None:
         ("float32", "complex64"),
         ("float32", "complex128"),
     }
+
+
+def test_heads_of_one_attention_have_one_size() -> None:
+    """A number of key-value heads that divides the rows, but is not theirs, gives other weights."""
+    source = {
+        f"layers.{layer}.self_attn.{name}.weight": TensorSpec((rows, 8), "float32")
+        for layer in range(2)
+        for name, rows in [("q_proj", 32), ("k_proj", 16)]
+    }
+
+    def rotated(kv_heads: int) -> LeafMapping:
+        heads = {"q_proj": 4, "k_proj": kv_heads}
+        name = "layers.{layer}.self_attn.%s.weight"
+        return LeafMapping(
+            [Rule(name % each, name % each, [Rope("pairs", n)]) for each, n in heads.items()]
+        )
+
+    assert len(rotated(2).resolve(source).targets) == 4
+    with pytest.raises(MappingError) as caught:
+        rotated(4).resolve(source)
+    assert len(caught.value.problems) == 2
+    assert "8 of 'layers.0.self_attn.q_proj.weight' and 4 of" in str(caught.value)
+    partly = LeafMapping([Rule("{n...}.weight", "{n...}.weight", [Rope("pairs", 2, rotary=4)])])
+    assert len(partly.resolve(source).targets) == 4

@@ -28,12 +28,10 @@ def batches(start: int, count: int) -> list[tuple[np.ndarray[Any, Any], np.ndarr
     return found
 
 
-def adamw(module: torch.nn.Module, *, named: bool = False, amsgrad: bool = False) -> Any:
+def adamw(module: torch.nn.Module, *, named: bool = False) -> Any:
     """torch's AdamW."""
     parameters = module.named_parameters() if named else module.parameters()
-    return torch.optim.AdamW(
-        parameters, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY, amsgrad=amsgrad
-    )
+    return torch.optim.AdamW(parameters, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=DECAY)
 
 
 def optax_adamw() -> optax.GradientTransformation:

@@ -14,10 +14,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,18 @@ LIMIT = 5.0
 
 ALLOWANCE = float(os.environ.get("XCKPT_TIME_ALLOWANCE", "1"))
 """How many times the limit a test may take; `.ci/run` runs other jobs beside and allows more."""
+
+
+def tracer() -> Any:  # not every environment has coverage
+    """The running `coverage.Coverage`, None where nothing is traced."""
+    coverage = sys.modules.get("coverage")
+    return coverage and coverage.Coverage.current()
+
+
+untraced = pytest.mark.skipif(
+    tracer() is not None, reason="a bar on processor time, which tracing uses"
+)
+"""For tests that hold processor time against a bar; `make coverage` leaves them out."""
 
 PRESSURE = Path("/proc/pressure/cpu")
 
@@ -72,3 +86,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
             pytrace=False,
         )
     return result
+
+
+def pytest_sessionfinish() -> None:
+    """Save what coverage has seen: xdist kills a worker that takes long to end."""
+    if "PYTEST_XDIST_WORKER" in os.environ and (coverage := tracer()) is not None:
+        coverage.save()

@@ -144,7 +144,9 @@ def _print_value(value: object, slice_: str | None, raw: bool) -> None:
         content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         sys.stdout.buffer.write(content)
     else:
-        say(repr(value))
+        from xckpt.core.values import shown_value
+
+        say(shown_value(value))
 
 
 def _write(stored: StoredArray, box: Box) -> None:

@@ -28,7 +28,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.shown import readable_bytes
-from xckpt.core.values import decode_value
+from xckpt.core.values import decode_value, shown_value
 
 
 class ArrayReport(msgspec.Struct, frozen=True):
@@ -174,7 +174,7 @@ def _summed(
 
 def _leaf_report(leaf: TensorEntry | ValueEntry | BytesEntry) -> LeafReport:
     if isinstance(leaf, ValueEntry):
-        value = repr(decode_value(leaf.type, leaf.value))
+        value = shown_value(decode_value(leaf.type, leaf.value))
         return LeafReport(leaf.name, "value", leaf.type, None, 0, "manifest", value=value)
     parts = tuple(
         ArrayReport(array.path, array.offset, array.shape, array.chunk, array.shard, array.count)
@@ -278,20 +278,23 @@ def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> It
     """
     by_name = {leaf.name: leaf for leaf in leaves}
     rank: dict[str, int] = {}
-    below: defaultdict[str, list[LeafReport]] = defaultdict(list)
+    size: defaultdict[str, int] = defaultdict(int)
+    chunks: defaultdict[str, int] = defaultdict(int)
     for name in (*by_name, *filter(None, containers)):
+        leaf = by_name.get(name)
+        count = leaf.chunks if leaf else 0
         for node in _path(name):
             rank.setdefault(node, len(rank))
-            if name in by_name:
-                below[node].append(by_name[name])
+            size[node] += leaf.bytes if leaf else 0
+            chunks[node] += count
     for name in sorted(rank, key=lambda name: [rank[node] for node in _path(name)]):
         leaf = by_name.get(name)
         yield TreeRow(
             name.count("/"),
             name.rpartition("/")[2],
             "" if leaf else containers.get(name, "dict"),
-            sum(each.bytes for each in below[name]),
-            sum(each.chunks for each in below[name]),
+            size[name],
+            chunks[name],
             leaf,
         )
 

@@ -149,7 +149,7 @@ class TargetLeaf(_TensorLeaf, Protocol):
     """A tensor to be loaded: which boxes are wanted, and where each goes."""
 
     def buffer(self, index: int) -> object:
-        """Where box ``index`` is to be written: memory in the framework's own type or NumPy's.
+        """The memory that box ``index`` is written to, in the framework's own type or NumPy's.
 
         The same object for each call until `commit`; allocated no earlier than the first call.
         """

@@ -1,4 +1,4 @@
-"""The names that somebody may have meant who gave one that is not there.
+"""The names that a caller may have meant by one that is not there.
 
 1. `near_names` looks for the ends of longer names (``wte`` for ``model/wte``) and for similar ones.
 2. `no_such_name` is the message about a name that is not there, with the nearest.

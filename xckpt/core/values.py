@@ -150,6 +150,19 @@ def decode_value(kind: str, text: str) -> Value:
         raise ManifestError(f"{text[:40]!r} is no {kind[:40]} value") from error
 
 
+def shown_value(value: object) -> str:
+    """A value as Python writes it; an int that Python refuses to write in decimal, in hex.
+
+    Example:
+        >>> shown_value("a"), len(shown_value(1 << 100_000))
+        ("'a'", 25003)
+    """
+    try:
+        return repr(value)
+    except ValueError:
+        return hex(value) if isinstance(value, int) else object.__repr__(value)
+
+
 def decode_content(
     name: str, kind: str, content: bytes, deserialise: Deserialise | None = None
 ) -> object:

@@ -4,7 +4,7 @@
 
 1. The coordinator opens the source and sends its identity; every rank opens it too and compares, so
    that all read the same.
-2. To a planner each tensor is one stored array, cut where reading is cheap. It plans as ever.
+2. A planner sees each tensor as one stored array, cut where reading is cheap, and plans as usual.
 3. Each rank reads its items part by part, in threads, straight into their destinations. Where those
    have another dtype or cannot be reached from the host, parts go through scratch memory.
 """

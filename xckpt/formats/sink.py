@@ -2,7 +2,7 @@
 
 1. `TensorSink.prepare` plans the whole output, which finds everything that the format cannot carry.
 2. It makes a staging folder (`xckpt.storage.commit.output`), where the format lays its output out,
-   or it goes on with, or takes part in, what another process has begun for the very same output.
+   or it continues, or takes part in, what another process has begun for the very same output.
 3. Boxes are written into the staging folder, by every process that has opened it.
 4. `TensorSink.commit` syncs and renames.
 
@@ -133,9 +133,9 @@ class TensorSink(ABC):
         Args:
             contents: what the output is to carry.
             attach: what `prepare` returned elsewhere for the same contents: take part in that
-                output, or go on with it, instead of laying out another.
+                output, or continue it, instead of laying out another.
             identity: name of a resumable output: if a process that was killed has left one of this
-                name and of the same contents, go on with it.
+                name and of the same contents, continue it.
 
         Returns:
             A token for others to attach with.

@@ -16,9 +16,10 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise, product
+from itertools import islice, product
 
 from xckpt.errors import MappingError
+from xckpt.mapping.spans import Piece, spans
 
 Value = int | str
 Ranges = Mapping[str, range]
@@ -129,9 +130,10 @@ class Pattern:
     """What the pattern is made of, in order."""
     indices: tuple[str, ...]
     """Names of the indices and texts, each once, in order of appearance."""
-    expression: re.Pattern[str]
-    lazy: re.Pattern[str] | None
-    """Like `expression`, with the shortest first; None where a name can match in one way only."""
+    pieces: tuple[Piece, ...]
+    """The same, as a name is compared with it."""
+    certain: bool
+    """Whether a name can match in one way only, as far as that can be seen."""
 
     @classmethod
     @functools.lru_cache(maxsize=4096)
@@ -148,11 +150,9 @@ class Pattern:
         for name in texts:
             if name in numbers:
                 raise MappingError(f"{text!r}: {name!r} is both a number and a text")
-        adjacent = any(
-            not isinstance(a, str) and not isinstance(b, str) for a, b in pairwise(parts)
-        )
-        lazy = _expression(parts, "?") if len(texts) > 1 or adjacent else None
-        return cls(text, parts, tuple(indices), _expression(parts), lazy)
+        adjacent = any(map(_meet, parts, parts[1:]))
+        certain = len(texts) < 2 and not adjacent
+        return cls(text, parts, tuple(indices), tuple(map(_piece, parts)), certain)
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -180,23 +180,25 @@ class Pattern:
             for part in self.parts
         )
 
+    def fits(self, name: str) -> bool:
+        """Whether a name looks like the pattern, whatever its indices."""
+        return spans(name, self.pieces, longest=True) is not None
+
     def match(self, name: str, ranges: Ranges) -> dict[str, Value] | None:
         """The indices for which the pattern is ``name``, within their ranges; None if it never is.
 
         Raises:
             MappingError: several values of the indices give this name.
         """
-        match = self.expression.fullmatch(name)
-        if match is None:
+        found = spans(name, self.pieces, longest=True)
+        if found is None:
             return None
-        if self.lazy is not None:
-            other = self.lazy.fullmatch(name)
-            if other is not None and other.groups() != match.groups():
-                raise MappingError(f"{self.text!r} matches {name!r} in several ways")
+        if not self.certain and spans(name, self.pieces, longest=False) != found:
+            raise MappingError(f"{self.text!r} matches {name!r} in several ways")
         values: dict[str, Value] = {}
         equations: list[tuple[Affine, int]] = []
         placeholders = [part for part in self.parts if not isinstance(part, str)]
-        for part, text in zip(placeholders, match.groups(), strict=True):
+        for part, text in zip(placeholders, found, strict=True):
             if isinstance(part, Affine):
                 equations.append((part, int(text)))
             elif values.setdefault(part[0], text) != text:
@@ -234,17 +236,18 @@ def _names(part: Part) -> Iterable[str]:
     return part if isinstance(part, tuple) else ()
 
 
-def _expression(parts: tuple[Part, ...], lazy: str = "") -> re.Pattern[str]:
-    """The regular expression of a pattern; lazy, it prefers the shortest texts and numbers."""
-    pieces = (
-        re.escape(part)
-        if isinstance(part, str)
-        else f"(.+{lazy})"
-        if isinstance(part, tuple)
-        else f"(0|[1-9][0-9]*{lazy})"
-        for part in parts
-    )
-    return re.compile("".join(pieces), re.DOTALL)
+def _meet(before: Part, after: Part) -> bool:
+    """Whether it can be open where a part ends and the next one begins."""
+    if isinstance(before, str):
+        return False
+    return not isinstance(after, str) or (isinstance(before, Affine) and after[0].isdigit())
+
+
+def _piece(part: Part) -> Piece:
+    """A part as a name is compared with it."""
+    if isinstance(part, str):
+        return "literal", part
+    return ("number", None) if isinstance(part, Affine) else ("text", None)
 
 
 def _solutions(equations: list[tuple[Affine, int]], ranges: Ranges) -> Iterator[dict[str, int]]:

@@ -112,7 +112,7 @@ def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
 
 
 Use = tuple[StridedCopy, str]
-"""A copy out of a source leaf, and who uses it."""
+"""A copy out of a source leaf, and the rule that uses it."""
 
 
 def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:
@@ -158,7 +158,7 @@ def _source_faults(
 
 def _matches(patterns: Sequence[Pattern], name: str) -> bool:
     """Whether a name fits one of some patterns, whatever the ranges of their indices."""
-    return any(pattern.expression.fullmatch(name) for pattern in patterns)
+    return any(pattern.fits(name) for pattern in patterns)
 
 
 def copies_fault(shape: Ints, copies: Sequence[StridedCopy]) -> CoverFault | None:

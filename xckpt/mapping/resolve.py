@@ -20,7 +20,8 @@ from xckpt.mapping.operations.base import run
 from xckpt.mapping.rule import Rule
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import StridedCopy, restrict
-from xckpt.mapping.traced import Assertion, Bundle, Lossy, Slot, Trace, Traced
+from xckpt.mapping.trace import Assertion, Lossy, Trace
+from xckpt.mapping.traced import Bundle, Slot, Traced
 
 SHOWN_LEAVES = 4
 """Leaves of one instance that a message names."""
@@ -138,6 +139,8 @@ class Resolution:
                 continue
             for name, tensor in targets:
                 self._add(name, tensor, instance.rule)
+        self.problems += self.trace.uneven_rotations()
+        self.trace.rotated.clear()
         if self.steps == 0:
             self.unused = matches.unused
         else:

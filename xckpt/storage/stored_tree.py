@@ -22,7 +22,7 @@ from xckpt.core.plan.new_leaves import leaves_of
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import ShownLeaf, outline, total, tree_html
 from xckpt.core.tree import unflatten
-from xckpt.core.values import Value
+from xckpt.core.values import Value, shown_value
 from xckpt.engine.adapters import framework_adapter
 from xckpt.storage.stored_array import StoredArray
 
@@ -185,4 +185,4 @@ def _what(leaf: Leaf | StoredTree) -> str:
         return "a container"
     if isinstance(leaf, StoredArray):
         return f"a {leaf.dtype_name} array of shape {leaf.shape}"
-    return f"the {type(leaf).__name__} {leaf!r:.40}"
+    return f"the {type(leaf).__name__} {shown_value(leaf):.40}"

@@ -182,7 +182,7 @@ def _labelled(canvas: Canvas, cuts: Sequence[Cuts], margin: int) -> Iterator[Tex
 def _layer_notes(
     shape: Sequence[int], arrays: Sequence[ArrayReport], plane: Plane
 ) -> Iterator[str]:
-    """Which dimensions are drawn, and what is to be known of the others."""
+    """Which dimensions are drawn, and where the others are cut."""
     down, across = plane.dimensions
     yield f"dimension {down} down, dimension {across} across"
     for d, at in plane.layer.items():

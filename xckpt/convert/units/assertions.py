@@ -19,7 +19,7 @@ from xckpt.errors import MappingError
 from xckpt.formats.source import TensorSource
 from xckpt.mapping.resolve import ResolvedMapping
 from xckpt.mapping.strided_copy import restrict
-from xckpt.mapping.traced import Assertion
+from xckpt.mapping.trace import Assertion
 from xckpt.storage.budget import Pool
 
 UNIT_BYTES = 1 << 23

@@ -220,7 +220,7 @@ def _source_span(costs: Costs, part: TargetPart, axis: int) -> tuple[int, int]:
     copy = max(costs.copies(part), key=lambda copy: copy.elements, default=None)
     if copy is None or not copy.source:
         return 1, 0
-    # Of the loop axes that move along the target's axis, the one that moves furthest.
+    # The loop axis that moves furthest along the target's axis.
     moving = [loop for loop, steps in enumerate(copy.target_strides) if steps[axis]]
     if not moving:
         return 1, 0

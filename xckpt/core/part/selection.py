@@ -67,7 +67,7 @@ class Selection:
     at: str = ""
     """Name of a container or leaf of the checkpoint; empty for the root."""
     patterns: tuple[NamePattern, ...] = ()
-    """Of leaf names, counted from `at`; none for all leaves."""
+    """Patterns of leaf names, counted from `at`; none for all leaves."""
 
     @classmethod
     def asked(cls, at: object = "", select: object = None) -> Selection:

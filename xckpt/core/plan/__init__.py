@@ -1,1 +1,1 @@
-"""Who writes what and who reads what: items, plans, planners and the checks on them."""
+"""What each rank writes and reads: items, plans, planners and the checks on them."""

@@ -47,8 +47,12 @@ class Strictness:
         usual: Severity = "error" if strict else "ignore"
         return cls(missing or usual, unexpected or usual)
 
+    def arguments(self) -> dict[str, str]:
+        """The rules in words; all ranks must have the same."""
+        return {"missing": repr(self.missing), "unexpected": repr(self.unexpected)}
+
     def warn(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-        """Warn of what is to be warned of."""
+        """Warn where a rule says so."""
         if missing and self.missing == "warn":
             kept = f"{_counted(missing)} kept as before, not in the checkpoint"
             warnings.warn(f"{kept}: {_listed(missing)}", UserWarning, stacklevel=2)

@@ -31,6 +31,7 @@ from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, TensorStorageMetadata
 from xckpt.core.problem import Problem
+from xckpt.core.values import shown_value
 from xckpt.errors import TreeMismatchError
 
 Number = bool | int | float | complex
@@ -60,7 +61,7 @@ class NumberTarget:
 
     name: str
     kind: str
-    """What the number is to be: ``int``, say."""
+    """The number's type: ``int``, say."""
     stored: str
     """The array's dtype."""
     shape: tuple[int, ...] = ()
@@ -213,6 +214,6 @@ def _same(number: Number, value: Number) -> bool:
 
 
 def _changed(name: str, value: Number, what: str, how: str = "") -> TreeMismatchError:
-    text = f"the checkpoint holds {value!r}, which {what} cannot hold{how}"
+    text = f"the checkpoint holds {shown_value(value):.80}, which {what} cannot hold{how}"
     problem = Problem(name, kind="value", text=text)
     return TreeMismatchError(problem, (problem,))

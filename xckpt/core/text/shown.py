@@ -16,9 +16,9 @@ from typing import cast
 from xckpt.core.text.printable import printable
 
 MOST_LINES = 20
-"""Of an outline."""
+"""Lines of an outline."""
 MOST_HTML_LEAVES = 2000
-"""Of a tree in HTML: more would make a notebook slow."""
+"""Leaves of a tree in HTML; more would make a notebook slow."""
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 _BRIEFLY = reprlib.Repr()

@@ -169,7 +169,7 @@ class LeafGroup:
     """What it is compared by."""
     leaves: tuple[ModelLeaf, ...]
     position: int | None = None
-    """Of leaves in a stack: which component of their key counts them."""
+    """Which component of their key counts the leaves of a stack."""
 
 
 def _word(part: str) -> str:

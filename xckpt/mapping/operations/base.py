@@ -20,12 +20,13 @@ from typing import Any, ClassVar, Literal, Self, TypeGuard
 import msgspec
 
 from xckpt.errors import MappingError
-from xckpt.mapping.traced import Bundle, Slot, Trace, Traced
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Bundle, Slot, Traced
 
 Exactness = Literal["bijection", "side data", "lossy"]
 
 DEGREES: tuple[Exactness, ...] = ("bijection", "side data", "lossy")
-"""From the most exact to the least."""
+"""The kinds of operations, the most exact one first."""
 
 OPERATIONS: dict[str, type[Operation]] = {}
 """All operations of the language, by what a document calls them."""

@@ -11,7 +11,8 @@ from xckpt.core.dtypes import DTYPES
 from xckpt.core.targets.casting import is_exact_cast, is_floating, reach
 from xckpt.mapping.operations.base import Exactness, TensorOperation
 from xckpt.mapping.strided_copy import Arithmetic
-from xckpt.mapping.traced import Trace, Traced, aliased, computed
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Traced, aliased, computed
 
 
 class Cast(TensorOperation, frozen=True):

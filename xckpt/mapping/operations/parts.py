@@ -14,16 +14,8 @@ from itertools import accumulate
 from typing import ClassVar
 
 from xckpt.mapping.operations.base import Paired, axis_of
-from xckpt.mapping.traced import (
-    Bundle,
-    Slot,
-    Trace,
-    Traced,
-    concatenated,
-    one_for_each,
-    part,
-    reshaped,
-)
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Bundle, Slot, Traced, concatenated, one_for_each, part, reshaped
 
 
 class _Parts(Paired, frozen=True):
@@ -216,7 +208,7 @@ class Deinterleave(_Separate, _Turns, frozen=True):
 
 
 class _GroupedTurns(_Parts, frozen=True):
-    """Of every group some slices of each part in turn along an axis."""
+    """Takes from every group some slices of each part in turn along an axis."""
 
     sizes: tuple[int, ...]
     """How many slices of each part are in one group."""

@@ -11,7 +11,8 @@ from typing import ClassVar, Literal
 import msgspec
 
 from xckpt.mapping.operations.base import TensorOperation, axis_of
-from xckpt.mapping.traced import Trace, Traced, concatenated, part, reshaped, transposed
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Traced, concatenated, part, reshaped, transposed
 
 
 class Transpose(TensorOperation, frozen=True):
@@ -102,7 +103,7 @@ class Rearrange(TensorOperation, frozen=True):
     """Split, reorder and merge dimensions, in the notation of einops.
 
     Each side lists the dimensions; ``(a b)`` is one that is made of a and b, b the faster; ``1`` is
-    one of size 1. Of a dimension that is made of several, all sizes but one are stated in `sizes`.
+    one of size 1. `sizes` states all sizes but one of a dimension that is made of several.
 
     Example:
         >>> merge = Rearrange("(heads half two) width -> (heads two half) width",
@@ -235,6 +236,7 @@ class Rope(TensorOperation, frozen=True):
             raise ValueError(
                 f"{size} channels are not {self.heads} heads with {rotary} rotated channels each"
             )
+        trace.rotates(tensor, rotary)
         before, after = tensor.shape[:axis], tensor.shape[axis + 1 :]
         heads = reshaped(tensor, (*before, self.heads, channels, *after))
         rotated = part(heads, axis + 1, 0, rotary)

@@ -10,16 +10,8 @@ from typing import ClassVar, Literal
 
 from xckpt.mapping.operations.base import Exactness, Paired, TensorOperation, axis_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.mapping.traced import (
-    Bundle,
-    Slot,
-    Trace,
-    Traced,
-    aliased,
-    concatenated,
-    constant,
-    part,
-)
+from xckpt.mapping.trace import Trace
+from xckpt.mapping.traced import Bundle, Slot, Traced, aliased, concatenated, constant, part
 
 Number = bool | int | float
 UNCHECKED = "unchecked"

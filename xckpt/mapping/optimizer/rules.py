@@ -27,7 +27,7 @@ from xckpt.mapping.infer.fold import range_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.match import match_rules
 from xckpt.mapping.operations import Cast, Each, Operation, Pad, Strip, Tie, Untie
-from xckpt.mapping.optimizer.states import MomentLeaf, Moments, find_moments
+from xckpt.mapping.optimizer.states import MomentLeaf, Moments, ParameterNames, find_moments
 from xckpt.mapping.pattern import Affine, Pattern, literal, skeleton
 from xckpt.mapping.rule import Rule
 
@@ -40,14 +40,15 @@ def with_optimizer(
     source: object,
     target: object,
     *,
-    parameters: Sequence[str] | None = None,
+    parameters: ParameterNames | None = None,
 ) -> LeafMapping:
     """The mapping of a whole training state, from the mapping of its model.
 
     Both states hold the model's leaves and the optimizer's, under names of their own: say
     ``{"model": ..., "optim": ...}`` and ``{"params": ..., "opt_state": ...}``. torch's ``exp_avg``
-    is Optax's ``mu``, ``exp_avg_sq`` is ``nu``, ``max_exp_avg_sq`` is ``nu_max``, and
-    ``momentum_buffer`` is ``trace``; each ``step`` is the ``count``.
+    is Optax's ``mu``, ``exp_avg_sq`` is ``nu``, and ``momentum_buffer`` is ``trace``; each ``step``
+    is the ``count``. AMSGrad's ``max_exp_avg_sq`` is not Optax's ``nu_max``, the largest of the
+    bias-corrected moments: neither can be made of the other.
 
     Args:
         mapping: how the model's leaves become the other's, without or with the names of the
@@ -56,7 +57,8 @@ def with_optimizer(
             dict of `TensorSpec` and Python values by mapping name.
         target: the state to make, likewise.
         parameters: names of the torch model's parameters in the order in which its optimizer
-            numbers them; needed where it does and was not given names. The names that
+            numbers them; needed where it does and was not given names. That is the order of its
+            parameter groups: where it has several, give a list of names for each. The names that
             ``get_optimizer_state_dict`` uses need none.
 
     Returns:
@@ -64,7 +66,8 @@ def with_optimizer(
 
     Raises:
         MappingError: a rule of a parameter is lossy; the mapping fits no part of a state, or
-            several; moments belong to no parameter. All problems are listed.
+            several; moments belong to no parameter; torch's AMSGrad is to become Optax's, or the
+            reverse. All problems are listed.
 
     Example:
         >>> import numpy as np
@@ -87,12 +90,27 @@ def with_optimizer(
     slots = [slot for slot in here.slots if slot in there.slots]
     if not slots:
         raise MappingError("the two states have no moments in common: no Adam, no momentum")
+    _check_meaning(slots, here, there)
     model = _placed(mapping, here, there)
     by_skeleton = [
         (_by_skeleton(here.slots[slot]), _by_skeleton(there.slots[slot])) for slot in slots
     ]
     moments = _moment_rules(model.rules, by_skeleton)
     return LeafMapping([*model.rules, *moments, *_step_rules(here, there)])
+
+
+def _check_meaning(slots: Iterable[str], source: Moments, target: Moments) -> None:
+    """Refuse a slot of one purpose that holds other numbers in the other framework."""
+    for slot in slots:
+        one, other = (
+            {place.slot for place in side.slots[slot].values()} for side in (source, target)
+        )
+        if slot == "largest second moment" and one != other:
+            raise MappingError(
+                "AMSGrad's maximum cannot be carried over: torch's max_exp_avg_sq is the largest "
+                "second moment, Optax's nu_max the largest bias-corrected one; use Adam without "
+                "AMSGrad on one side, or let the other side's maximum start fresh"
+            )
 
 
 def _placed(mapping: LeafMapping, source: Moments, target: Moments) -> LeafMapping:
@@ -145,6 +163,7 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
         rule.operations,
         rule.indices,
         [f"{before if each in rule.source else after}{each}" for each in rule.optional],
+        rule.assumes,
     )
 
 
@@ -187,9 +206,8 @@ def _moment_rule(rule: Rule, before: _Slot, after: _Slot) -> list[Rule]:
     operations = _without_absent(operations, other, Tie)
     if one.dtype != other.dtype:
         operations.append(Cast((one.dtype, other.dtype)))
-    return [
-        Rule(one.names, other.names, operations, {**one.indices, **other.indices, **rule.indices})
-    ]
+    indices = {**one.indices, **other.indices, **rule.indices}
+    return [Rule(one.names, other.names, operations, indices, assumes=rule.assumes)]
 
 
 def _on_moments(operations: Iterable[Operation]) -> list[Operation]:

@@ -14,7 +14,7 @@ holds trees like the parameters': ``opt_state/0/mu/params/layers/0/kernel``, dee
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -93,18 +93,24 @@ class Moments:
         return moments | set(self.steps)
 
 
-def find_moments(state: object, parameters: Sequence[str] | None = None) -> Moments:
+ParameterNames = Sequence[str] | Sequence[Sequence[str]]
+"""Names of parameters in the order in which torch's optimizer numbers them: those of its one
+group, or a sequence of names for each of its groups."""
+
+
+def find_moments(state: object, parameters: ParameterNames | None = None) -> Moments:
     """The moments of a state.
 
     Args:
         state: a tree of the model's leaves and the optimizer's; or a flat dict of `TensorSpec` and
             Python values by mapping name.
-        parameters: names of torch's parameters in the optimizer's order, for moments that are
-            numbered; by default the state's own ``param_names``.
+        parameters: names of torch's parameters, for moments that are numbered; by default the
+            state's own ``param_names``.
 
     Raises:
         MappingError: moments are numbered and nothing names their parameters, or a moment belongs
-            to no parameter of the state, or to several; all such are listed.
+            to no parameter of the state, or to several; all such are listed. Or ``parameters`` are
+            not those of the optimizer's groups.
 
     Example:
         >>> import numpy as np
@@ -168,19 +174,47 @@ def _contents(state: object) -> tuple[dict[str, TensorSpec], dict[str, object]]:
     return specs_of(state), values
 
 
-def _numbers(values: Mapping[str, object], parameters: Sequence[str] | None) -> dict[str, str]:
+def _numbers(values: Mapping[str, object], parameters: ParameterNames | None) -> dict[str, str]:
     """A number of torch's optimizer, as text -> the parameter's name."""
-    if parameters is not None:
-        return {str(number): name for number, name in enumerate(parameters)}
     listed: dict[str, dict[tuple[int, int], object]] = defaultdict(dict)
     for name, value in values.items():
         if match := _LISTED.fullmatch(name):
             listed[match["what"]][int(match[2]), int(match[4])] = value
     names = listed["param_names"]
+    if parameters is not None:
+        names = _by_place(parameters, listed["params"])
+        if not listed["params"]:
+            return {str(number): name for number, name in enumerate(names.values())}
     return {
         str(number): str(names[place])
         for place, number in listed["params"].items()
         if place in names
+    }
+
+
+def _by_place(
+    parameters: ParameterNames, listed: Mapping[tuple[int, int], object]
+) -> dict[tuple[int, int], str]:
+    """Group and place in it -> the parameter's name, for as many as the groups have.
+
+    torch numbers parameters group by group, whatever their order in the model is.
+    """
+    flat = [each for each in parameters if isinstance(each, str)]
+    groups = [flat] if flat or not parameters else [list(each) for each in parameters]
+    wanted = Counter(group for group, _ in listed)
+    given = {number: len(group) for number, group in enumerate(groups)}
+    if listed and given != wanted:
+        sizes = ", ".join(str(wanted[group]) for group in sorted(wanted))
+        raise MappingError(
+            f"the optimizer has {len(wanted)} parameter groups, of {sizes} parameters, and numbers "
+            f"them group by group; parameters= has {', '.join(map(str, given.values()))}: give a "
+            "list of names for each group, parameters=[[...], ...], in the order of "
+            "optimizer.param_groups"
+        )
+    return {
+        (group, place): name
+        for group, names in enumerate(groups)
+        for place, name in enumerate(names)
     }
 
 
@@ -199,7 +233,7 @@ def _unknown(key: str, place: MomentLeaf, owners: Sequence[str]) -> str:
     if place.is_number and not key:
         return (
             f"{place.leaf}: nothing says which parameter number {place.key} is; pass "
-            "parameters= (names in the order of model.named_parameters()), or save what "
+            "parameters= (the names of each parameter group, in its order), or save what "
             "get_optimizer_state_dict gives"
         )
     which = f"are {' and '.join(owners)}" if owners else "is no parameter"

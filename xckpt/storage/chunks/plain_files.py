@@ -37,7 +37,7 @@ from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import plain_bools
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.foreign.files import OpenFile
-from xckpt.storage.location import status_problem
+from xckpt.storage.integrity import status_problem
 
 SLAB_BYTES = 1 << 19
 """Bytes of a slab, where rows are not longer: half of a usual second-level cache."""
@@ -134,13 +134,14 @@ class PlainFile:
         self._file.close()
 
 
-def write_plain(path: str, data: NDArray[np.generic], nbytes: int) -> bytes:
-    """Write a chunk's elements to its file, durably; folders above it are made, and not synced.
+def write_plain(path: str, data: NDArray[np.generic], nbytes: int, *, synced: bool = True) -> bytes:
+    """Write a chunk's elements to its file; folders above it are made, and not synced.
 
     Args:
         path: the file.
         data: the elements, of any strides.
         nbytes: how long the file is; zeros pad it.
+        synced: whether it is durable then; else the caller syncs it with others.
 
     Returns:
         The digest of the elements.
@@ -159,13 +160,15 @@ def write_plain(path: str, data: NDArray[np.generic], nbytes: int) -> bytes:
                 position += len(slab)
             if position < nbytes:
                 os.ftruncate(file.descriptor, nbytes)
-            sync(file)
+            if synced:
+                sync(file)
         os.rename(staged, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(staged)
         raise
-    sync_folder(os.path.dirname(path))
+    if synced:
+        sync_folder(os.path.dirname(path))
     return digest.digest()
 
 

@@ -20,7 +20,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import TypeAlias
@@ -40,7 +40,7 @@ from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chun
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenArray
 from xckpt.storage.chunks.plain_files import is_leading, is_plain, stored_bytes, write_plain
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
@@ -120,7 +120,7 @@ class ChunkWrites:
         # The memory driver keeps what is written without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
         self._location = orders.location
-        self._root = open_store(orders.location)
+        self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = _Arrays(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
@@ -221,8 +221,8 @@ class ChunkWrites:
     def close(self) -> None:
         """After a failure: wait for the writes under way; their folder will be removed."""
         for write in self._under_way:
-            with contextlib.suppress(ValueError):
-                write.written.result()
+            with contextlib.suppress(Exception):
+                answer(write.written, self.where)
 
     def _is_content(self, unit: _Unit) -> bool:
         """Whether a unit's elements in C order are what is stored, neither padded nor encoded."""
@@ -239,12 +239,13 @@ class ChunkWrites:
         )
 
     def _write_file(self, unit: _Unit, reservation: _Reservation) -> None:
-        """Write a unit to its file, until it is durable."""
+        """Write a unit to its file, until it is as durable as the orders say."""
         array = unit.array
         path = f"{self._location.path}/{array.key(unit.box.offsets)}"
         try:
             with storage_errors(f"{self.where}: {array.leaf}"):
-                digest = write_plain(path, unit.data, stored_bytes(array))
+                synced = not self._location.unsynced
+                digest = write_plain(path, unit.data, stored_bytes(array), synced=synced)
         finally:
             reservation.unit_done()
         self._note(unit, [(unit.number, digest)])
@@ -282,7 +283,7 @@ class ChunkWrites:
         """Wait until a unit is durable."""
         try:
             with storage_errors(f"{self.where}: {under_way.leaf}"):
-                under_way.written.result()
+                answer(under_way.written, self.where)
         finally:
             if under_way.reservation is not None:
                 under_way.reservation.unit_done()

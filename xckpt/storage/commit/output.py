@@ -2,7 +2,7 @@
 
 1. `OutputPath.begin` looks at the path, claims a staging folder beside it as a save does
    (`xckpt.storage.commit.folder`), and makes a folder for the output in it.
-2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` goes on with
+2. `StagedOutput.note` keeps a digest of the output's layout there. `OutputPath.begin` continues
    an output of the same identity and layout; another process that knows the token and means the
    same layout takes part with `OutputPath.attach`.
 3. `StagedOutput.publish` syncs every file and folder, looks at the path again, and takes the step
@@ -22,13 +22,9 @@ from pathlib import Path
 from xckpt.core.commit import Found, Place, Step, decide
 from xckpt.errors import CheckpointExistsError, NotACheckpointError
 from xckpt.storage.commit.carry import rescue
-from xckpt.storage.commit.folder import (
-    can_exchange,
-    claim_folder,
-    reclaim,
-    staging_folder,
-    sync_tree,
-)
+from xckpt.storage.commit.exchange import can_exchange
+from xckpt.storage.commit.folder import claim_folder, staging_folder, sync_tree
+from xckpt.storage.commit.leftovers import reclaim
 from xckpt.storage.commit.staging import StagedFolder, taken_meanwhile
 from xckpt.storage.location import storage_errors
 

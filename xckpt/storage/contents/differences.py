@@ -16,7 +16,7 @@ import numpy as np
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.manifest.entries import ZarrArray
-from xckpt.core.values import encode_value
+from xckpt.core.values import encode_value, shown_value
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate, chunks_of
@@ -62,7 +62,7 @@ def _contents(first: Checkpoint, second: Checkpoint, names: Sequence[str]) -> It
             if where:
                 yield Difference(name, "content", where, where)
         elif encode_value(ours) != encode_value(theirs):
-            yield Difference(name, "content", repr(ours), repr(theirs))
+            yield Difference(name, "content", shown_value(ours), shown_value(theirs))
 
 
 def _prepare(checkpoint: Checkpoint, names: Sequence[str]) -> None:

@@ -136,11 +136,11 @@ class Wanted:
     item: dcp.ReadItem
     stored: StoredObject
     target: torch.Tensor | None = None
-    """Of a tensor: the planner's own, where what is read goes elsewhere first."""
+    """The planner's own tensor, where what is read goes elsewhere first."""
     values: dict[str, object] = field(default_factory=dict[str, object])
-    """Of an object: leaf name -> value or tensor, as far as they have come."""
+    """For an object: leaf name -> value or tensor, as far as they have been read."""
     missing: Countdown = field(default_factory=lambda: Countdown(0))
-    """Of an object: how many values, and elements of tensors, are still to come."""
+    """For an object: how many values, and elements of tensors, are still to be read."""
 
 
 class LoadBridge(_Bridge, LoadPlanner):

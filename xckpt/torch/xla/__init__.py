@@ -29,7 +29,7 @@ class SPMDSavePlanner(DefaultSavePlanner):
     """Saves a state whose tensors live on XLA devices, sharded or not.
 
     Each local shard is an item, replicas once; a tensor is transferred to the host once, and each
-    shard is let go after its last use. ``resolve_data`` may be called again: then it transfers
+    shard is dropped after its last use. ``resolve_data`` may be called again: then it transfers
     again. Takes `CpuShards`, the shards of a staged state, as well.
 
     Example:
