@@ -14,6 +14,7 @@ from xckpt import errors
 
 ERRORS = {
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",

@@ -40,6 +40,7 @@ from xckpt.engine.background import SaveFuture
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
+    CheckpointReplacedError,
     CorruptCheckpointError,
     LeafTooLargeError,
     ManifestError,
@@ -81,6 +82,7 @@ SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 __all__ = [
     "Checkpoint",
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "Difference",

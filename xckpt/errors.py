@@ -16,6 +16,7 @@
     ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
     ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
+    │   └── CheckpointReplacedError                          another save came while it was read
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
@@ -44,6 +45,7 @@ from xckpt.core.text.printable import printable_lines
 
 __all__ = [
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
@@ -166,6 +168,14 @@ class NoGroupError(XckptError, RuntimeError):
 
 class StorageError(XckptError, OSError):
     """The storage refused: no space, no permission, no such bucket, no answer."""
+
+
+class CheckpointReplacedError(StorageError):
+    """Another save has replaced the checkpoint, or it was removed, while it was read.
+
+    A load starts again from the new one before it raises this: 5 times, and up to 100 times in its
+    first minute. What `xckpt.open` has opened does not change under its reader: open it again.
+    """
 
 
 @dataclass(frozen=True, slots=True)

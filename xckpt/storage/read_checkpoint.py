@@ -27,13 +27,14 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.absent import what_is_there
+from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.window import ChunkRequests, read_box
-from xckpt.storage.host_exchange import PATIENCE, Exchange
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.host.exchange import PATIENCE, Exchange
+from xckpt.storage.integrity import file_problem
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 def read_manifest(location: Location) -> bytes:
@@ -47,11 +48,11 @@ def read_manifest(location: Location) -> bytes:
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
-            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+            raise NotACheckpointError(what_file_is_there(folder))
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        stored = open_store(location).read(MANIFEST).result()
+        stored = answer(open_store(location).read(MANIFEST), location)
     if stored.state != "value":
         there = f"there is no {MANIFEST} in it; check the path, or whether the save finished"
         if folder is not None:
@@ -74,7 +75,7 @@ class ZarrStorageReader:
     """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        self.location = Location.parse(path)
+        self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
         self.patience = PATIENCE
         """Seconds that a silent rank of this host is waited for."""
@@ -91,6 +92,7 @@ class ZarrStorageReader:
             NotACheckpointError: no committed checkpoint is at the path.
             ManifestError: the manifest cannot be trusted.
         """
+        self.location.access.start()
         data = read_manifest(self.location)
         self._parse(data)
         return data
@@ -115,7 +117,8 @@ class ZarrStorageReader:
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
-        wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+        with self.source.integrity.noticing_replacement():
+            wanted = sorted(self._requests(plan)[1]) if self._may_share else []
         if not wanted:
             return plan
         # Where there are no sockets, each rank reads for itself.
@@ -142,7 +145,8 @@ class ZarrStorageReader:
 
         Raises:
             CorruptCheckpointError: something is not what was saved.
-            StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
+            StorageError: the storage refused.
+            CheckpointReplacedError: another save replaced the checkpoint meanwhile.
         """
         integrity = self.source.integrity
         with integrity.noticing_replacement():

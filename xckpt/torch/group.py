@@ -45,7 +45,7 @@ class TorchGroup:
 
     Args:
         process_group: the processes that take part; None for all of them.
-        coordinator_rank: who decides and commits, as a rank within ``process_group``.
+        coordinator_rank: the rank within ``process_group`` that decides and commits.
         timeout: seconds that a silent rank is waited for in one step; it has to outlast the slowest
             rank's writing. None for as long as the process group does.
         warn_after: seconds of waiting after which a warning in the log names the silent ranks.

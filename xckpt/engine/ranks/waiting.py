@@ -1,4 +1,4 @@
-"""Waiting for other ranks: who is waited for is said, and the wait can end.
+"""Waiting for other ranks: the log names the missing ones, and a timeout ends the wait.
 
 1. A `Waiting` belongs to one wait of one rank and knows how to ask which ranks are silent.
 2. After `WARN_AFTER` seconds it logs a warning that names them, and again at growing intervals.
@@ -25,7 +25,7 @@ CLOSED: Final = "ConnectionError"
 """The kind of failure of a rank whose connection has ended."""
 
 WARN_AFTER: Final = 15.0
-"""Seconds after which a rank that waits first says for whom, unless its group says otherwise."""
+"""Seconds after which a waiting rank first names the missing ones; a group may set others."""
 LONGEST_SECONDS: Final = 300.0
 SLICE_SECONDS: Final = 0.2
 """How often a rank that waits asks whether others have given up."""
@@ -38,7 +38,7 @@ class Waiting:
         rank: the rank that waits.
         coordinator: the rank that decides; it may wait for others itself.
         silent: the ranks that have not answered yet.
-        warn_after: seconds after which it first says for whom it waits; the interval doubles up to
+        warn_after: seconds after which it first names the missing ranks; the interval doubles up to
             `LONGEST_SECONDS`.
     """
 
@@ -63,7 +63,7 @@ class Waiting:
         return max(0.0, self._next - time.monotonic())
 
     def remind(self) -> None:
-        """Log for whom this rank waits, if it is time to."""
+        """Log the ranks that this one waits for, if it is time to."""
         if self.seconds_left:
             return
         silent = self._silent()

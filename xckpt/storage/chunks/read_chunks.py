@@ -28,7 +28,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.window import ChunkRequests, ChunkWindow
-from xckpt.storage.host_exchange import Exchange
+from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.location import storage_errors
 
 

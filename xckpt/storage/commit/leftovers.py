@@ -145,7 +145,7 @@ def remove_if_dead(
         rescue: see `Rescue`.
         local: whether only this system has the file system mounted.
         resumable: keep it, unless it may hold the user's files by now.
-        old: take an owner for dead of whom nothing is known.
+        old: take an owner for dead if nothing is known of it.
     """
     with opened_claim(staged) as (descriptor, text):
         if resumable and not (text and text.exchanging):

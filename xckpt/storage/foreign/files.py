@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import check_process, storage_errors
+from xckpt.storage.location import answer, check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
@@ -43,16 +43,24 @@ _Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
 class OpenFile:
-    """A local file open for reading, or for writing in place; closed when it is deleted."""
+    """A local file open for reading, or for writing in place; closed when it is deleted.
+
+    Args:
+        path: the file.
+        write: whether it may be written.
+        create: whether it is made, or emptied if it is there.
+    """
 
     free_bytes: int = 0
     """Largest gap between two ranges, bytes, that is read along to save a request."""
 
-    def __init__(self, path: Path, *, write: bool = False) -> None:
+    def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
         self.path = path
         flags = os.O_RDWR if write else os.O_RDONLY
+        if create:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         # Opening a pipe that someone has put here would wait for its other end.
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
     @property
     def most_bytes(self) -> int:
@@ -254,20 +262,20 @@ class StoredFile:
         """
         with storage_errors(self.path):
             try:
-                answer = future.result()
+                read = answer(future, self.path.keys.bucket)
             except ValueError as error:
                 if str(error).startswith("OUT_OF_RANGE"):
                     return None
                 raise
-        if answer.state != "value":
+        if read.state != "value":
             raise CorruptCheckpointError(f"{self.path} is missing")
-        self._generation = self._generation or answer.stamp.generation
-        if answer.stamp.generation != self._generation:
+        self._generation = self._generation or read.stamp.generation
+        if read.stamp.generation != self._generation:
             raise StorageError(
                 f"{self.path} was replaced while it was read; open it again to read what is "
                 f"there now"
             )
-        return answer.value
+        return read.value
 
 
 def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:

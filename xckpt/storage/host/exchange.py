@@ -32,7 +32,7 @@ import numpy as np
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import StorageError
-from xckpt.storage.host_peer import Bytes, Peer, call, is_own, listen, mapped, silent
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, mapped, silent
 
 _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
@@ -142,7 +142,7 @@ class Exchange:
         """
         number = self._free.get()
         if self._failure is not None:
-            self._free.put(number)  # for the next who waits
+            self._free.put(number)  # for the next waiting thread
             raise self._failure
         return number, self._slots[number, :size]
 
