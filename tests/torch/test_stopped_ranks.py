@@ -45,6 +45,8 @@ def open_files() -> set[str]:
 
 def leftovers(before: set[str]) -> list[str]:
     """What a call has left in this process: files, and threads after a moment."""
+    threads: list[str] = []
+    files: list[str] = []
     deadline = time.monotonic() + 2
     while time.monotonic() < deadline:
         gc.collect()  # errors and the frames of their tracebacks hold each other
@@ -158,8 +160,10 @@ def on_rank_interrupted(rank: int, victim: int, path: Path) -> Any:
     xckpt.save(path / "first", STATE, group=group, timeout=20)
     started = time.monotonic()
 
+    interrupts = iter([True] if rank == victim else [])
+
     def progress(*_: Any) -> None:
-        if rank == victim:
+        if next(interrupts, False):
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.01)
 

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -27,6 +27,9 @@ from xckpt.errors import RankFailure
 
 FAREWELL_SECONDS: Final = 0.25
 """How long a rank that gives up tries to tell the others."""
+Take = Callable[[int], bool]
+GiveUp = Callable[[Sequence[RankFailure]], object]
+
 _encode = msgspec.msgpack.Encoder().encode
 _failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
 _ranks = msgspec.msgpack.Decoder(list[int]).decode
@@ -61,14 +64,13 @@ class Star:
         self._coordinator = coordinator
         self._links = links
         self._on_loss = on_loss
-        self._operation = 0
-        self._step = 0
+        self._operation = self._step = 0
         self._failed: Sequence[RankFailure] = ()
         """Why the save or load that goes on has failed; not as an error, which keeps its frames."""
         self._over: Sequence[RankFailure] = ()
         """Why no step can be taken any more."""
-        self._before: Sequence[RankFailure] = ()
-        """Why the last save or load that failed did so."""
+        self._before: Sequence[RankFailure] = [RankFailure(rank, "RuntimeError", "it went on")]
+        """Why the last save or load failed, for a rank that comes to it late."""
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not told of."""
         self.patience = Patience(rank, coordinator, links, death)
@@ -104,7 +106,12 @@ class Star:
             self._fail(self._lost)
         if self._rank != self._coordinator:
             self._send(self._coordinator, Kind.MESSAGE, data)
-            self._wait([self._coordinator], self._has_sent, timeout + GRACE_SECONDS)
+            link = self._links.to[self._coordinator]
+            self._wait(
+                [self._coordinator],
+                lambda rank: self._look(rank, keep=True) is None and not link.is_sending,
+                timeout + GRACE_SECONDS,
+            )
             return None
         received = self._receive(self._others, timeout)
         received[self._rank] = data
@@ -117,9 +124,7 @@ class Star:
             RanksFailedError: ranks are lost, or have left.
         """
         own = self._hand_out(parts, timeout)
-        if self._lost:
-            self._fail(self._lost)
-        return own
+        return self._fail(self._lost) if self._lost else own
 
     def broadcast(self, data: bytes | None, timeout: float) -> bytes:
         """The coordinator's bytes.
@@ -150,20 +155,16 @@ class Star:
         self._wait(self._others, take, timeout, self._lost.extend)
         return parts[self._rank]
 
-    def _has_sent(self, rank: int) -> bool:
-        """Whether this rank's message is on its way; what has come meanwhile stays."""
-        self._look(rank, keep=True)
-        return not self._links.to[rank].is_sending
-
     def _next_step(self) -> None:
         if self._over or self._failed:
             # The others have raised and are gone: a step would wait for them in vain.
             raise given_up(self._over or self._failed)
         self._step += 1
 
-    def _send(self, rank: int, kind: Kind, data: bytes) -> None:
+    def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
+        number = self._operation if operation is None else operation
         if rank in self._links.to and not self._links.to[rank].end:
-            self._links.send(rank, Frame(kind, self._operation, self._step, data))
+            self._links.send(rank, Frame(kind, number, self._step, data))
 
     def _receive(self, ranks: Sequence[int], timeout: float) -> dict[int, bytes]:
         """The message of each rank in this step."""
@@ -177,8 +178,7 @@ class Star:
 
         self._wait(ranks, take, timeout)
         if self._rank == self._coordinator:
-            # This process may have been stopped: have the others given up meanwhile?
-            self._links.turn(0)
+            self._links.turn(0)  # have others given up, while this process was stopped?
             for rank in ranks:
                 self._look(rank)
         return received
@@ -198,7 +198,8 @@ class Star:
                 return None
             link.frames.popleft()
             if operation < self._operation:
-                self._refuse_late(rank, kind, operation)
+                if kind == Kind.MESSAGE and self._rank == self._coordinator:
+                    self._send(rank, Kind.LOST, _encode(list(self._before)), operation)
                 continue
             if kind in (Kind.LOST, Kind.LEFT):
                 self._fail(_failures(data), told_by=rank)
@@ -214,11 +215,7 @@ class Star:
         return None
 
     def _wait(
-        self,
-        ranks: Sequence[int],
-        take: Callable[[int], bool],
-        timeout: float,
-        give_up: Callable[[Sequence[RankFailure]], object] | None = None,
+        self, ranks: Sequence[int], take: Take, timeout: float, give_up: GiveUp | None = None
     ) -> None:
         """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
         self.patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
@@ -231,13 +228,7 @@ class Star:
                 if rank not in missing:
                     self._send(rank, Kind.ALIVE, b"")
 
-    def _refuse_late(self, rank: int, kind: int, operation: int) -> None:
-        """Tell a rank that came to a save or load after that had failed."""
-        if kind == Kind.MESSAGE and self._rank == self._coordinator and self._before:
-            data = _encode(list(self._before))
-            self._links.send(rank, Frame(Kind.LOST, operation, self._step, data))
-
-    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> None:
+    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> NoReturn:
         """Tell the others, and raise `RanksFailedError`."""
         self._failed = self._before = failures
         if self._rank == self._coordinator or told_by is None:
