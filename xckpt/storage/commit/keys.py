@@ -27,7 +27,7 @@ import os
 import posixpath
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -75,6 +75,9 @@ class KeyStaging:
     """Whether the manifest was written, or still may be, for the store did not say that it was
     not."""
 
+    descriptor: int = -1
+    """Of the folder, where files are synced together in the end."""
+
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
 
@@ -92,11 +95,16 @@ class KeyStaging:
                 empty_stale_lock(self.target.folder, MANIFEST)
             self._write_manifest(store, manifest)
             self.committed = True
+            self._close()
             with contextlib.suppress(ValueError, OSError):
                 self.delete(store, replaced)
 
     def _sync(self) -> None:
         folder = self.location.folder
+        if folder is not None and self.descriptor >= 0:
+            from xckpt.storage.commit.batch import sync_all
+
+            sync_all(self.descriptor, [folder])
         if folder is not None:
             sync_tree(folder)
             sync_folder(folder.parent)
@@ -155,9 +163,15 @@ class KeyStaging:
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
+        self._close()
         if not (self.committed or self.sent):
             with contextlib.suppress(OSError, ValueError, XckptError):
                 self._abort()
+
+    def _close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _abort(self) -> None:
         store = open_store(self.target)
@@ -210,9 +224,13 @@ def begin_keys(target: Location, *, overwrite: bool) -> KeyStaging:
     return KeyStaging(step, target, target, absent, claimed=claimed)
 
 
-def stage_beside(target: Location) -> KeyStaging:
-    """Stage beside the data that are at a path."""
-    return _beside(target, open_store(target).read(MANIFEST).result())
+def stage_beside(target: Location, *, in_batch: bool) -> KeyStaging:
+    """Stage beside the data that are at a local path; perhaps sync all files together."""
+    staging = _beside(target, open_store(target).read(MANIFEST).result())
+    if in_batch:
+        staging.descriptor = os.open(target.path, os.O_RDONLY | os.O_CLOEXEC)
+        staging.location = replace(staging.location, unsynced=True)
+    return staging
 
 
 def _beside(target: Location, seen: ts.KvStore.ReadResult) -> KeyStaging:

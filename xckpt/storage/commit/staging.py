@@ -263,7 +263,7 @@ def _begin_folder(
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     check_fitness(target, able, planned, beside=True)
-    return stage_beside(target)
+    return stage_beside(target, in_batch=_has_many_files(planned, folder))
 
 
 def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
