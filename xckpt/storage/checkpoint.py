@@ -72,6 +72,7 @@ class Checkpoint(StoredTree):
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
+            self.location.access.start()
             content = self._reader.read_bytes(entry)
             return cast(Value, decode_content(entry.name, entry.type, content))
         return StoredArray(
@@ -107,6 +108,7 @@ class Checkpoint(StoredTree):
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
             (a zarr.json) or ``"digests"``.
         """
+        self.location.access.start()
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
         try:

@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -24,12 +26,7 @@ from xckpt.errors import (
     StorageError,
 )
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.location import (
-    Location,
-    file_problem,
-    open_store,
-    storage_errors,
-)
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 FEW_DIGEST_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
@@ -74,7 +71,7 @@ class Integrity:
             yield
         except (CorruptCheckpointError, StorageError) as error:
             with storage_errors(self.home):
-                present = open_store(self.home).read(MANIFEST).result()
+                present = answer(open_store(self.home).read(MANIFEST), self.home)
             with contextlib.suppress(ManifestError):
                 if present.state != "value" or parse(present.value, digest_bytes) != self.manifest:
                     raise CheckpointReplacedError(
@@ -95,15 +92,18 @@ class Integrity:
         """
         if not self._few_digests:
             last = _byte_range(self.total_digests - 1, 1)
-            answer = open_store(self.root).read(DIGESTS, byte_range=last)
-            self._digests_in(answer, 1, f"{self.total_digests:,} chunks")
+            asked = open_store(self.root).read(DIGESTS, byte_range=last)
+            self._digests_in(asked, 1, f"{self.total_digests:,} chunks")
 
-    def _digests_in(self, answer: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
+    def _digests_in(self, asked: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
         """A range of the digest file, which must have ``count`` digests in it."""
-        try:
-            digests = answer.result().value
-        except ValueError:
-            digests = b""
+        with storage_errors(self.root.child(DIGESTS)):
+            try:
+                digests = answer(asked, self.root).value
+            except ValueError as error:
+                if not str(error).startswith("OUT_OF_RANGE"):
+                    raise
+                digests = b""
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
                 f"{self.root}: {DIGESTS} is missing or too short for {what}"
@@ -124,13 +124,13 @@ class Integrity:
             self._digests |= {path: self._all_digests[where] for path, where in ranges.items()}
             return
         store = open_store(self.root)
-        answers = {
+        requested = {
             path: store.read(DIGESTS, byte_range=where)
             for path, where in ranges.items()
             if new[path].count
         }
-        for path, answer in answers.items():
-            self._digests[path] = self._digests_in(answer, new[path].count, new[path].leaf)
+        for path, asked in requested.items():
+            self._digests[path] = self._digests_in(asked, new[path].count, new[path].leaf)
 
     def digest(self, array: ZarrArray, number: int) -> bytes:
         """The saved digest of chunk ``number`` of a prepared array."""
@@ -150,7 +150,7 @@ class Integrity:
         if file_problem(self.root, DIGESTS, self.total_digests * DIGEST_BYTES):
             return f"{DIGESTS}: altered"
         with storage_errors(self.root.child(DIGESTS)):
-            content = open_store(self.root).read(DIGESTS).result()
+            content = answer(open_store(self.root).read(DIGESTS), self.root)
         if content.state != "value":
             return f"{DIGESTS}: missing"
         whole = len(content.value) == self.total_digests * DIGEST_BYTES
@@ -229,12 +229,36 @@ class Integrity:
         """
         if document.answer is not None:
             with storage_errors(self.root.child(document.key)):
-                content = document.answer.result()
+                content = answer(document.answer, self.root)
             if content.state != "value":
                 return "missing"
             if content.value == document.expected:
                 return ""
         return "edited; it is not the one that was saved"
+
+
+def file_problem(location: Location, key: str, most: int) -> str:
+    """Why a local file must not be read: it is no plain file, or longer than ``most`` bytes.
+
+    TensorStore reads a file as a whole: a huge one would end the process, a pipe would hang it.
+    Empty if nothing is wrong, if the file is missing, and for other stores.
+    """
+    if location.driver != "file":
+        return ""
+    try:
+        status = os.stat(f"{location.path}/{key}")
+    except OSError:
+        return ""
+    return status_problem(status, most)
+
+
+def status_problem(status: os.stat_result, most: int) -> str:
+    """Why a file of this status must not be read; as of `file_problem`."""
+    if not stat.S_ISREG(status.st_mode):
+        return "no plain file"
+    if status.st_size > most:
+        return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
+    return ""
 
 
 def _byte_range(first: int, count: int) -> slice:

@@ -26,13 +26,14 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.absent import what_is_there
+from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.window import ChunkRequests, read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.integrity import file_problem
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 def read_manifest(location: Location) -> bytes:
@@ -46,11 +47,11 @@ def read_manifest(location: Location) -> bytes:
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
-            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+            raise NotACheckpointError(what_file_is_there(folder))
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        stored = open_store(location).read(MANIFEST).result()
+        stored = answer(open_store(location).read(MANIFEST), location)
     if stored.state != "value":
         there = f"there is no {MANIFEST} in it; check the path, or whether the save finished"
         if folder is not None:
@@ -73,7 +74,7 @@ class ZarrStorageReader:
     """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        self.location = Location.parse(path)
+        self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
@@ -88,6 +89,7 @@ class ZarrStorageReader:
             NotACheckpointError: no committed checkpoint is at the path.
             ManifestError: the manifest cannot be trusted.
         """
+        self.location.access.start()
         data = read_manifest(self.location)
         self._parse(data)
         return data

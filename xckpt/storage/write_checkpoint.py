@@ -47,7 +47,7 @@ from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
@@ -69,7 +69,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         overwrite: bool = False,
         options: SaveOptions | None = None,
     ) -> None:
-        self.target = Location.parse(path)
+        self.target = Location.parse(path, options)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
         super().__init__(GridOptions(self.options.chunk_bytes, self.options.shard_bytes))
@@ -99,6 +99,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             StorageError: the storage refused.
         """
         self._documents, self._written = DocumentTree(self.codecs), []
+        self.target.access.start()
         self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
         return self._staging.location
 
@@ -156,6 +157,8 @@ class ZarrStorageWriter(PlainStorageWriter):
             StorageError: the storage refused.
         """
         orders = msgspec.convert(plan.storage_data, WriteOrders)
+        if self._staging is None:
+            self.target.access.start()
         try:
             if not orders.location.unsynced:
                 return self._write(plan, orders, planner)
@@ -220,7 +223,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         try:
             with storage_errors(self.target):
                 for write in self._written:
-                    write.result()
+                    answer(write, self.target)
             self._staging.publish(data)
         except StorageError as error:
             from xckpt.storage.commit.explain import explained
@@ -240,8 +243,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Remove what was staged; what is committed stays as it is."""
         if self._staging is not None:
             for write in self._written:
-                with contextlib.suppress(ValueError):
-                    write.result()
+                with contextlib.suppress(Exception):
+                    answer(write, self.target)
             self._staging.abort()
             self._staging = None
 

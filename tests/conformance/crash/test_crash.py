@@ -28,7 +28,11 @@ def test_every_kill_and_some_power_cuts(law: str) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("place", [places.Generations(), places.InPlace()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "place",
+    [places.Generations(), pytest.param(places.InPlace(), marks=pytest.mark.thorough)],
+    ids=lambda p: p.name,
+)
 def test_other_ways_to_commit(place: Implementation, law: str) -> None:
     check(place, law, 20, 150)
 

@@ -365,7 +365,7 @@ def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
 
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
-    monkeypatch.setattr(keys_module, "find_keys", lambda store, committed: Found.NOTHING)
+    monkeypatch.setattr(keys_module, "find_keys", lambda *place, **found: Found.NOTHING)
     first = begin(Location.parse(url), overwrite=False)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save has just begun here"):
         begin(Location.parse(url), overwrite=False)

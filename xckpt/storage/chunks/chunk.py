@@ -40,11 +40,11 @@ from xckpt.storage.chunks.plain_files import (
     slab_elements,
     stored_bytes,
 )
-from xckpt.storage.integrity import Integrity
+from xckpt.storage.integrity import Integrity, file_problem
 from xckpt.storage.location import (
     Location,
+    answer,
     check_process,
-    file_problem,
     open_store,
     storage_errors,
 )
@@ -98,7 +98,7 @@ class PendingRead:
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
         if self.under_way:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(Exception):
                 self.wait()
 
 
@@ -166,11 +166,11 @@ class ChunkSource:
         self._check_file(chunk)
         if into.nbytes <= SMALL_BYTES and self._is_object(chunk):
             value = self._store.read(chunk.array.key(chunk.box.offsets))
-            return PendingRead(chunk, into, partial(_take_value, value, into))
+            return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         memory = ts.array(into, copy=False, write=True)
         with storage_errors(self.root):
             write = memory.write(self._open(chunk.array)[chunk.box.slices()])
-        return PendingRead(chunk, into, partial(_take_write, write, into))
+        return PendingRead(chunk, into, partial(_take_write, write, into, self.root))
 
     def finish(self, pending: PendingRead) -> None:
         """Wait for a read and verify it.
@@ -181,7 +181,7 @@ class ChunkSource:
         """
         try:
             digest = pending.wait()
-        except ValueError as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
@@ -306,15 +306,17 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         ) from error
 
 
-def _take_write(write: ts.WriteFutures, into: NDArray[np.generic]) -> bytes:
+def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Location) -> bytes:
     """Wait until TensorStore has filled a chunk's memory; the digest of that."""
-    write.result()
+    answer(write, where)
     return digest_array(into)
 
 
-def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic]) -> bytes:
+def _take_value(
+    value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic], where: Location
+) -> bytes:
     """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
-    read = value.result()
+    read = answer(value, where)
     if read.state == "missing":
         raise ValueError("NOT_FOUND")
     if read.state != "value" or len(read.value) != into.nbytes:
@@ -334,11 +336,12 @@ def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
     return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
 
 
-def _damage(error: ValueError) -> str:
+def _damage(error: Exception) -> str:
     """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
     text = str(error)
     if "NOT_FOUND" in text:
         return "the chunk is missing"
-    if any(status in text for status in _DAMAGED):
+    answered = "http_response_code" in text  # by a bucket, that refuses
+    if not answered and any(status in text for status in _DAMAGED):
         return f"the chunk is truncated or damaged ({text[:200]})"
     return ""

@@ -25,11 +25,10 @@ import numpy as np
 import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST
-from xckpt.storage.commit.collect import Leftover, is_due
+from xckpt.storage.commit.collect import Leftover, is_due, root_of
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.commit.keys import root_of
 from xckpt.storage.commit.leftovers import Fate
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _DATED = 16
 """Digits of an identity that begins with a time."""
@@ -43,9 +42,9 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
     """
     with storage_errors(location):
         store = open_store(location)
-        keys = sorted(key.decode() for key in store.list().result())
+        keys = sorted(key.decode() for key in answer(store.list(), location))
         for place, generations in _places(keys).items():
-            manifest = store.read(f"{place}{MANIFEST}").result()
+            manifest = answer(store.read(f"{place}{MANIFEST}"), location)
             there = manifest.state == "value"
             root = root_of(manifest.value) if there else None
             for identity, own in generations.items():
@@ -54,7 +53,7 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
                     yield _measured(location, store, where, place, own, _age(identity))
             if "" in generations:
                 own = [f"{place}{CLAIM}", *(() if there else _in_place(keys, place))]
-                claim = store.read(own[0]).result().value
+                claim = answer(store.read(own[0]), location).value
                 yield _measured(location, store, own[0], place, own, _age(_saver(claim)))
 
 
@@ -113,20 +112,20 @@ def _measured(
     keys: list[str],
     age: float | None,
 ) -> Leftover:
-    total = sum(_sizes(store, keys).values())
+    total = sum(_sizes(location, store, keys).values())
     target = location.child(place.rstrip("/"))
     owner = Fate.UNKNOWN.value
     return Leftover(location.child(where), target, owner, total, len(keys), age)
 
 
-def _sizes(store: ts.KvStore, keys: list[str]) -> Mapping[str, int]:
+def _sizes(location: Location, store: ts.KvStore, keys: list[str]) -> Mapping[str, int]:
     """The bytes of keys, as far as they are known."""
     documents = [key for key in keys if posixpath.basename(key) == "zarr.json"]
-    answers = [(key, store.read(key)) for key in documents]
+    asked = [(key, store.read(key)) for key in documents]
     sizes: dict[str, int] = {}
     chunk: dict[str, int] = {}
-    for key, answer in answers:
-        content = answer.result().value
+    for key, document in asked:
+        content = answer(document, location).value
         sizes[key] = len(content)
         chunk[posixpath.dirname(key)] = _chunk_bytes(content)
     for key in keys:
@@ -159,15 +158,15 @@ def remove_keys(location: Location, left: Leftover, older_than: float | None) ->
         where = left.path.removeprefix(str(location)).lstrip("/")
         place = left.target.removeprefix(str(location)).lstrip("/")
         place = f"{place}/" if place else ""
-        manifest = store.read(f"{place}{MANIFEST}").result()
+        manifest = answer(store.read(f"{place}{MANIFEST}"), location)
         there = manifest.state == "value"
         if there and where == f"{place}{root_of(manifest.value)}":
             return left
-        keys = [key.decode() for key in store.list().result()]
+        keys = [key.decode() for key in answer(store.list(), location)]
         if posixpath.basename(where) == CLAIM:
             own = [*(() if there else _in_place(keys, place)), where]
         else:
             own = [key for key in keys if key.startswith(f"{where}/")]
         for future in [store.write(key, None) for key in own]:
-            future.result()
+            answer(future, location)
     return replace(left, removed=True)

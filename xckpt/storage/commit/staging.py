@@ -40,7 +40,7 @@ from xckpt.storage.commit.folder import (
 )
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
 from xckpt.storage.commit.leftovers import remove_tree
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
 
 MANY = 256
 """Leaves from which on files are synced together."""
@@ -127,6 +127,7 @@ class StagedCheckpoint(StagedFolder):
     """What the file system can do."""
     in_batch: bool = False
     """Whether files are synced together, in the end, and not one by one."""
+    access: Access = field(default_factory=Access)
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
@@ -136,7 +137,8 @@ class StagedCheckpoint(StagedFolder):
     def location(self) -> Location:
         """Where data is written: the root group goes here."""
         unsynced = self.in_batch or not self.able.syncs_folders
-        return Location("file", str(self.staging), unsynced=unsynced, unlocked=not self.able.locks)
+        place = Location("file", str(self.staging), "", unsynced, not self.able.locks)
+        return replace(place, access=self.access)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -147,7 +149,7 @@ class StagedCheckpoint(StagedFolder):
         """
         with storage_errors(self.target):
             place = self.location
-            open_store(place).write(MANIFEST, manifest).result()
+            answer(open_store(place).write(MANIFEST, manifest), place)
             if place.unsynced:
                 self._sync_files()
             else:
@@ -210,13 +212,13 @@ def begin(
     """
     with storage_errors(target):
         if target.folder is None:
-            return begin_keys(target, overwrite=overwrite)
+            return begin_keys(target, planned, overwrite=overwrite)
         folder = Path(os.path.realpath(target.folder))
         target = replace(target, path=str(folder))
         if not can_rename(folder):
             there = next(each for each in (folder, *folder.parents) if each.is_dir())
             check_fitness(target, look_into(there), planned, beside=True)
-            return begin_keys(target, overwrite=overwrite)
+            return begin_keys(target, planned, overwrite=overwrite)
         return _begin_folder(target, folder, planned, overwrite=overwrite, identity=identity)
 
 
@@ -251,10 +253,12 @@ def _begin_folder(
         able = look_into(folder)
     else:
         claim, resumed = claim_folder(folder, rescue, identity)
-        able = look_into(claim.folder, claim.descriptor)
-        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
         with contextlib.ExitStack() as undo:
-            undo.callback(staged.abort)
+            abort = StagedFolder(folder, claim.folder, claim).abort
+            undo.callback(claim.release if resumed else abort)
+            able = look_into(claim.folder, claim.descriptor)
+            staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
+            staged.access = target.access
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 check_fitness(target, able, planned)
                 staged.in_batch = _has_many_files(planned, folder.parent)
@@ -263,7 +267,7 @@ def _begin_folder(
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     check_fitness(target, able, planned, beside=True)
-    return stage_beside(target, in_batch=_has_many_files(planned, folder))
+    return stage_beside(target, planned, in_batch=_has_many_files(planned, folder))
 
 
 def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
