@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.cell_blocks import cell_blocks
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.core.problem import Problem
@@ -39,6 +40,7 @@ from xckpt.storage.chunks.plain_files import (
     slab_elements,
     stored_bytes,
 )
+from xckpt.storage.digests import Digests
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
@@ -47,6 +49,9 @@ from xckpt.storage.location import (
     open_store,
     storage_errors,
 )
+
+ENUMERATED = 1 << 16
+"""Chunks of an array that are listed at a time."""
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
 """TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
@@ -77,9 +82,10 @@ def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
     """The chunks that a non-empty box of an array meets; by default all of its chunks."""
     if array.count:
         box = Box.whole(array.shape) if box is None else box
-        numbers, boxes = cells(box.offsets, box.ends, array.shape, array.chunk)
-        for number, cell in zip(numbers.tolist(), boxes, strict=True):
-            yield Chunk(array, number, cell)
+        for block in cell_blocks(box, array.chunk, ENUMERATED):
+            numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
+            for number, cell in zip(numbers.tolist(), boxes, strict=True):
+                yield Chunk(array, number, cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +118,8 @@ class ChunkSource:
     manifest: Manifest
     mapped: bool
     """Whether local files are memory-mapped."""
+    memory_bytes: int
+    """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
     arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
     """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
@@ -130,7 +138,8 @@ class ChunkSource:
         by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
         self.arrays = {leaf: list(group) for leaf, group in by_leaf}
         total = sum(array.count for group in self.arrays.values() for array in group)
-        self.integrity = Integrity(self.home, self.root, self.manifest, total)
+        digests = Digests(self.root, total, self.manifest.digests)
+        self.integrity = Integrity(self.home, self.root, self.manifest, digests)
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -239,7 +248,7 @@ class ChunkSource:
         Raises:
             CorruptCheckpointError: they differ.
         """
-        if digest != self.integrity.digest(chunk.array, chunk.number):
+        if digest != self.integrity.digests.of(chunk.array, chunk.number):
             raise self.damage(chunk, "its digest differs from the one saved")
         with self._lock:
             self.bytes_read += chunk.nbytes
