@@ -188,7 +188,7 @@ def test_data_of_every_rank_is_kept_with_the_checkpoint(size):
     # Two boxes of the weight on one rank, one each on two.
     each = {"items": 6 if size == 1 else 5}
     assert xckpt.open(path).metadata.planner_data == [each] * size
-    # It is there for whoever loads, too.
+    # Every load finds it, too.
     planner = DefaultLoadPlanner()
     xckpt.load(path, planner=planner)
     assert planner.metadata.planner_data == [each] * size
@@ -289,7 +289,7 @@ class Choosing(DefaultLoadPlanner):
         return [replace(plan, planner_data={"ranks": len(plans)}) for plan in plans]
 
     def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        self.told = central_plan.planner_data
+        self.received = central_plan.planner_data
         return super().finish_plan(central_plan)
 
 
@@ -301,7 +301,7 @@ def test_a_coordinator_tells_every_rank_something(size):
     def run(group: ThreadGroup) -> Any:
         planner = Choosing()
         xckpt.load(path, state(group.rank, size), group=group, planner=planner)
-        return planner.told
+        return planner.received
 
     assert results(size, run) == [{"ranks": size}] * size
 

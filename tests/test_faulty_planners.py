@@ -204,7 +204,7 @@ def test_a_faulty_local_plan_is_refused(tmp_path, size, fault, text):
         (change("b", as_half), "b: "),
         (change("b", as_value), "b: "),
         (rename("b", "c"), "c: "),
-        (rename("name0", "nobody"), "nobody: "),
+        (rename("name0", "unknown"), "unknown: "),
         (rename("own0", "own1"), "own1: "),
     ],
 )
@@ -305,7 +305,7 @@ def test_metadata_that_contradict_the_plans_are_refused(tmp_path, size, change, 
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_tensor_of_the_metadata_that_nobody_writes_is_refused(tmp_path, size):
+def test_a_tensor_of_the_metadata_without_a_writer_is_refused(tmp_path, size):
     def invent(metadata: Metadata) -> Metadata:
         leaves = dict(metadata.state_dict_metadata)
         return replace(metadata, state_dict_metadata={**leaves, "c": leaves["b"]})
@@ -519,8 +519,8 @@ def test_ranks_that_share_reads_all_fail(pieces):
         xckpt.load(pieces, {"w": TALL, "b": BIAS, "step": 0}, group=group, planner=planner)
 
     for outcome in run_ranks(3, load):
-        # A rank may have seen first that another had gone.
-        assert isinstance(outcome.error, xckpt.PlanError | xckpt.RanksFailedError)
+        # A rank may have seen first that another had gone: that is no cause.
+        assert isinstance(outcome.error, xckpt.PlanError)
         assert "w: [0, 7) x [0, 3) is wanted, but no item reads it" in str(outcome.error)
 
 

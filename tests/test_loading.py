@@ -58,7 +58,7 @@ def test_another_format_is_looked_at_once(
 
 @pytest.mark.parametrize("coordinator", [0, 1])
 def test_only_the_coordinator_looks(path: Path, looks: list[str], coordinator: int) -> None:
-    """The other ranks are told the format with the manifest."""
+    """The other ranks get the format with the manifest."""
 
     def load(group: ThreadGroup) -> list[float]:
         state = {"w": np.zeros(4), "head": np.zeros(4)}
@@ -85,7 +85,7 @@ def test_what_only_the_coordinator_sees_is_an_error_of_all(
         nonlocal coordinator
         if group.rank == group.coordinator:
             coordinator = threading.current_thread()
-        with pytest.raises(xckpt.XckptError, match=r"rank 1.*elsewhere") as caught:
+        with pytest.raises(xckpt.NotACheckpointError, match=r"rank 1.*elsewhere") as caught:
             xckpt.load_into(path, {"w": np.zeros(4), "head": np.zeros(4)}, group=group)
         assert [failure.rank for failure in caught.value.failures] == [1]
 
@@ -100,7 +100,7 @@ def test_our_own_needs_no_look(tmp_path: Path, looks: list[str]) -> None:
 
 
 @pytest.mark.parametrize("mapping", [None, TIED], ids=["as it is", "mapped"])
-def test_what_nobody_knows_is_no_checkpoint(tmp_path: Path, mapping: Mapping | None) -> None:
+def test_an_unknown_folder_is_no_checkpoint(tmp_path: Path, mapping: Mapping | None) -> None:
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "notes.txt").write_text("mine")
     for name in ("notes", "nowhere"):

@@ -1,4 +1,4 @@
-"""The public names are these: adding one is a decision, losing one breaks somebody."""
+"""The public names are these: adding one is a decision, losing one breaks callers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from xckpt import errors
 
 ERRORS = {
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
@@ -60,7 +61,7 @@ NAMES = {
     | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
-    | {"copy", "delete", "exists"}
+    | {"copy", "delete", "exists", "gc"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
     | {"Group", "LocalGroup", "PerRank"},
@@ -99,6 +100,7 @@ SIGNATURES = {
     "diff": "first, second, *, values=False, options=None",
     "open": "path, *, options=None",
     "exists": "path",
+    "gc": "path, *, dry_run=False, older_than=None",
     "delete": "path",
     "copy": "source, target, *, overwrite=False",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"

@@ -125,7 +125,7 @@ def test_a_part_of_a_checkpoint(folder: Path, first: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("line", python(CALLS).splitlines())
 def test_the_calls_have_these_arguments(line: str) -> None:
-    found = re.fullmatch(r"xckpt\.(\w+)\((.*)\) +-> +(\w+)( +#.*)?", line)
+    found = re.fullmatch(r"xckpt\.(\w+)\((.*)\) +-> +([\w\[\]]+)( +#.*)?", line)
     assert found
     name, arguments, result, _ = found.groups()
     real = inspect.signature(getattr(xckpt, name))

@@ -206,7 +206,7 @@ def test_one_tree_of_all_frameworks(tmp_path: Path) -> None:
 
 
 def test_leaves_change_their_framework(tmp_path: Path) -> None:
-    """What is loaded is what ``like`` says, whoever saved it."""
+    """What is loaded is what ``like`` says, whichever framework saved it."""
     numbers = np.arange(24, dtype=np.float32).reshape(4, 6)
     makers = {
         "torch": torch.from_numpy,

@@ -19,6 +19,7 @@ if sys.platform == "win32":
     raise ImportError("xckpt does not run on Windows itself; use it in WSL 2, on Linux or on macOS")
 
 from xckpt.api.diff import diff
+from xckpt.api.gc import gc
 from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.places import copy, delete, exists
@@ -39,6 +40,7 @@ from xckpt.engine.background import SaveFuture
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.errors import (
     CheckpointExistsError,
+    CheckpointReplacedError,
     CorruptCheckpointError,
     LeafTooLargeError,
     ManifestError,
@@ -80,6 +82,7 @@ SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 __all__ = [
     "Checkpoint",
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
     "Difference",
@@ -116,6 +119,7 @@ __all__ = [
     "delete",
     "diff",
     "exists",
+    "gc",
     "load",
     "load_into",
     "load_state_dict",

@@ -16,6 +16,7 @@
     ├── LeafTooLargeError        (also a MemoryError)        not enough memory to load a leaf
     ├── NoGroupError             (also a RuntimeError)       several processes that nothing joins
     ├── StorageError             (also an OSError)           the disk or the bucket refused
+    │   └── CheckpointReplacedError                          another save came while it was read
     └── RanksFailedError         (also a RuntimeError)       several causes, or lost ranks
 
 Errors that can have several causes carry them all in ``problems``: lines that say as values which
@@ -26,7 +27,8 @@ A failure has the same class on one rank and on many:
 
 1. Every rank of a group raises when one fails. Where all failing ranks failed for one cause, each
    rank raises that cause's class: ``except NotACheckpointError`` catches it on 2 ranks too. Its
-   ``failures`` say what happened on which rank; in a group of one there are none.
+   ``failures`` say what happened on which rank; in a group of one there are none. A rank that
+   stopped only since another had (they share reads) is no cause.
 2. `RanksFailedError` stands for mixed causes, for lost ranks, and for classes that others lack.
 3. A TypeError, a ValueError, a MemoryError or an OSError of all failing ranks is raised as such,
    and its ``__cause__`` is the `RanksFailedError` with the ``failures``.
@@ -43,6 +45,7 @@ from xckpt.core.text.printable import printable_lines
 
 __all__ = [
     "CheckpointExistsError",
+    "CheckpointReplacedError",
     "CorruptCheckpointError",
     "LeafTooLargeError",
     "ManifestError",
@@ -83,6 +86,8 @@ class XckptError(Exception):
     problems: tuple[Problem, ...]
     failures: tuple[RankFailure, ...] = ()
     """What happened on each rank that failed; empty in a group of one."""
+    is_consequence: bool = False
+    """Whether this rank failed only since another had; the other's error says why."""
 
     def __init__(self, message: str, problems: Iterable[str] = ()) -> None:
         super().__init__(printable_lines(message))
@@ -165,6 +170,14 @@ class StorageError(XckptError, OSError):
     """The storage refused: no space, no permission, no such bucket, no answer."""
 
 
+class CheckpointReplacedError(StorageError):
+    """Another save has replaced the checkpoint, or it was removed, while it was read.
+
+    A load starts again from the new one before it raises this: 5 times, and up to 100 times in its
+    first minute. What `xckpt.open` has opened does not change under its reader: open it again.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class RankFailure:
     """What went wrong on one rank."""
@@ -179,6 +192,8 @@ class RankFailure:
     """The nearest class of that exception which every rank can raise; empty if there is none."""
     problems: tuple[tuple[str | None, int | None, str, str, str], ...] = ()
     """The exception's ``problems`` on that rank: leaf, rank, kind, text and line of each."""
+    is_consequence: bool = False
+    """Whether another rank's failure is the cause of this one."""
 
     @classmethod
     def of(cls, rank: int, error: BaseException) -> RankFailure:
@@ -189,16 +204,16 @@ class RankFailure:
             >>> failure.kind, failure.message, failure.cause
             ('BlockingIOError', 'busy', 'OSError')
         """
-        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        message = "\n".join(map(printable_lines, [str(error), *getattr(error, "__notes__", ())]))
         classes = _classes()
         cause = next((c.__name__ for c in type(error).__mro__ if classes.get(c.__name__) is c), "")
+        follows = isinstance(error, XckptError) and error.is_consequence
         problems = error.problems if isinstance(error, XckptError) else ()
         sent = [
             (p.leaf and _sendable(p.leaf), p.rank, p.kind, _sendable(p.text), _sendable(p))
             for p in problems
         ]
-        shown = printable_lines(message)
-        return cls(rank, type(error).__name__, shown, cause, tuple(sent))
+        return cls(rank, type(error).__name__, message, cause, tuple(sent), follows)
 
 
 class RanksFailedError(XckptError, RuntimeError):
@@ -237,7 +252,8 @@ class RanksFailedError(XckptError, RuntimeError):
             >>> type(RanksFailedError.of("read", lacking).one_cause()).__name__
             'NotACheckpointError'
         """
-        causes = {failure.cause for failure in self.failures}
+        first = [failure for failure in self.failures if not failure.is_consequence]
+        causes = {failure.cause for failure in first or self.failures}
         kind = _classes().get(causes.pop(), RanksFailedError) if len(causes) == 1 else type(self)
         if issubclass(kind, RanksFailedError):
             return self

@@ -1,4 +1,4 @@
-"""What a caller can tune: sizes, threads, memory, progress.
+"""What a caller can tune: sizes, threads, memory, progress, how long a storage may take.
 
 Options are checked when they are made, so that a wrong one names itself.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
@@ -95,7 +95,84 @@ def _check_progress(options: SaveOptions | LoadOptions) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaveOptions:
+class StorageOptions:
+    """How often and how long a storage is asked: a part of `SaveOptions` and of `LoadOptions`.
+
+    Each of these is None by default: then the variable of the environment counts, and without one
+    the default that stands here. Local files are never asked twice.
+
+    Example:
+        >>> SaveOptions(retries=0, timeout=600).timeout
+        600
+    """
+
+    retries: int | None = None
+    """How often a bucket is asked again after a failure that may pass, at growing intervals of up
+    to 2 s, each with a random part: ``XCKPT_RETRIES``, 16."""
+    timeout: float | None = None
+    """Seconds that a save, a load, an `open`, a slice or a `verify` may wait for the storage, from
+    its beginning; then it fails. ``XCKPT_TIMEOUT``, no limit. Other ranks are waited for as long as
+    their process group says."""
+    request_timeout: float | None = None
+    """Seconds without any answer of a bucket after which it counts as dead, and the call fails:
+    ``XCKPT_REQUEST_TIMEOUT``, 60. A request that moves no byte for so long is made again; for that
+    the first bucket that a process uses decides."""
+    concurrency: int | None = None
+    """Requests that are under way at a time, of a bucket, or of the files that TensorStore reads
+    and writes: ``XCKPT_CONCURRENCY``, TensorStore's own choice (32)."""
+
+    def __post_init__(self) -> None:
+        for name, kind in _STORAGE.items():
+            value: object = getattr(self, name)
+            if value is not None:
+                _check_limit(_where(self, name), name, kind, value)
+
+
+_STORAGE: Final[Mapping[str, type[int] | type[float]]] = {
+    "retries": int,
+    "timeout": float,
+    "request_timeout": float,
+    "concurrency": int,
+}
+"""The options of `StorageOptions`, and what they are."""
+
+
+def _check_limit(where: str, name: str, kind: type[int] | type[float], value: object) -> None:
+    if not isinstance(value, int if kind is int else (int, float)) or isinstance(value, bool):
+        unit = "a number" if kind is int else "seconds"
+        raise TypeError(f"{where} takes {unit} or None, not {_shown(value)}")
+    if value < 0 or (value == 0 and "retries" not in name.lower()) or value != value:
+        least = "at least 0" if "retries" in name.lower() else "more than 0"
+        raise ValueError(f"{name} must be {least}, got {value}")
+
+
+def storage_option(options: StorageOptions | None, name: str) -> float | None:
+    """An option of `StorageOptions`: as given, or else of the environment; None if of neither.
+
+    Raises:
+        ValueError: the environment has no such number.
+
+    Example:
+        >>> storage_option(LoadOptions(retries=3), "retries")
+        3
+    """
+    given: int | float | None = getattr(options, name, None)
+    variable = f"XCKPT_{name.upper()}"
+    text = os.environ.get(variable)
+    if given is not None or not text:
+        return given
+    kind = _STORAGE[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        unit = "a whole number" if kind is int else "a number of seconds"
+        raise ValueError(f"{variable} must be {unit}, got {text!r}") from None
+    _check_limit(variable, variable, kind, value)
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions(StorageOptions):
     """Options of a save.
 
     Example:
@@ -116,8 +193,9 @@ class SaveOptions:
     memory_bytes: int = 256 * MEBIBYTE
     """Bytes in flight at a time; a single shard above this limit goes alone."""
     compare_replicas: bool | None = None
-    """Refuse plain tensors and values that differ between the ranks that hold them: by
-    default those of up to 1 MiB, 32 MiB in all; True compares all, False none."""
+    """Refuse plain tensors and values that differ between the ranks that hold them: by default all
+    values, and tensors of up to 1 MiB, the smallest first, 32 MiB in all; of others one rank's is
+    kept unseen. True compares all, False none."""
     dimension_names: Mapping[str, Sequence[str]] | None = None
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
@@ -133,6 +211,7 @@ class SaveOptions:
     __repr__ = brief
 
     def __post_init__(self) -> None:
+        StorageOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
@@ -145,7 +224,7 @@ class SaveOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadOptions:
+class LoadOptions(StorageOptions):
     """Options of a load.
 
     Example:
@@ -172,6 +251,7 @@ class LoadOptions:
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 
     def __post_init__(self) -> None:
+        StorageOptions.__post_init__(self)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
         _check_flags(self, "memory_map", "share_reads")

@@ -34,7 +34,7 @@ def save_state_dict(
         storage_writer: where to; `xckpt.storage.ZarrStorageWriter` or your own.
         process_group: the ranks that save together: a torch process group or a `Group`; found by
             itself (see `xckpt.engine.adapters.find_group`).
-        coordinator_rank: who decides and commits, as a rank within the process group.
+        coordinator_rank: the rank within the process group that decides and commits.
         no_dist: this process saves alone, whatever other processes there are.
         planner: how to divide the work; by default what `save` does with the writer's ``options``.
 

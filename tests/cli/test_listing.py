@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import subprocess
@@ -11,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import xckpt
 from tests.support.time_limit import untraced
 from xckpt.cli.commands import commands
+from xckpt.cli.render.tables import checkpoint_table
+from xckpt.cli.report import checkpoint_report
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.storage.array import digest_bytes
@@ -94,8 +98,10 @@ def test_no_name_reaches_the_terminal_as_it_is(saved: Path, tmp_path: Path) -> N
     assert r"a\u202eb\x1b[31m" in run("ls", saved).stdout
 
 
-@untraced
-def test_very_many_leaves_are_listed_soon(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def very_many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of `LEAVES` tensors, without their chunks."""
+    path = tmp_path_factory.mktemp("many")
     shapes = [(1 + number % 7, 4) for number in range(7)]
     leaves = tuple(
         TensorEntry(f"model/{i // 10}/b{i % 10}/w", "float32", shapes[i % 7], chunk=shapes[i % 7])
@@ -103,12 +109,42 @@ def test_very_many_leaves_are_listed_soon(tmp_path: Path) -> None:
     )
     digests = bytes(16 * LEAVES)
     manifest = Manifest(leaves, digest_bytes(digests).hex())
-    (tmp_path / "xckpt.digests").write_bytes(digests)
-    (tmp_path / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
+    (path / "xckpt.digests").write_bytes(digests)
+    (path / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
+    return path
+
+
+def piped(*arguments: str | Path) -> tuple[str, float]:
+    """What a command prints into a pipe, and the seconds of processor time that it takes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [sys.executable, "-m", "xckpt", "ls", str(tmp_path)]
-    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-m", "xckpt", *map(str, arguments)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return printed, after.ru_utime - before.ru_utime
+
+
+@untraced
+def test_very_many_leaves_are_listed_soon(very_many: Path) -> None:
+    listed, seconds = piped("ls", very_many)
     assert listed.count("\n") == LEAVES
     assert listed.endswith("model/9999/b9/w  float32  [5, 4]   80 B\n")
-    assert after.ru_utime - before.ru_utime < SECONDS
+    assert seconds < SECONDS
+
+
+@pytest.mark.thorough
+@untraced
+@pytest.mark.parametrize(("command", "seconds"), [("ls", 2.5), ("info", 5.0)])
+def test_very_many_leaves_take_little_processor_time(
+    very_many: Path, command: str, seconds: float
+) -> None:
+    # The best of some runs: beside other work a processor does less in a second.
+    assert min(piped(command, very_many)[1] for _ in range(5)) < seconds
+
+
+def test_a_pipe_gets_what_a_terminal_shows(saved: Path) -> None:
+    report = checkpoint_report(str(saved), xckpt.open(saved).manifest)
+    screen = Console(width=200, file=io.StringIO())
+    screen.print(checkpoint_table(report))
+    assert isinstance(screen.file, io.StringIO)
+    shown = [line.rstrip() for line in screen.file.getvalue().splitlines()]
+    assert run("info", saved).stdout.splitlines() == shown

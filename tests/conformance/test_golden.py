@@ -110,7 +110,7 @@ def test_there_are_twins_of_every_file_and_every_kind() -> None:
 
 
 class Careless:
-    """A reader that is wrong in the way that it is told."""
+    """A reader that is wrong in a given way."""
 
     name = "careless"
     errors: tuple[type[Exception], ...] = (ValueError,)
@@ -176,7 +176,7 @@ def test_readers_that_hang_are_found_out(monkeypatch: pytest.MonkeyPatch) -> Non
     assert hung.outcomes == {"crashed": 1} and "crashed: code -9" in hung.failures[0]
 
 
-def test_chunks_are_told_from_other_files() -> None:
+def test_chunks_are_distinguished_from_other_files() -> None:
     found = chunk_files(GOLDENS["generation"].path)
     root = Path(".generations/0123456789ab/w")
     assert set(found) == {root / "c/0/0", root / "c/1/0"}

@@ -89,7 +89,7 @@ def test_a_failure_stands_out_in_the_table() -> None:
     assert "| law | 3 / 2 / **1** | 5 / 0 / 0 |" in table(judged)
 
 
-def test_a_failure_that_nobody_has_explained_is_told() -> None:
+def test_an_unexplained_failure_is_listed() -> None:
     failed = Outcome("sound", failed=1, error="why", smallest="a case")
     judged = {"orbax": ("Orbax", [failed]), "torch-dcp": ("DCP", [Outcome("gaps", failed=1)])}
     assert peers.unexpected(judged) == ["Orbax, sound: why\na case"]

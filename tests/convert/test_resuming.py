@@ -1,4 +1,4 @@
-"""A conversion that is killed is gone on with: less work the second time, and the same bytes."""
+"""A conversion that is killed can be resumed: less work the second time, and the same bytes."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_workers_that_outlive_their_parent_do_not_keep_the_path(
     with subprocess.Popen(command, cwd=root, env=environment, start_new_session=True) as process:
         try:
             assert process.wait() == -signal.SIGKILL
-            # Its workers live on: nobody has told them to end.
+            # Its workers live on: they got no signal.
             os.killpg(process.pid, 0)
             done = convert(source, tmp_path / "target", mapping=MAPPING, options=OPTIONS)
         finally:

@@ -208,12 +208,12 @@ def test_data_that_a_mapping_takes_for_granted_are_checked_before_anything_is_wr
 def test_progress_ends_with_all_bytes() -> None:
     state = torch_like()
     xckpt.save("memory://progress", state, overwrite=True)
-    told: list[xckpt.Progress] = []
-    options = xckpt.SaveOptions(progress=told.append, memory_bytes=1 << 15)
+    reports: list[xckpt.Progress] = []
+    options = xckpt.SaveOptions(progress=reports.append, memory_bytes=1 << 15)
     done = convert("memory://progress", "memory://progressed", mapping=MAPPING, options=options)
-    assert [each.done for each in told] == sorted(each.done for each in told)
-    assert len(told) > 3
-    assert told[-1] == xckpt.Progress(done.bytes, done.bytes)
+    assert [each.done for each in reports] == sorted(each.done for each in reports)
+    assert len(reports) > 3
+    assert reports[-1] == xckpt.Progress(done.bytes, done.bytes)
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -100,7 +100,7 @@ def test_a_repeated_name_is_found(text: str) -> None:
     assert found in repeats(whole) if repeats(whole) else found is None
 
 
-def test_what_is_no_json_is_told() -> None:
+def test_what_is_no_json_is_named() -> None:
     with pytest.raises(RecursionError):
         repeated_name(b"[" * 100_000 + b"]" * 100_000)
     with pytest.raises(UnicodeDecodeError):

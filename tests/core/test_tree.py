@@ -11,7 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples import examples
-from xckpt.core.tree import DEEPEST, FlatTree, assign, flatten, rebuild, unflatten
+from xckpt.core.targets.assign import assign
+from xckpt.core.tree import DEEPEST, FlatTree, flatten, rebuild, unflatten
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 

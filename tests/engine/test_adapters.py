@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -13,9 +15,11 @@ import xckpt.numpy
 from conformance.implementations import sharded_arrays
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
+from xckpt.convert import convert
 from xckpt.core.adapter import Adapters
 from xckpt.engine import adapters as registry
 from xckpt.engine.adapters import loaded_adapters, register_adapter
+from xckpt.torch.dcp import export_checkpoint, import_checkpoint
 
 W = np.arange(6.0).reshape(2, 3)
 
@@ -102,6 +106,25 @@ def test_several_processes_that_no_group_joins_are_refused(
             call()
     xckpt.save(path, {"step": 1}, group=xckpt.LocalGroup())
     assert xckpt.load(path, no_dist=True) == {"step": 1}
+
+
+def test_conversions_ask_for_the_group_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": np.ones(3)})
+    alone = xckpt.LocalGroup()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    export_checkpoint(tmp_path / "a", tmp_path / "dcp", group=alone)
+    with ThreadPoolExecutor(1) as executor:
+        for call in (
+            lambda: convert(tmp_path / "a", tmp_path / "no"),
+            lambda: convert(tmp_path / "a", tmp_path / "no", executor=executor),
+            lambda: export_checkpoint(tmp_path / "a", tmp_path / "no"),
+            lambda: import_checkpoint(tmp_path / "dcp", tmp_path / "no"),
+        ):
+            with pytest.raises(xckpt.NoGroupError, match=r"WORLD_SIZE says .* 2 processes"):
+                call()
+        assert not (tmp_path / "no").exists()
+        convert(tmp_path / "a", tmp_path / "b", executor=executor, group=alone)
+    import_checkpoint(tmp_path / "dcp", tmp_path / "c", group=alone)
 
 
 @pytest.mark.parametrize("value", ["1", "", "many"])

@@ -36,7 +36,7 @@ class FailingStager(AsyncStager):
 
 
 class LateStager(AsyncStager):
-    """Copies when it is told to, and says so by a future."""
+    """Copies when the test lets it, and says so by a future."""
 
     def __init__(self, synchronise: bool) -> None:
         self._synchronize_after_execute = synchronise
@@ -61,7 +61,7 @@ class LateStager(AsyncStager):
 
 
 class SlowPlanner(DefaultSavePlanner):
-    """Does not write before it is told to."""
+    """Does not write before the test lets it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -182,8 +182,8 @@ def test_leaves_that_cannot_be_saved_fail_the_save(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def nobody_asks(path: Path) -> xckpt.SaveFuture:
-    """A save that fails while nobody looks."""
+def unseen_failure(path: Path) -> xckpt.SaveFuture:
+    """A save that fails, with no call that asks for its result."""
     path.write_text("a file is in the way")
     saving = xckpt.save_async(path, state(1))
     while not saving.done():
@@ -192,10 +192,8 @@ def nobody_asks(path: Path) -> xckpt.SaveFuture:
 
 
 @pytest.mark.parametrize("again", [xckpt.save, xckpt.save_async])
-def test_a_failure_nobody_asked_for_fails_the_next_save(
-    tmp_path: Path, again: Callable[..., Any]
-) -> None:
-    saving = nobody_asks(tmp_path / "a")
+def test_an_unseen_failure_fails_the_next_save(tmp_path: Path, again: Callable[..., Any]) -> None:
+    saving = unseen_failure(tmp_path / "a")
     with pytest.raises(CheckpointExistsError) as caught:
         again(tmp_path / "b", state(2))
     assert caught.value is saving.exception()
@@ -207,7 +205,7 @@ def test_a_failure_nobody_asked_for_fails_the_next_save(
 
 
 def test_a_failure_that_was_asked_for_does_not_come_again(tmp_path: Path) -> None:
-    assert isinstance(nobody_asks(tmp_path / "a").exception(), CheckpointExistsError)
+    assert isinstance(unseen_failure(tmp_path / "a").exception(), CheckpointExistsError)
     xckpt.save(tmp_path / "b", state(2))
 
 
@@ -280,7 +278,7 @@ def test_a_rank_whose_stager_fails_fails_all(tmp_path: Path) -> None:
 def test_a_failure_that_one_rank_asked_for_still_fails_the_next_save_of_all(
     tmp_path: Path, again: Callable[..., Any]
 ) -> None:
-    """Nobody is left waiting for ranks that raise."""
+    """No rank waits for ranks that raise."""
     (tmp_path / "a").write_text("a file is in the way")
 
     def run(group: ThreadGroup) -> str:
@@ -342,7 +340,7 @@ def test_the_interpreter_waits_for_a_save(tmp_path: Path, ending: str, code: int
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
-def test_a_failure_that_nobody_saw_is_told_at_the_end(tmp_path: Path) -> None:
+def test_an_unseen_failure_is_logged_at_the_end(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file is in the way")
     ended = end_of(SLOW, tmp_path / "a")
     assert (ended.returncode, ended.stdout) == (0, "")
@@ -351,7 +349,7 @@ def test_a_failure_that_nobody_saw_is_told_at_the_end(tmp_path: Path) -> None:
     assert "CheckpointExistsError" in line
 
 
-def test_a_failure_that_was_seen_is_not_told_again(tmp_path: Path) -> None:
+def test_a_failure_that_was_seen_is_not_logged_again(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a file is in the way")
     ended = end_of(SLOW + "assert saving.exception()", tmp_path / "a")
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")

@@ -268,10 +268,10 @@ def test_a_rank_that_fails_to_load_fails_all(hook, unwell, share_reads):
     outcomes = run_ranks(2, lambda group: run(group, wrong=True))
     for outcome in outcomes:
         assert isinstance(outcome.error, XckptError)
-        told = {failure.rank: failure.message for failure in outcome.error.failures}
+        messages = {failure.rank: failure.message for failure in outcome.error.failures}
         # Who waits for a chunk from a rank that failed fails too, perhaps before it can by itself.
-        own = {rank for rank in told if f"{hook} failed" in told[rank]}
-        assert set(told) >= unwell >= own and own
+        own = {rank for rank in messages if f"{hook} failed" in messages[rank]}
+        assert set(messages) >= unwell >= own and own
         assert own == unwell or (share_reads and len(unwell) == 2)
     for rank, loaded in enumerate(results(2, lambda group: run(group, wrong=False))):
         assert isinstance(loaded, dict) and holds(loaded["w"], ARRAY), rank
@@ -326,7 +326,7 @@ def test_leaves_that_cannot_be_saved_are_listed_for_every_rank():
     assert all(part in text for part in ("rank 0", "a: a builtins.object", "b: a", "c: a"))
 
 
-def test_a_leaf_that_no_rank_wants_is_an_error_unless_told_otherwise():
+def test_a_leaf_that_no_rank_wants_is_an_error_by_default():
     path = fresh_path()
     save_rows(path)
 
@@ -386,7 +386,7 @@ def test_a_planner_that_writes_twice_is_found_out():
     )
 
 
-def test_a_planner_that_plans_for_too_few_ranks_leaves_nobody_waiting():
+def test_a_planner_that_plans_for_too_few_ranks_fails_on_every_rank():
     class Short(DefaultSavePlanner):
         def create_global_plan(self, all_plans):
             plans, metadata = super().create_global_plan(all_plans)

@@ -173,7 +173,7 @@ def test_offered_memory_is_written_again() -> None:
 
 
 class Foreign:
-    """A stager that never heard of ours."""
+    """A stager that does not derive from xckpt's."""
 
     should_synchronize_after_execute = False
     _synchronize_after_execute = False

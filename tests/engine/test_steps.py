@@ -1,4 +1,4 @@
-"""The steps over a group: everybody gets an answer, or everybody gets the same error."""
+"""The steps over a group: every rank gets an answer, or every rank gets the same error."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_all_ranks_get_their_answer_or_the_same_error(step):
             first = take_step(group, kind, local, decide)
         except XckptError as error:
             first = error
-        # Nobody was left behind: the next step works.
+        # All ranks are in step: the next one works.
         return first, take_step(group, kind, *parts(group, frozenset(), False))
 
     outcomes = results(size, run, coordinator=coordinator)
@@ -185,7 +185,7 @@ def test_an_error_of_one_cause_has_every_problem_once():
         )
 
 
-def test_equal_failures_are_told_once():
+def test_equal_failures_are_listed_once():
     failures = [RankFailure(rank, "PlanError", "no", "PlanError") for rank in (0, 1, 2, 5)]
     error = RanksFailedError.of("plan", failures).one_cause()
     assert str(error) == "4 ranks failed to plan\n  - ranks 0-2, 5: PlanError: no"
@@ -198,7 +198,7 @@ def test_a_note_travels_with_its_failure():
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_a_decision_for_another_number_of_ranks_leaves_nobody_waiting(count):
+def test_a_decision_for_another_number_of_ranks_fails_on_every_rank(count):
     def run(group: ThreadGroup) -> bytes:
         return reduce_scatter(group, "step", lambda: b"", lambda data: [b"x"] * count)
 

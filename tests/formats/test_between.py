@@ -103,7 +103,7 @@ def flat() -> Mapping:
 
 @pytest.mark.parametrize("source", [*FORMATS, "torch"])
 def test_each_is_loaded_as_it_is(originals: Path, source: str) -> None:
-    """A foreign file is loaded by the same call as a checkpoint of ours."""
+    """A foreign file is loaded by the same call as an xckpt checkpoint."""
     loaded = xckpt.load(originals / source)
     for name, array in ARRAYS.items():
         assert loaded[name].dtype == array.dtype and np.array_equal(loaded[name], array)

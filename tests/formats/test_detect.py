@@ -87,8 +87,8 @@ def test_what_is_unknown(tmp_path: Path) -> None:
         "empty": "an empty folder",
         "file": "a file of 11 bytes that begins with b'hello wo'",
     }
-    for name, told in found.items():
-        with pytest.raises(xckpt.NotACheckpointError, match=f"Found: {told}") as caught:
+    for name, description in found.items():
+        with pytest.raises(xckpt.NotACheckpointError, match=f"Found: {description}") as caught:
             open_source(tmp_path / name)
         assert all(what in str(caught.value) for what in LOOKED_FOR.values())
     with pytest.raises(xckpt.NotACheckpointError, match="nothing is there"):

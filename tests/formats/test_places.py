@@ -276,7 +276,7 @@ def test_nothing_that_is_known(put: Callable[[Path], str], tmp_path: Path) -> No
 def test_a_file_that_does_not_end_where_it_says(
     originals: dict[str, Path], put: Callable[[Path], str], tmp_path: Path, change: str
 ) -> None:
-    """A local file's true size is told; of an object, that it does not end where it should."""
+    """The error has a local file's true size; for an object, that it ends elsewhere."""
     data = originals["safetensors file"].read_bytes()
     changed = tmp_path / "changed.safetensors"
     cut = {"cut": data[:-10], "append": data + bytes(1000), "shorter header": data[:20]}[change]

@@ -106,8 +106,8 @@ def test_a_rank_that_sees_another_file(path: Path, tmp_path: Path) -> None:
             return str(error)
         return ""
 
-    for told in results(2, on_rank):
-        assert "rank 1: StorageError" in told and "other contents than the coordinator" in told
+    for text in results(2, on_rank):
+        assert "rank 1: StorageError" in text and "other contents than the coordinator" in text
 
 
 def test_a_file_that_was_cut_off_meanwhile(path: Path) -> None:

@@ -175,7 +175,7 @@ def test_nothing_else_is_replaced(path: Path, sink_to: Open) -> None:
     assert os.listdir(path.parent) == [path.name]
 
 
-def test_what_somebody_else_made_meanwhile_is_kept(path: Path, sink_to: Open) -> None:
+def test_what_another_writer_made_meanwhile_is_kept(path: Path, sink_to: Open) -> None:
     late = sink_to(path)
     late.prepare(Contents(specs_of({"w": np.arange(3)})))
     late.write("w", ChunkStorageMetadata((0,), (3,)), np.arange(3))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any, cast
 
 import pytest
 
+import xckpt
 from tests.support.jax_jobs import run
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
@@ -73,8 +76,8 @@ def test_bytes_arrive_in_rank_order_and_nothing_stays(processes: int, coordinato
         assert answer["scattered"] == [digest(noise(size, 10 + rank)) for size in SIZES]
         assert answer["sent"] == [digest(noise(size, 99)) for size in SIZES]
         everyone = [[digest(noise(size, other)) for other in range(processes)] for size in SIZES]
-        nobody = [None] * len(SIZES)
-        assert answer["gathered"] == (everyone if rank == coordinator else nobody)
+        nothing = [None] * len(SIZES)
+        assert answer["gathered"] == (everyone if rank == coordinator else nothing)
         assert answer["left"] == []
         assert answer["backend"] is False
 
@@ -120,7 +123,7 @@ def failing() -> list[str]:
     def decide(parts: Sequence[bytes]) -> bytes:
         raise ValueError("bad plan")
 
-    told: list[str] = []
+    messages: list[str] = []
     for step in (
         lambda: reduce_scatter(group, "plan", local, lambda parts: parts),
         lambda: all_reduce(group, "write", lambda: b"", decide),
@@ -128,9 +131,9 @@ def failing() -> list[str]:
     ):
         with pytest.raises(ValueError, match="1 rank failed to") as caught:
             step()
-        told.append(str(caught.value))
-    told.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())
-    return told
+        messages.append(str(caught.value))
+    messages.append(all_reduce(group, "end", lambda: b"x", lambda parts: b"".join(parts)).decode())
+    return messages
 
 
 def test_a_failure_on_one_rank_is_raised_on_all() -> None:
@@ -144,24 +147,24 @@ def test_a_failure_on_one_rank_is_raised_on_all() -> None:
 
 
 def silent(cases: list[list[int]]) -> list[object]:
-    """In each case some ranks don't take part; the others say what they were told and when."""
-    told: list[object] = []
+    """In each case some ranks don't take part; the others say what they raised and when."""
+    messages: list[object] = []
     for quiet in cases:
         group = JaxGroup(timeout=2)
         start = time.monotonic()
-        told.append(None)
+        messages.append(None)
         if group.rank not in quiet:
             with pytest.raises(RanksFailedError, match="lost contact") as caught:
                 reduce_scatter(group, "plan", lambda: b"", lambda parts: parts)
             ranks = [failure.rank for failure in caught.value.failures]
-            told[-1] = [str(caught.value), ranks, time.monotonic() - start]
+            messages[-1] = [str(caught.value), ranks, time.monotonic() - start]
         meet()
     last = JaxGroup(timeout=1)
     if last.rank == 0:
         with pytest.raises(RanksFailedError, match="not every rank came within 1 s"):
             last.broadcast(b"")
     meet()
-    return told
+    return messages
 
 
 @pytest.mark.thorough
@@ -221,3 +224,33 @@ def wrong_coordinator() -> str:
 
 def test_a_coordinator_must_exist() -> None:
     assert "coordinator_rank" in str(run(wrong_coordinator, 1)[0])
+
+
+def late(warned: float) -> list[object]:
+    """Ranks 1 and 2 come late: what each rank says meanwhile, and how a timeout ends a save."""
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(f"{record.levelname}: {record.getMessage()}")
+    logging.getLogger("xckpt").addHandler(handler)
+    group = JaxGroup(warn_after=warned)
+    if group.rank:
+        time.sleep(4 * warned)
+    group.gather(b"")
+    meet()
+    if group.rank:
+        time.sleep(3)
+        return [heard, "", []]
+    with pytest.raises(RanksFailedError) as caught:
+        xckpt.save("memory://late", {"n": 1}, timeout=1)
+    return [heard, str(caught.value), [failure.rank for failure in caught.value.failures]]
+
+
+def test_a_rank_that_waits_says_for_whom_and_a_timeout_ends_it() -> None:
+    (heard, text, ranks), *others = cast(list[list[Any]], run(late, 3, 1.0))
+    assert len(heard) == 2  # after 1 s, and 2 s later
+    for warning in heard:
+        assert warning.startswith("WARNING: rank 0 has waited")
+        assert "s for ranks 1, 2: is it alive" in warning and "timeout=" in warning
+    assert ranks == [1, 2]
+    assert "ranks 1, 2 sent nothing for 1 s; is it alive, and did it call the same save" in text
+    assert [heard for heard, *_ in others] == [[], []]

@@ -323,7 +323,7 @@ def test_tied_weights_may_be_absent_and_come_back_where_wanted() -> None:
         back = made_by(mapping.inverse(), {"table": table}, specs_of(source))
         assert same_bits(back, source)
     assert len(mapping.resolve(specs_of(both)).assertions) == 1
-    # Where nobody says what is wanted, an optional name is not made.
+    # Without a list of what is wanted, an optional name is not made.
     assert set(mapping.inverse().resolve({"table": TensorSpec((2, 3), "float64")}).targets) == {
         "emb"
     }
@@ -556,7 +556,7 @@ def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
     assert len(resolved.targets) == 10_000
 
 
-def test_a_constant_is_made_where_nobody_says_what_is_wanted_unless_it_cannot_be() -> None:
+def test_a_constant_is_made_without_a_list_of_what_is_wanted_unless_it_cannot_be() -> None:
     make = [Constant(0, (2,), "int8")]
     assert set(Mapping([Rule((), "c", make)]).resolve({}).targets) == {"c"}
     optional = Mapping([Rule((), "c", make, optional="c")])

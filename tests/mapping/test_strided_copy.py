@@ -21,7 +21,7 @@ def copies(draw: st.DrawFn, rank: int) -> StridedCopy:
     sizes = tuple(draw(st.integers(1, 4)) for _ in range(axes))
     strides = tuple(tuple(draw(st.integers(-2, 5)) for _ in range(rank)) for _ in range(axes))
     offsets = tuple(draw(st.integers(0, 6)) for _ in range(rank))
-    # Each element of the source has a number of its own: what is copied can be told apart.
+    # Each element of the source has a number of its own, which shows where a copy comes from.
     weights = [1]
     for size in sizes:
         weights.append(weights[-1] * size)

@@ -28,7 +28,7 @@ class Case:
     inputs: str
     """Which inputs the model takes: text, image, both, sound or pair."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What `family` is told besides the configuration."""
+    """What `family` is given besides the configuration."""
 
 
 def sizes(**more: Any) -> dict[str, Any]:

@@ -120,7 +120,7 @@ class Pair:
         """Flax parameters as transformers makes a `state_dict` of them, tied copies included."""
         model = type(self.torch_model)(self.config)
         with warnings.catch_warnings():
-            # transformers hands torch arrays of JAX, which nobody writes to here.
+            # transformers hands torch arrays of JAX, which are not written to here.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
             load_flax_weights_in_pytorch_model(model, dict(params))
         model.tie_weights()

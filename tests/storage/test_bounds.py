@@ -14,8 +14,8 @@ import xxhash
 import xckpt
 from xckpt.core.manifest.codec import encode
 from xckpt.core.manifest.entries import Manifest, TensorEntry
-from xckpt.storage import digests
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks import digests
 
 MEBIBYTE = 1 << 20
 

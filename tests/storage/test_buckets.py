@@ -1,4 +1,4 @@
-"""Checkpoints in S3 (moto's server) and GCS (a server of ours), through TensorStore's drivers."""
+"""Checkpoints in S3 (moto's server) and GCS (`GCSServer`), through TensorStore's drivers."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_failure_from_elsewhere_is_raised() -> None:
         work()
 
 
-def test_progress_is_told_one_call_at_a_time() -> None:
+def test_progress_is_reported_one_call_at_a_time() -> None:
     seen: list[Progress] = []
     inside = threading.Lock()
 

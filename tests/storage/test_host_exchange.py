@@ -28,7 +28,7 @@ def content(chunk: int) -> NDArray[np.uint8]:
 
 
 class Rank:
-    """One participant: publishes what it is told to and keeps what it takes."""
+    """One participant: publishes what the test gives it and keeps what it takes."""
 
     def __init__(self, chunks: range) -> None:
         self.exchange = Exchange()

@@ -17,7 +17,7 @@ from xckpt.storage.commit import staging
 
 
 def read(node: object) -> np.ndarray:
-    """A leaf as anybody can read it: one array, or a group of pieces with their offsets."""
+    """A leaf as zarr-python reads it: one array, or a group of pieces with their offsets."""
     if isinstance(node, zarr.Array):
         return np.asarray(node[...])
     assert isinstance(node, zarr.Group)

@@ -30,7 +30,7 @@ def run(
     """Answers of ``function(*args)`` from each of ``processes`` with ``devices`` each.
 
     Processes in ``killed`` are expected to die by SIGKILL; their answer is None. A function that
-    returns once another was killed ends by `os._exit`: it waits for nobody.
+    returns once another was killed ends by `os._exit`: it waits for no other process.
     """
     environment = {
         **os.environ,

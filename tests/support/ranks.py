@@ -109,7 +109,7 @@ def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
         world_size=size,
         timeout=datetime.timedelta(seconds=SECONDS),
     )
-    # Nobody may die before all are connected.
+    # No rank may die before all are connected.
     dist.barrier()
     while True:
         try:

@@ -2,7 +2,7 @@
 
 Forking is much faster than starting Python anew, and allowed as long as the parent has not used
 TensorStore. A command is a line of JSON, `Command`; the answer is a line with the last number that
-a saver reported as committed, or -1.
+a saver reported as committed, -1 if none did, or -2 if a saver failed.
 """
 
 from __future__ import annotations
@@ -122,8 +122,13 @@ def _supervise(command: Command) -> int:
     os.close(writing)
     deadline = time.monotonic() + command.seconds
     left = set(children)
+    failed = False
     while left and time.monotonic() < deadline:
-        left -= {child for child in left if os.waitpid(child, os.WNOHANG)[0]}
+        for child in list(left):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                left.remove(child)
+                failed |= os.WIFEXITED(status) and os.WEXITSTATUS(status) != 0
         time.sleep(0.0005)
     for child in left:
         os.kill(child, signal.SIGKILL)
@@ -131,6 +136,8 @@ def _supervise(command: Command) -> int:
         os.waitpid(child, 0)
     with os.fdopen(reading) as stream:
         reported = [int(line) for line in stream.read().split()]
+    if failed:
+        return -2
     return reported[-1] if reported else -1
 
 

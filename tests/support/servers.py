@@ -1,4 +1,4 @@
-"""Buckets to test with, as fixtures: S3 is moto's server, GCS one of ours."""
+"""Buckets to test with, as fixtures: S3 is moto's server, GCS is `GCSServer`."""
 
 from __future__ import annotations
 

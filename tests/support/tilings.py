@@ -112,8 +112,8 @@ def tiled_shapes(draw: st.DrawFn, *, max_rank: int = 4, min_side: int = 0) -> tu
 @st.composite
 def holders(draw: st.DrawFn, boxes: int, ranks: int) -> list[list[int]]:
     """For each of several boxes the ranks that hold it, at least one, ascending."""
-    everybody = list(range(ranks))
+    all_ranks = list(range(ranks))
     if draw(st.booleans()):
-        return [everybody for _ in range(boxes)]
-    some = st.lists(st.sampled_from(everybody), min_size=1, max_size=ranks, unique=True)
+        return [all_ranks for _ in range(boxes)]
+    some = st.lists(st.sampled_from(all_ranks), min_size=1, max_size=ranks, unique=True)
     return [sorted(draw(some)) for _ in range(boxes)]

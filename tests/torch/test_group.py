@@ -32,8 +32,8 @@ def exchange(group: Group) -> tuple[list[bytes] | None, bytes, bytes]:
     gathered = group.gather(message(group.rank))
     is_coordinator = group.rank == group.coordinator
     scattered = group.scatter([message(r) for r in range(group.size)] if is_coordinator else None)
-    told = group.broadcast(b"done" if is_coordinator else None)
-    return gathered, scattered, told
+    announced = group.broadcast(b"done" if is_coordinator else None)
+    return gathered, scattered, announced
 
 
 def on_rank_exchange(rank: int, coordinator: int) -> tuple[list[bytes] | None, bytes, bytes]:
@@ -45,10 +45,10 @@ def on_rank_exchange(rank: int, coordinator: int) -> tuple[list[bytes] | None, b
 @pytest.mark.parametrize("coordinator", range(4))
 def test_every_rank_can_coordinate(four_ranks: Ranks, coordinator: int) -> None:
     answers = four_ranks.run(on_rank_exchange, coordinator)
-    for rank, (gathered, scattered, told) in enumerate(answers):
+    for rank, (gathered, scattered, announced) in enumerate(answers):
         assert gathered == ([message(r) for r in range(4)] if rank == coordinator else None)
         assert scattered == message(rank)
-        assert told == b"done"
+        assert announced == b"done"
 
 
 def on_rank_subgroup(rank: int, backend: str) -> tuple[int, list[bytes] | None, bytes, bytes]:
@@ -68,10 +68,10 @@ def on_rank_subgroup(rank: int, backend: str) -> tuple[int, list[bytes] | None, 
 # The second cannot send host memory, like nccl: a gloo group is made beside it.
 @pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
 def test_subgroups_count_ranks_for_themselves(four_ranks: Ranks, backend: str) -> None:
-    for rank, gathered, scattered, told in four_ranks.run(on_rank_subgroup, backend):
+    for rank, gathered, scattered, announced in four_ranks.run(on_rank_subgroup, backend):
         assert gathered == ([message(0), message(1)] if rank == 1 else None)
         assert scattered == message(rank)
-        assert told == b"done"
+        assert announced == b"done"
 
 
 def on_rank_sees_its_own(rank: int) -> bool:
@@ -154,7 +154,7 @@ def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], fl
     def local(step: str) -> bytes:
         if rank == victim and step == when:
             die()
-        # Long enough that nobody can wait for a message that is on its way already.
+        # Long enough that no rank waits for a message that is on its way already.
         time.sleep(0.2 * rank)
         return bytes(1 << 20)
 
@@ -169,7 +169,7 @@ def on_rank_loses(rank: int, victim: int, when: str) -> tuple[str, list[int], fl
     except RanksFailedError as error:
         seconds = time.monotonic() - started
         with pytest.raises(RanksFailedError):
-            group.gather(b"")  # at once, since nobody is there any more
+            group.gather(b"")  # at once, since the others are gone
         return str(error), [f.rank for f in error.failures], seconds, True
     return "", [], time.monotonic() - started, False
 
@@ -215,10 +215,8 @@ def on_rank_is_silent(rank: int) -> tuple[str, float]:
 def test_a_silent_rank_is_waited_for_as_long_as_the_process_group_says(four_ranks: Ranks) -> None:
     for rank, (text, seconds) in enumerate(four_ranks.run(on_rank_is_silent)):
         if rank != 1:
-            lost = 1 if rank == 3 else 3  # the others see the coordinator give up
-            assert f"rank {lost}: it did not answer within the process group's timeout" in text
-            assert ("being the coordinator" in text) == (rank != 3)
-            assert 0.9 < seconds < 10
+            assert "rank 1: sent nothing for 1 s; is it alive" in text
+            assert 0.9 < seconds < 3
 
 
 def on_rank_beside_others(rank: int) -> tuple[list[bytes] | None, int]:

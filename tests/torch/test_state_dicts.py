@@ -1,4 +1,4 @@
-"""Models that torch wraps, through torch's own state dicts: saved in one way, gone on in another.
+"""Models that torch wraps, through torch's own state dicts: saved in one way, resumed in another.
 
 Every rank trains on the same data, so that training is the same however the model is sharded, but
 for the order of sums. What is saved and loaded must be equal to the bit: a checkpoint that is

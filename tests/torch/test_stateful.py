@@ -19,7 +19,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 import xckpt
 from tests.core.test_tree import same, trees
 from tests.support.ranks import Ranks
-from xckpt.errors import TreeMismatchError, UnsupportedLeafError, XckptError
+from xckpt.errors import (
+    CorruptCheckpointError,
+    RanksFailedError,
+    TreeMismatchError,
+    UnsupportedLeafError,
+)
 
 
 def load(path: str, *args: Any) -> Any:
@@ -302,14 +307,14 @@ class Sticky(Keeper):
 
 
 def on_rank_fail(rank: int, path: Path) -> list[Any]:
-    """A rank whose object fails, at a save and at a load; nobody's object is given anything."""
+    """A rank whose object fails, at a save and at a load; no rank's object is filled."""
     texts: list[Any] = []
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(RanksFailedError) as caught:
         xckpt.save(path / "no", {"app": Sticky({"fail": rank == 2, "n": 1})})
     texts.append(str(caught.value))
     xckpt.save(path / "yes", {"app": Sticky({"n": 1}), "w": torch.ones(3)})
     app = Sticky({"n": 0})
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(TreeMismatchError) as caught:
         xckpt.load_into(path / "yes", {"app": app, "w": torch.ones(3 + (rank == 1))})
     texts.append(str(caught.value))
     dist.barrier()
@@ -317,7 +322,7 @@ def on_rank_fail(rank: int, path: Path) -> list[Any]:
         chunk = path / "yes" / "w" / "c" / "0"
         chunk.write_bytes(b"\1" * len(chunk.read_bytes()))
     dist.barrier()
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(CorruptCheckpointError) as caught:
         xckpt.load_into(path / "yes", {"app": app, "w": torch.ones(3)})
     return [*texts, str(caught.value), app.given]
 

@@ -44,7 +44,7 @@ def assert_state(found: dict[str, Any]) -> None:
     same(found["plain"].cpu().numpy(), ARRAY)
 
 
-def test_torch_xla_writes_through_us_and_everybody_reads(tmp_path: Path) -> None:
+def test_torch_xla_writes_through_xckpt_and_all_adapters_read(tmp_path: Path) -> None:
     writer = XckptStorageWriter(tmp_path / "ckpt")
     dcp.save(state(ARRAY, TILED), storage_writer=writer, planner=SPMDSavePlanner(), no_dist=True)
     for loaded in xckpt.load(tmp_path / "ckpt").values():

@@ -72,6 +72,7 @@ class LoadCall:
         check_planner(self.planner, LoadPlanner, call)
         options = checked_options(self.options, LoadOptions, call)
         watch = watch_for(call, self.path, options)
+        arguments = self._arguments(call, like)
         from xckpt.storage.read_checkpoint import ZarrStorageReader
 
         planner = self.wanted.planner(
@@ -96,8 +97,20 @@ class LoadCall:
                 in_place=self.in_place,
                 others=others,
                 watch=watch,
+                arguments=arguments,
             )
         return loaded.tree, planner.report()
+
+    def _arguments(self, call: str, like: object) -> dict[str, str]:
+        """What all ranks must ask for alike, in words."""
+        return {
+            "call": call,
+            "like": _given(like),
+            "mapping": _given(self.mapping),
+            **self.wanted.arguments(),
+            **self.strictness.arguments(),
+            "cast": repr(self.cast),
+        }
 
     def _check_mapping(self) -> None:
         if self.mapping is not None and self.planner is not None:
@@ -125,6 +138,10 @@ class LoadCall:
             ranks=group.size,
             options=options,
         )
+
+
+def _given(argument: object) -> str:
+    return "None" if argument is None else "given"
 
 
 def _formats_at(path: Path, options: LoadOptions | None) -> FormatsAt:

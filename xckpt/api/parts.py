@@ -65,6 +65,16 @@ class PartialLoad:
         """Whether nothing but a plain load is asked for."""
         return self == PartialLoad()
 
+    def arguments(self) -> dict[str, str]:
+        """What was asked for, in words: all ranks must ask alike.
+
+        Example:
+            >>> PartialLoad.asked("model", "*.weight").arguments()
+            {'at': "'model'", 'select': "['*.weight']"}
+        """
+        patterns = [pattern.text for pattern in self.part.patterns]
+        return {"at": repr(self.part.at), "select": repr(patterns)}
+
     def planner(
         self,
         planner: LoadPlanner | None,

@@ -93,7 +93,6 @@ def save(
             metadata=metadata,
             failure=settle(ranks),
             watch=watch,
-            arguments={"path": repr(os.fspath(path)), "overwrite": repr(overwrite)},
         )
 
 
@@ -167,7 +166,6 @@ def save_async(
                 metadata=kept,
                 failure=failure,
                 watch=watch_for("save_async", path, options),
-                arguments={"path": repr(os.fspath(path)), "overwrite": repr(overwrite)},
             )
 
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)

@@ -10,19 +10,21 @@ Everything heavy is imported by the command that needs it, so that `xckpt --help
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from xckpt.cli.choose import no_such_leaf
+from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
 from xckpt.cli.convert import convert_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
-from xckpt.cli.places import copy_command, delete_command
+from xckpt.cli.places import copy_command, delete_command, gc_command
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ def commands() -> None:
 
 
 for each in (
-    *(ls, cat, head, stats, diff_command, copy_command, delete_command),
+    *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands),
 ):
     commands.add_command(each)
@@ -93,8 +95,9 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     """
     from xckpt.cli.report import checkpoint_report, narrowed
 
-    checkpoint = _open(path)
-    whole = checkpoint_report(path, checkpoint.manifest)
+    with collector_at_rest():
+        checkpoint = _open(path)
+        whole = checkpoint_report(path, checkpoint.manifest)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
         raise no_such_leaf(path, [each.name for each in whole.leaves], str(leaf))
@@ -105,6 +108,12 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         one, box = _with_reading(one, slice_)
     if as_json:
         print_json(one or report)
+        return
+    if one is None and not sys.stdout.isatty():
+        from xckpt.cli.render.tree import checkpoint_lines
+
+        with collector_at_rest():
+            click.echo("\n".join(checkpoint_lines(report)))
         return
     from xckpt.cli.render.tables import checkpoint_table, console, leaf_drawing, leaf_table
 

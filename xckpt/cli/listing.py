@@ -9,16 +9,16 @@
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from math import prod
 from typing import Final, NamedTuple
 
 import click
 
 from xckpt.cli.choose import chosen
+from xckpt.cli.collector import collector_at_rest
+from xckpt.cli.columns import columns
 from xckpt.cli.output import as_json, print_json
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
@@ -64,7 +64,7 @@ def ls(
     """
     import xckpt
 
-    with _collector_at_rest():
+    with collector_at_rest():
         rows = list(listed(xckpt.open(path).manifest))
     if patterns:
         kept = set(chosen(path, [row.name for row in rows], patterns))
@@ -83,18 +83,6 @@ def ls(
         console().print(leaf_list(ordered))
     else:
         click.echo("\n".join(lines(ordered)))
-
-
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Pause the collection of cycles: with very many leaves it takes a fifth of the time."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def listed(manifest: Manifest) -> Iterator[Row]:
@@ -122,14 +110,10 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
         >>> list(lines([Row("w", "int8", (2,), 2, True), Row("step", "int", None, 0, False)]))
         ['w     int8  [2]  2 B', 'step  int']
     """
-    cells = [
+    cells = (
         (printable(row.name), row.dtype, shape_text(row.shape), size_text(row)) for row in rows
-    ]
-    names, dtypes, shapes, sizes = (
-        max((len(row[column]) for row in cells), default=0) for column in range(4)
     )
-    for name, dtype, shape, size in cells:
-        yield f"{name:{names}}  {dtype:{dtypes}}  {shape:{shapes}}  {size:>{sizes}}".rstrip()
+    return columns(cells, right=[3])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,13 +1,17 @@
-"""Checkpoints as wholes: the commands `xckpt cp` and `xckpt rm`."""
+"""Checkpoints as wholes: the commands `xckpt cp`, `xckpt rm` and `xckpt gc`."""
 
 from __future__ import annotations
 
+import re
 import sys
 
 import click
 
-from xckpt.cli.output import Failure, say
+from xckpt.cli.output import Failure, as_json, print_json, say
 from xckpt.core.text.printable import printable
+
+UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+"""Seconds of the units that a time is given in."""
 
 
 @click.command("cp")
@@ -48,3 +52,54 @@ def delete_command(path: str, yes: bool) -> None:
             raise Failure("nothing was deleted")
     xckpt.delete(path)
     say(f"{path}: deleted: {held}")
+
+
+class Duration(click.ParamType[float]):
+    """A time in seconds, or with one of the units s, m, h, d and w."""
+
+    name = "time"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """The seconds."""
+        if isinstance(value, float):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw]?)", str(value))
+        if found is None:
+            self.fail(f"{value!r} is no time: give 90s, 30m, 12h, 2d or 1w", param, ctx)
+        return float(found[1]) * UNITS[found[2]]
+
+
+@click.command("gc")
+@click.argument("path")
+@click.option("--dry-run", is_flag=True, help="List what was left, and remove nothing.")
+@click.option(
+    "--older-than",
+    type=Duration(),
+    metavar="TIME",
+    help="Also remove what may belong to another host, if it has not changed for TIME: 12h, 2d.",
+)
+@as_json
+def gc_command(path: str, dry_run: bool, older_than: float | None, as_json: bool) -> None:
+    """Remove what killed saves have left in PATH, a folder of checkpoints or a bucket.
+
+    Lists everything that was found, with its size. What belongs to a save that is alive stays, and
+    so does what may be alive on another host, unless --older-than says otherwise: choose a time
+    that no save takes. All that lies in a bucket may be alive.
+    """
+    import xckpt
+    from xckpt.core.text.shown import readable_bytes
+
+    found = xckpt.gc(path, dry_run=dry_run, older_than=older_than)
+    if as_json:
+        print_json(found)
+        return
+    for left in found:
+        say(str(left))
+    gone = [left for left in found if left.removed]
+    stays = [left for left in found if not left.removed]
+    say(
+        f"{path}: {readable_bytes(sum(left.bytes for left in gone))} removed, "
+        f"{readable_bytes(sum(left.bytes for left in stays))} left"
+    )

@@ -278,20 +278,23 @@ def tree_rows(leaves: Sequence[LeafReport], containers: Mapping[str, str]) -> It
     """
     by_name = {leaf.name: leaf for leaf in leaves}
     rank: dict[str, int] = {}
-    below: defaultdict[str, list[LeafReport]] = defaultdict(list)
+    size: defaultdict[str, int] = defaultdict(int)
+    chunks: defaultdict[str, int] = defaultdict(int)
     for name in (*by_name, *filter(None, containers)):
+        leaf = by_name.get(name)
+        count = leaf.chunks if leaf else 0
         for node in _path(name):
             rank.setdefault(node, len(rank))
-            if name in by_name:
-                below[node].append(by_name[name])
+            size[node] += leaf.bytes if leaf else 0
+            chunks[node] += count
     for name in sorted(rank, key=lambda name: [rank[node] for node in _path(name)]):
         leaf = by_name.get(name)
         yield TreeRow(
             name.count("/"),
             name.rpartition("/")[2],
             "" if leaf else containers.get(name, "dict"),
-            sum(each.bytes for each in below[name]),
-            sum(each.chunks for each in below[name]),
+            size[name],
+            chunks[name],
             leaf,
         )
 

@@ -31,7 +31,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
-from xckpt.engine.adapters import find_group
+from xckpt.engine.adapters import find_group, refuse_others
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce
@@ -123,7 +123,8 @@ def convert(
         CheckpointExistsError: something is at ``dst``, and ``overwrite`` is False.
         CorruptCheckpointError: the source is not what was saved; names leaf and range.
         StorageError: a storage refused, or a worker died.
-        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. Nothing is committed.
 
     Example:
         >>> import numpy as np, xckpt
@@ -253,9 +254,11 @@ def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, Tenso
 
 def _group_for(executor: Executor | None, group: Group | None) -> Group:
     if executor is None:
-        return find_group() if group is None else group
+        return find_group(group)
     if group is not None and group.size > 1:
         raise ValueError("an executor's workers or a group's ranks can share the work, not both")
+    if group is None:
+        refuse_others()
     return LocalGroup()
 
 

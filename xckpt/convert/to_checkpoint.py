@@ -69,7 +69,17 @@ class CheckpointOutput:
         return replace(self, orders=orders, items=items)
 
     def write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
-        """Write and digest a unit's chunks; the report is a `Written`."""
+        """Write and digest a unit's chunks, durably; the report is a `Written`."""
+        if not self.orders.location.unsynced:
+            return self._write(unit, made)
+        from xckpt.storage.commit.batch import synced_together
+
+        leaves = {self.items[part].index.fqn for part in unit.parts}
+        paths = [array.path for array in self.orders.arrays if array.leaf in leaves]
+        with synced_together(self.orders.location, paths):
+            return self._write(unit, made)
+
+    def _write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         items = [self.items[part] for part in unit.parts]
         arrays = {
             (item.index.fqn, part.box.offsets): array

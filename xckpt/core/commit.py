@@ -22,11 +22,13 @@ system counts as one that exchanges no folders.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
+from xckpt.core.names import LONGEST_COMPONENT
 from xckpt.errors import CheckpointExistsError
 
 
@@ -58,6 +60,69 @@ class Place(Enum):
     """As PLAIN_FOLDER, for a folder in another format."""
     FILE = "file"
     """Rename a file to the path, in place of one that is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileSystem:
+    """What the file system under a save can do, found out once a save."""
+
+    locks: bool
+    """Whether it has locks. Without, only a save in a folder of its own is safe."""
+    syncs_folders: bool
+    """Whether a folder can be forced to disk. Without, only files are."""
+    tells_case: bool
+    """Whether names that differ in case alone are two names."""
+    longest_name: int
+    """Bytes that a name may have."""
+
+    def problems(self, paths: Mapping[str, str], *, beside: bool = False) -> list[str]:
+        """Why a save must not be begun here, a line each.
+
+        Args:
+            paths: where each zarr array goes -> the leaf that it is of. All is ASCII, so that no
+                file system spells it another way.
+            beside: whether the save is staged among the files that are there.
+
+        Example:
+            >>> plain = FileSystem(True, True, tells_case=False, longest_name=255)
+            >>> plain.problems({"m/A": "m/A", "m/a": "m/a", "m/b": "m/b"})
+            ['m/A and m/a differ in case alone, and here that is one name: rename one']
+        """
+        problems: list[str] = []
+        if beside and not (self.locks and self.syncs_folders):
+            lacking = "locks files" if not self.locks else "forces the names in a folder to disk"
+            problems.append(f"it neither exchanges folders nor {lacking}: save to a new path")
+        if not self.tells_case:
+            problems += _clashing(paths)
+        for path, leaf in paths.items() if self.longest_name < LONGEST_COMPONENT else ():
+            longest = max(map(len, path.split("/")))
+            if longest > self.longest_name:
+                problems.append(
+                    f"{leaf}: its name takes {longest} bytes, and here names have at most "
+                    f"{self.longest_name}: give it a shorter one"
+                )
+        return problems
+
+
+def _clashing(paths: Mapping[str, str]) -> Iterator[str]:
+    """A line for each path of which a part differs from another's in case alone."""
+    spelled: dict[str, str] = {}
+    leaves: dict[str, str] = {}
+    said: set[str] = set()
+    for path, leaf in paths.items():
+        end = 0
+        while end >= 0:
+            end = path.find("/", end + 1)
+            part = path if end < 0 else path[:end]
+            folded = part.lower()
+            if spelled.setdefault(folded, part) == part:
+                leaves.setdefault(part, leaf)
+            elif folded not in said:
+                said.add(folded)
+                yield (
+                    f"{leaves[spelled[folded]]} and {leaf} differ in case alone, and here that is "
+                    f"one name: rename one"
+                )
 
 
 class Step(Enum):

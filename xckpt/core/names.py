@@ -38,7 +38,8 @@ _PLAIN = re.compile(rf"{_PLAIN_COMPONENT}(?:/{_PLAIN_COMPONENT})*")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
 _RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
 _LOCK = ".__lock"
-_LONGEST = 160
+LONGEST_COMPONENT = 160
+"""Bytes of the longest component of a zarr path."""
 _KEPT = 100
 
 
@@ -107,6 +108,7 @@ def _is_int(part: str) -> bool:
     return part[:1] in _INT_STARTS and _INT_LIKE.fullmatch(part) is not None
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def _stored(part: str) -> str:
     raw = part.encode("utf-8", "surrogatepass")
     safe = _UNSAFE.sub(lambda match: b"%%%02X" % match[0][0], raw).decode("ascii")
@@ -116,7 +118,7 @@ def _stored(part: str) -> str:
         safe = f"{safe[:-1]}%{ord(safe[-1]):02X}"
     if safe.endswith(_LOCK):
         safe = f"{safe[: -len(_LOCK)]}%2E{_LOCK[1:]}"
-    if len(safe) > _LONGEST:
+    if len(safe) > LONGEST_COMPONENT:
         safe = f"{safe[:_KEPT]}~{hashlib.blake2b(raw, digest_size=16).hexdigest()}"
     return safe
 

@@ -10,7 +10,7 @@ pytrees; the `Adapters` know them). Everything else is a leaf.
 3. `unflatten` builds the tree back from names and kinds. Custom classes come back as dicts and
    namedtuples as namedtuples of the same fields, since no class is imported on a checkpoint's word.
 4. `rebuild` puts new leaves into a copy of a tree that the caller has: there, classes are known.
-   `assign` puts them into the tree itself.
+   `xckpt.core.targets.assign` puts them into the tree itself.
 
 An object that keeps its own state (a model, an optimizer) stands for the dict that it gives: its
 leaves lie below the object's name. It is asked once a walk, and nothing but a load gives it a new
@@ -25,7 +25,7 @@ from __future__ import annotations
 import copy
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
@@ -159,17 +159,21 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             problems[clash or name] = None
         else:
             parent[last] = leaf
-    for name in containers:
-        if clash := _descend(root, split_name(name))[1]:
+    for name, kind in containers.items():
+        node, clash = _descend(root, split_name(name))
+        if clash:
             problems[clash] = None
+        node.name, node.kind = name, kind
     if problems:
         lines = [f"{name}: a leaf and a container have this name" for name in problems]
         raise ManifestError("\n  ".join(lines), tuple(lines))
-    return _close(root, (), containers)
+    return _close(root)
 
 
 class _Container(dict[str | int, object]):
     """A container of the tree; a dict that is no `_Container` is a leaf's value."""
+
+    name, kind = "", "dict"
 
 
 def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, str]:
@@ -183,13 +187,9 @@ def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, s
     return node, ""
 
 
-def _close(node: _Container, keys: KeyPath, containers: Mapping[str, str]) -> object:
-    name = join_keys(keys)
-    kind, _, detail = containers.get(name, "dict").partition(":")
-    children = {
-        key: _close(child, (*keys, key), containers) if isinstance(child, _Container) else child
-        for key, child in node.items()
-    }
+def _close(node: _Container) -> object:
+    name, (kind, _, detail) = node.name, node.kind.partition(":")
+    children = {k: _close(each) if type(each) is _Container else each for k, each in node.items()}
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
             raise ManifestError(
@@ -287,64 +287,3 @@ def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> ob
     for key, child in children:
         new[key] = child
     return new
-
-
-def assign(
-    tree: object,
-    leaves: Mapping[str, object],
-    adapters: Adapters = NO_ADAPTERS,
-    *,
-    keep: Collection[str] = (),
-) -> object:
-    """Put leaves into a tree's own dicts and lists; a tuple is replaced inside its parent.
-
-    Args:
-        tree: what to change.
-        leaves: by name, a value for each leaf.
-        adapters: open the frameworks' containers.
-        keep: names of subtrees that stay as they are.
-
-    Returns:
-        The tree itself, unless its root is a tuple or a leaf.
-
-    Raises:
-        UnsupportedLeafError: a leaf changes in a container that is no dict, list or tuple.
-
-    Example:
-        >>> tree = {"step": 1, "betas": (0.9, 0.99)}
-        >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
-        (True, {'step': 2, 'betas': (0.8, 0.99)})
-    """
-    return _assign(tree, (), leaves, adapters, keep)
-
-
-def _assign(
-    node: object,
-    keys: KeyPath,
-    leaves: Mapping[str, object],
-    adapters: Adapters,
-    keep: Collection[str],
-) -> object:
-    name = join_keys(keys)
-    if name in keep:
-        return node
-    container = adapters.open_container(node)
-    if container is None:
-        return leaves[name]
-    changed: dict[str | int, object] = {}
-    for key, child in container[1]:
-        if (new := _assign(child, (*keys, key), leaves, adapters, keep)) is not child:
-            changed[key] = new
-    if not changed:
-        return node
-    if isinstance(node, MutableMapping | list):
-        for key, new in changed.items():
-            node[key] = new  # type: ignore[index]  # a list's keys are ints
-        return node
-    if isinstance(node, tuple):
-        values = [changed.get(key, child) for key, child in container[1]]
-        return getattr(type(node), "_make", tuple)(values)
-    raise UnsupportedLeafError(
-        f"{name or 'the root'}: a {type(node).__name__} cannot be changed in place; "
-        f"use load, which returns a new one"
-    )

@@ -185,7 +185,7 @@ def find_group(
             f"a group of processes is an xckpt.Group, a torch.distributed.ProcessGroup or a "
             f"DeviceMesh, not a {type(process_group).__name__}"
         )
-    _refuse_others()
+    refuse_others()
     if coordinator_rank:
         raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
     return LocalGroup()
@@ -199,8 +199,12 @@ def _timed(group: Group, timeout: float | None) -> Group:
     return group.within(timeout)
 
 
-def _refuse_others() -> None:
-    """Raise if a launcher has started more than this process."""
+def refuse_others() -> None:
+    """Refuse to work alone where a launcher has started more than this process.
+
+    Raises:
+        NoGroupError: it has; the message names the variable that says so.
+    """
     launched = launched_with(os.environ)
     if launched is not None:
         variable, count = launched

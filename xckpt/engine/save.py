@@ -27,7 +27,7 @@ from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
 from xckpt.core.storage import StorageWriter
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.group import Group, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
 from xckpt.engine.steps import all_reduce, reduce_scatter
@@ -48,7 +48,6 @@ def save_state(
     metadata: JSONValue = None,
     failure: BaseException | None = None,
     watch: Watch | None = None,
-    arguments: Mapping[str, str] | None = None,
 ) -> Metadata:
     """Save a state on all ranks of a group; collective.
 
@@ -61,7 +60,6 @@ def save_state(
         failure: why this rank cannot save, if it cannot: it fails the first step, so that every
             rank raises.
         watch: times the save, if there is a listener.
-        arguments: of the call, in words: those that all ranks must give alike.
 
     Returns:
         The metadata of the committed checkpoint, the same on every rank.
@@ -73,11 +71,12 @@ def save_state(
     tree = cast(Mapping[str, object], state)  # our planners take any tree
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
-    save.arguments = arguments or {}
+    together = operation(group) if group.size > 1 else nullcontext()
     if watch is None:
-        return save.run(group)
+        with together:
+            return save.run(group)
     save.step = watch.step
-    with watch:
+    with watch, together:
         return save.run(watch.watched(group))
 
 
@@ -94,8 +93,6 @@ class _Save:
     watch: Watch | None
     step: Step = nullcontext
     """The context of a step, by its name, which times it where there is a listener."""
-    arguments: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The call's options, the same on all ranks."""
     rank: int = 0
     is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
@@ -122,14 +119,12 @@ class _Save:
 
     def _compare(self, group: Group) -> None:
         # A save by one process has no need of it.
-        from xckpt.engine.ranks.compare import compare_ranks
+        from xckpt.engine.ranks.compare import arguments_of, compare_ranks
 
         options = getattr(self.writer, "options", None)
-        known = options if isinstance(options, SaveOptions) else SaveOptions()
-        names = ("chunk_bytes", "shard_bytes", "compare_replicas")
-        arguments = {name: repr(getattr(known, name)) for name in names} | dict(self.arguments)
-        compares = known.compare_replicas is not False
-        compare_ranks(group, self._set_up, arguments, contents=compares)
+        compares = not isinstance(options, SaveOptions) or options.compare_replicas is not False
+        arguments = arguments_of(self.writer)
+        compare_ranks(group, arguments, lambda: self._set_up().replicas() if compares else ())
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""

@@ -12,20 +12,23 @@ rank waits for one that has failed:
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.errors import PlanError, RankFailure, RanksFailedError, XckptError
 
 
 class _Outcome(msgspec.Struct, array_like=True):
     """What a rank contributes to a step: its bytes, or why it has none."""
 
+    step: int
+    """What the rank takes part in: see `_number`."""
     data: bytes = b""
     failure: RankFailure | None = None
 
@@ -37,6 +40,11 @@ class _Verdict(msgspec.Struct, array_like=True):
     failures: list[tuple[list[int], RankFailure]] = []
     """Ranks and how each of them failed: most often all fail alike."""
 
+
+ELSEWHERE: Final = (
+    "this rank is in another step than the coordinator: does every rank call the same save or "
+    "load, and did one call again after an interrupt?"
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _outcome = msgspec.msgpack.Decoder(_Outcome).decode
@@ -95,7 +103,7 @@ def reduce_scatter(
             raise PlanError(f"{len(shares)} answers for {group.size} ranks")
         return [codec.encode(share) for share in shares]
 
-    verdicts, caught = _reduce(group, local, answers, codec)
+    verdicts, caught = _reduce(group, step, local, answers, codec)
     return codec.decode(_answer(step, group.scatter(verdicts), caught))
 
 
@@ -113,7 +121,7 @@ def all_reduce(
     """
     if group.size == 1:
         return decide([codec.decode(codec.encode(local()))])
-    verdicts, caught = _reduce(group, local, lambda values: [decide(values)], codec)
+    verdicts, caught = _reduce(group, step, local, lambda values: [decide(values)], codec)
     return _answer(step, group.broadcast(verdicts[0] if verdicts else None), caught)
 
 
@@ -133,6 +141,7 @@ def broadcast(group: Group, step: str, decide: Callable[[], bytes]) -> bytes:
 
 def _reduce(
     group: Group,
+    step: str,
     local: Callable[[], T],
     decide: Callable[[list[T]], Sequence[bytes]],
     codec: Codec[T],
@@ -140,17 +149,29 @@ def _reduce(
     """Gather what every rank made: the verdicts, on the coordinator, and what this rank raised."""
     caught: Exception | None = None
     try:
-        outcome = _Outcome(codec.encode(local()))
+        outcome = _Outcome(_number(step), codec.encode(local()))
     except Exception as error:
-        outcome, caught = _Outcome(failure=RankFailure.of(group.rank, error)), error
+        outcome, caught = _Outcome(_number(step), failure=RankFailure.of(group.rank, error)), error
+        if isinstance(error, RanksFailedError) and isinstance(group, SuspectingGroup):
+            group.suspect([failure.rank for failure in error.failures])
     gathered = group.gather(_encode(outcome))
     if gathered is None:
         return None, caught
     outcomes = [_outcome(item) for item in gathered]
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    failures += [
+        RankFailure.of(rank, PlanError(ELSEWHERE))
+        for rank, outcome in enumerate(outcomes)
+        if outcome.step != _number(step)
+    ]
     if failures:
         return [_refusal(failures)] * group.size, caught
     return _verdicts(group, lambda: decide([codec.decode(o.data) for o in outcomes]))
+
+
+def _number(step: str) -> int:
+    """A step in two bytes: every rank sends it."""
+    return zlib.crc32(step.encode()) & 0xFFFF
 
 
 def _verdicts(

@@ -116,6 +116,18 @@ def detect(path: str | os.PathLike[str]) -> str:
     return format
 
 
+def is_known(path: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint of a format that `SOURCES` reads lies at a path.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    try:
+        return bool(detect(path))
+    except NotACheckpointError:
+        return False
+
+
 def _of_folder(folder: FilePath) -> str | None:
     if not folder.is_dir():
         return None  # A pipe would have to be waited for.

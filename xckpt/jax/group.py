@@ -22,13 +22,13 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn, Protocol
 
 import jax
 from jax._src import distributed, xla_bridge
 
-from xckpt.engine.ranks.waiting import SLICE_SECONDS, Waiting, silence, wait_in_thread
+from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, silence, wait_in_thread
 from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
 
 PART_BYTES = 1 << 21
@@ -72,6 +72,7 @@ class JaxGroup:
         coordinator_rank: the process that makes the global decisions and commits.
         timeout: longest wait for another process in one collective, in seconds. It has to outlast
             the slowest rank's writing.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
         RuntimeError: `jax.distributed.initialize` was not called.
@@ -89,7 +90,13 @@ class JaxGroup:
     size: int
     coordinator: int
 
-    def __init__(self, *, coordinator_rank: int = 0, timeout: float = TIMEOUT) -> None:
+    def __init__(
+        self,
+        *,
+        coordinator_rank: int = 0,
+        timeout: float = TIMEOUT,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         client, rank, size = _service()
         if client is None:
             raise RuntimeError("call jax.distributed.initialize() before making a JaxGroup")
@@ -98,16 +105,22 @@ class JaxGroup:
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
         self._client = client
         self.timeout = timeout
+        self._warn_after = warn_after
         self._prefix = f"xckpt/{next(_numbers)}"
         self._calls = itertools.count()
 
     def within(self, seconds: float) -> JaxGroup:
         """Another group of the same processes with another timeout; all processes make it."""
-        return JaxGroup(coordinator_rank=self.coordinator, timeout=seconds)
+        return self._again(seconds)
 
     def in_background(self) -> JaxGroup:
         """Another group of the same processes, for use in another thread; all processes make it."""
-        return JaxGroup(coordinator_rank=self.coordinator, timeout=self.timeout)
+        return self._again(self.timeout)
+
+    def _again(self, timeout: float) -> JaxGroup:
+        return JaxGroup(
+            coordinator_rank=self.coordinator, timeout=timeout, warn_after=self._warn_after
+        )
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes on the coordinator, None elsewhere.
@@ -126,7 +139,7 @@ class JaxGroup:
             missing = [rank for rank in self._others() if rank not in answers]
             return [rank for rank in missing if not self._is_set(f"{key}/{rank}/0")]
 
-        waiting = Waiting(self.rank, self.coordinator, silent)
+        waiting = self._waiting(silent)
         for rank in self._others():
             answers[rank] = self._get(f"{key}/{rank}", deadline, waiting)
         self._client.key_value_delete(key)
@@ -169,6 +182,9 @@ class JaxGroup:
         self._meet(f"{key}/read")
         return value
 
+    def _waiting(self, silent: Callable[[], Sequence[int]]) -> Waiting:
+        return Waiting(self.rank, self.coordinator, silent, warn_after=self._warn_after)
+
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
 
@@ -205,9 +221,10 @@ class JaxGroup:
 
     def _wait(self, key: str, deadline: float, waiting: Waiting) -> bytes | None:
         while True:
-            left = min(max(deadline - time.monotonic(), 0.01), SLICE_SECONDS)
+            left = min(deadline - time.monotonic(), waiting.seconds_left, SLICE_SECONDS)
             try:
-                return self._client.blocking_key_value_get_bytes(key, int(left * 1000))
+                milliseconds = max(10, int(left * 1000))
+                return self._client.blocking_key_value_get_bytes(key, milliseconds)
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise _lost(f"the coordination service failed: {_first_line(error)}") from error
@@ -218,7 +235,7 @@ class JaxGroup:
 
     def _from_coordinator(self, key: str) -> bytes:
         # The coordinator times out first, and its note tells more than its silence.
-        waiting = Waiting(self.rank, self.coordinator, lambda: [self.coordinator])
+        waiting = self._waiting(lambda: [self.coordinator])
         value = self._get(key, time.monotonic() + self.timeout + SLICE_SECONDS, waiting)
         if value is None:
             raise _silence([self.coordinator], self.timeout)
@@ -239,7 +256,7 @@ class JaxGroup:
             self._client.wait_at_barrier(barrier, int(self.timeout * 1000))
 
         try:
-            wait_in_thread(wait, Waiting(self.rank, self.coordinator, silent), None)
+            wait_in_thread(wait, self._waiting(silent), None)
         except RuntimeError as error:
             text = str(error).split("RPC:")[0].strip()
             missing = silent()

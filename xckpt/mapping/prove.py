@@ -112,7 +112,7 @@ def _target_faults(resolved: ResolvedMapping) -> Iterator[str]:
 
 
 Use = tuple[StridedCopy, str]
-"""A copy out of a source leaf, and who uses it."""
+"""A copy out of a source leaf, and the rule that uses it."""
 
 
 def _uses(resolved: ResolvedMapping) -> dict[str, list[Use]]:

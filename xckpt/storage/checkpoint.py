@@ -76,6 +76,7 @@ class Checkpoint(StoredTree):
         if isinstance(entry, ValueEntry):
             return decode_value(entry.type, entry.value)
         if isinstance(entry, BytesEntry):
+            self.location.access.start()
             content = self._reader.read_bytes(entry)
             return cast(Value, decode_content(entry.name, entry.type, content))
         return StoredArray(
@@ -111,6 +112,7 @@ class Checkpoint(StoredTree):
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
             (a zarr.json) or ``"digests"``. After `MOST_PROBLEMS` damaged chunks no more are read.
         """
+        self.location.access.start()
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
         try:

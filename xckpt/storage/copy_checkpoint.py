@@ -10,28 +10,25 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.codec import encode, parse
-from xckpt.core.manifest.entries import Manifest, arrays, documents
-from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.budget import Pool
+from xckpt.storage.commit.folder import link_or_copy, sync_folder
 from xckpt.storage.commit.staging import begin
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
-"""Objects on their way at a time, each of a chunk's or a zarr shard's size."""
+"""Objects on their way at a time, within the memory of a load; a larger object goes alone."""
 
 
 def has_checkpoint(location: Location) -> bool:
@@ -44,7 +41,8 @@ def has_checkpoint(location: Location) -> bool:
         return (location.folder / MANIFEST).is_file()
     with storage_errors(location):
         store = open_store(location)
-        return bool(store.list(type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")).result())
+        only = type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")
+        return bool(answer(store.list(only), location))
 
 
 def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> None:
@@ -70,17 +68,6 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
         raise
 
 
-def object_keys(manifest: Manifest) -> Iterator[str]:
-    """The key of every object that a manifest implies, in its root; the manifest's own not."""
-    yield DIGESTS
-    yield from (key for key, _ in documents(manifest))
-    for array in arrays(manifest):
-        if array.count:
-            origin = (0,) * len(array.shape)
-            _, boxes = cells(origin, array.shape, array.shape, array.unit)
-            yield from (array.key(box.offsets) for box in boxes)
-
-
 def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
     with storage_errors(target):
         if source.folder is not None and target.folder is not None:
@@ -89,40 +76,31 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
         from_store, to_store = open_store(source), open_store(target)
 
         def copy(key: str) -> None:
-            found = from_store.read(key).result()
+            found = answer(from_store.read(key), source)
             if found.state != "value":
                 raise _missing(source, key)
-            to_store.write(key, found.value).result()
+            answer(to_store.write(key, found.value), target)
 
-        with ThreadPoolExecutor(THREADS, "xckpt-copy") as pool:
-            # All are waited for, so that nothing is written after a failure has been reported.
-            for done in [pool.submit(copy, key) for key in object_keys(manifest)]:
-                done.result()
+        # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
+        # "CopyRange not supported" for files, memory://, s3:// and gs:// alike.
+        with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
+            for key, size in object_sizes(manifest):
+                pool.submit(partial(copy, key), size)
 
 
 def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
     folders: set[Path] = {target}
-    for key in object_keys(manifest):
+    for key, _ in object_sizes(manifest):
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)
             folders.add(new.parent)
         try:
-            _link(source / key, new)
+            link_or_copy(source / key, new)
         except FileNotFoundError as error:
             raise _missing(Location("file", str(source)), key) from error
     for folder in folders:
         sync_folder(folder)
-
-
-def _link(source: Path, new: Path) -> None:
-    """One more name for a file; a copy of it where the file system gives none."""
-    with suppress(OSError):
-        os.link(source, new)
-        return
-    shutil.copyfile(source, new)
-    with open(new, "rb") as copied:
-        os.fsync(copied.fileno())
 
 
 def _missing(source: Location, key: str) -> CorruptCheckpointError:

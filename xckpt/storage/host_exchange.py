@@ -21,7 +21,7 @@ import socket
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from queue import LifoQueue
 from typing import IO
@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import StorageError
-from xckpt.storage.location import storage_errors
 
 _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
@@ -143,7 +142,7 @@ class Exchange:
         """
         number = self._free.get()
         if self._failure is not None:
-            self._free.put(number)  # for the next who waits
+            self._free.put(number)  # for the next waiting thread
             raise self._failure
         return number, self._slots[number, :size]
 
@@ -197,7 +196,7 @@ class Exchange:
         take: Callable[[int, Bytes], None],
     ) -> None:
         """Take ``count`` chunks from the rank that listens at an address."""
-        with storage_errors(_LOST):
+        with _noticing_loss():
             connection.connect(address)
         _send(connection, rank)
         slots = _receive_slots(connection)
@@ -234,33 +233,47 @@ def _call(address: str, rank: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.connect(address)
     except OSError as error:
-        raise StorageError(f"rank {rank} of this host failed before it began to read") from error
+        raise _peer_lost(f"rank {rank} of this host failed before it began to read") from error
+
+
+@contextlib.contextmanager
+def _noticing_loss() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise _peer_lost(f"{_LOST}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _peer_lost(text: str) -> StorageError:
+    error = StorageError(text)
+    error.is_consequence = True
+    return error
 
 
 def _send(connection: socket.socket, *numbers: int) -> None:
-    with storage_errors(_LOST):
+    with _noticing_loss():
         connection.sendall(struct.pack(f"<{len(numbers)}q", *numbers))
 
 
 def _receive(connection: socket.socket, count: int) -> tuple[int, ...]:
-    with storage_errors(_LOST):
+    with _noticing_loss():
         message = connection.recv(8 * count, socket.MSG_WAITALL)
     return _numbers(message, count)
 
 
 def _numbers(message: bytes, count: int) -> tuple[int, ...]:
     if len(message) != 8 * count:
-        raise StorageError(f"{_LOST}: it closed its socket")
+        raise _peer_lost(f"{_LOST}: it closed its socket")
     return struct.unpack(f"<{count}q", message)
 
 
 def _send_slots(connection: socket.socket, descriptor: int, slots: Bytes) -> None:
-    with storage_errors(_LOST):
+    with _noticing_loss():
         socket.send_fds(connection, [struct.pack("<2q", *slots.shape)], [descriptor])
 
 
 def _receive_slots(connection: socket.socket) -> Bytes:
-    with storage_errors(_LOST):
+    with _noticing_loss():
         shape, descriptors, _, _ = socket.recv_fds(connection, 16, 1)
     try:
         return _mapped(*descriptors, *_numbers(shape, 2))

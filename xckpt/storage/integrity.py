@@ -18,15 +18,16 @@ from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.problem import Problem
-from xckpt.errors import CorruptCheckpointError, ManifestError, StorageError
-from xckpt.storage.array import digest_bytes
-from xckpt.storage.digests import Digests
-from xckpt.storage.location import (
-    Location,
-    file_problem,
-    open_store,
-    storage_errors,
+from xckpt.errors import (
+    CheckpointReplacedError,
+    CorruptCheckpointError,
+    ManifestError,
+    StorageError,
 )
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.digests import Digests
+from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 DOCUMENTS_IN_FLIGHT = 1024
 """Documents that are read at a time."""
@@ -62,16 +63,16 @@ class Integrity:
         """Tell damage from a checkpoint that was overwritten while it was read.
 
         Raises:
-            StorageError: another checkpoint is there now, or none.
+            CheckpointReplacedError: another checkpoint is there now, or none.
         """
         try:
             yield
-        except CorruptCheckpointError as error:
+        except (CorruptCheckpointError, StorageError) as error:
             with storage_errors(self.home):
-                present = open_store(self.home).read(MANIFEST).result()
+                present = answer(open_store(self.home).read(MANIFEST), self.home)
             with contextlib.suppress(ManifestError):
                 if present.state != "value" or parse(present.value, digest_bytes) != self.manifest:
-                    raise StorageError(
+                    raise CheckpointReplacedError(
                         f"{self.home} was replaced or removed while it was read; "
                         f"open it again to read what is there now"
                     ) from error
@@ -151,7 +152,7 @@ class Integrity:
         """
         if document.answer is not None:
             with storage_errors(self.root.child(document.key)):
-                content = document.answer.result()
+                content = answer(document.answer, self.root)
             if content.state != "value":
                 return "missing"
             if content.value == document.expected:

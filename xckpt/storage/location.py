@@ -3,10 +3,9 @@
 1. A `Location` is parsed from what the user typed. A checkpoint never names a location: everything
    is rebuilt from the path that the caller gave.
 2. `open_store` opens it as a TensorStore key-value store whose keys are relative to it.
-3. `storage_errors` turns what a store raises into a `StorageError` that says where. The system
-   raises `OSError`; TensorStore raises `ValueError`, whose message begins with a status
-   (``NOT_FOUND: ...``). It wraps the calls of a store and nothing else, so that what a planner or a
-   callback raises reaches the caller as it is.
+3. `storage_errors` turns what a store raises into a `StorageError` that says where and what to do
+   (`xckpt.storage.refusals`). It wraps the calls of a store and nothing else, so that what a
+   planner or a callback raises reaches the caller as it is.
 4. TensorStore's threads do not survive a fork, and it ends a forked process that uses it by an
    abort. `check_process` raises an error before.
 """
@@ -15,24 +14,86 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import re
-import stat
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote
 
 import tensorstore as ts
 
 from xckpt.errors import StorageError, XckptError
+from xckpt.options import StorageOptions, storage_option
 
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
 for other bytes."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
-S3_RETRIES = {"max_retries": 8, "initial_delay": "200ms", "max_delay": "4s"}
-"""TensorStore's defaults (32 tries, up to 32 s apart) wait 15 minutes for a dead endpoint."""
+RETRIES: Final = 16
+"""How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
+DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
+"""Between two tries, and TensorStore adds a random part. Its defaults (32 tries, up to 32 s apart)
+wait 15 minutes for a dead endpoint."""
+REQUEST_SECONDS: Final = 60.0
+CLEANUP_SECONDS: Final = 1.5
+"""How long what was written may be removed for, once the time of a call is over."""
+_STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
+"""Seconds without a byte after which curl gives up a request; read once in a process."""
+
+
+@dataclass(slots=True)
+class Access:
+    """How often and how long a storage is asked in one call of the user's.
+
+    The time of a call begins with `start`; where it was not called, `timeout` counts for each wait.
+
+    Example:
+        >>> access = Access(timeout=5.0)
+        >>> access.start()
+        >>> 4.9 < access.left <= 5.0
+        True
+    """
+
+    retries: int = RETRIES
+    timeout: float = math.inf
+    request_timeout: float = REQUEST_SECONDS
+    concurrency: int = 0
+    """0 for TensorStore's own choice."""
+    until: float = math.inf
+    """When the time of the call is over, by `time.monotonic`."""
+    heard: float = 0.0
+    """When the storage answered last."""
+
+    @classmethod
+    def of(cls, options: StorageOptions | None) -> Access:
+        """What options and environment say.
+
+        Raises:
+            ValueError: a variable of the environment holds no number.
+        """
+        access = cls()
+        for name in ("retries", "timeout", "request_timeout", "concurrency"):
+            value = storage_option(options, name)
+            if value is not None:
+                setattr(access, name, value)
+        return access
+
+    def start(self) -> None:
+        """A call of the user's begins."""
+        self.until = time.monotonic() + self.timeout
+
+    def clean_up(self) -> None:
+        """What was written is to be removed now, for which there is always some time."""
+        self.until = max(self.until, time.monotonic() + CLEANUP_SECONDS)
+
+    @property
+    def left(self) -> float:
+        """Seconds that a wait may take from now on."""
+        return max(0.0, min(self.timeout, self.until - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +112,32 @@ class Location:
     path: str
     """The folder within the store, without a slash at the end; absolute for files."""
     bucket: str = ""
+    unsynced: bool = False
+    """Whether local files are written without forcing them to disk; the writer does that later."""
+    unlocked: bool = False
+    """Whether local files are written without locks, where a file system has none."""
+    access: Access = field(default_factory=Access, compare=False, repr=False)
+    """How long the storage is asked; shared by the places that are made of this one."""
 
     @classmethod
-    def parse(cls, path: str | os.PathLike[str]) -> Location:
+    def parse(cls, path: str | os.PathLike[str], options: StorageOptions | None = None) -> Location:
         """The location that a path or URL means.
+
+        Args:
+            path: what the user typed, or a location, which is returned as it is.
+            options: how often and how long it is asked.
 
         Raises:
             TypeError: neither a str nor a PathLike.
             StorageError: no path, a URL without a bucket, or of a scheme that is not supported.
+            ValueError: a variable of the environment holds no number.
         """
+        if isinstance(path, Location):
+            return path
+        return replace(cls._parsed(path), access=Access.of(options))
+
+    @classmethod
+    def _parsed(cls, path: str | os.PathLike[str]) -> Location:
         text = os.fspath(path)
         if not isinstance(text, str):
             raise TypeError(f"a path must be a str or a PathLike of str, not {type(text).__name__}")
@@ -110,6 +188,10 @@ class Location:
         """TensorStore's spec of the key-value store at this folder."""
         path = f"{self.path}/" if self.path else ""
         spec: dict[str, object] = {"driver": self.driver, "path": path}
+        if self.unsynced:
+            spec["file_io_sync"] = False
+        if self.unlocked:
+            spec["file_io_locking"] = {"mode": "none"}
         if self.bucket:
             spec["bucket"] = self.bucket
         if self.driver == "s3":
@@ -125,6 +207,9 @@ class Location:
                 spec["aws_region"] = region
         return spec
 
+    def __fspath__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         if self.driver == "file":
             return self.path
@@ -132,19 +217,11 @@ class Location:
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
 
 
-def is_location(path: object) -> bool:
-    """Whether it is a path or URL that xckpt can save to and load from."""
-    try:
-        Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
-    except (StorageError, TypeError):
-        return False
-    return True
-
-
-def context(*, mapped: bool = False) -> ts.Context:
-    """The process's TensorStore context; ``memory://`` lives as long as it does.
+def context(access: Access | None = None, *, mapped: bool = False) -> ts.Context:
+    """A TensorStore context; ``memory://`` lives as long as the process.
 
     Args:
+        access: how often and how many at a time a storage is asked.
         mapped: read local files through memory maps, which saves a copy. A committed checkpoint
             doesn't change; still, network file systems should be read without.
 
@@ -152,14 +229,28 @@ def context(*, mapped: bool = False) -> ts.Context:
         StorageError: see `check_process`.
     """
     check_process()
-    return _context(mapped)
+    access = access or Access()
+    if access.request_timeout != REQUEST_SECONDS:
+        os.environ.setdefault(_STALL, str(math.ceil(access.request_timeout)))
+    return _context(mapped, access.retries, access.concurrency)
 
 
 @functools.cache
-def _context(mapped: bool) -> ts.Context:
-    if mapped:
-        return ts.Context({"file_io_mode": {"mode": "memmap"}}, _context(False))
-    return ts.Context({"s3_request_retries": S3_RETRIES, "gcs_request_retries": S3_RETRIES})
+def _context(mapped: bool, retries: int, concurrency: int) -> ts.Context:
+    spec: dict[str, object] = {"file_io_mode": {"mode": "memmap"}} if mapped else {}
+    for store in ("s3", "gcs"):
+        spec[f"{store}_request_retries"] = {"max_retries": retries, **DELAYS}
+        if concurrency:
+            spec[f"{store}_request_concurrency"] = {"limit": concurrency}
+    if concurrency:
+        spec["file_io_concurrency"] = {"limit": concurrency}
+    return ts.Context(spec, _base())
+
+
+@functools.cache
+def _base() -> ts.Context:
+    """What all contexts have in common."""
+    return ts.Context()
 
 
 _forked = False
@@ -168,7 +259,7 @@ _forked = False
 
 def _note_fork() -> None:
     global _forked
-    _forked = _context.cache_info().currsize > 0
+    _forked = _base.cache_info().currsize > 0
 
 
 if hasattr(os, "register_at_fork"):
@@ -191,30 +282,6 @@ def check_process() -> None:
         )
 
 
-def file_problem(location: Location, key: str, most: int) -> str:
-    """Why a local file must not be read: it is no plain file, or longer than ``most`` bytes.
-
-    TensorStore reads a file as a whole: a huge one would end the process, a pipe would hang it.
-    Empty if nothing is wrong, if the file is missing, and for other stores.
-    """
-    if location.driver != "file":
-        return ""
-    try:
-        status = os.stat(f"{location.path}/{key}")
-    except OSError:
-        return ""
-    return status_problem(status, most)
-
-
-def status_problem(status: os.stat_result, most: int) -> str:
-    """Why a file of this status must not be read; as of `file_problem`."""
-    if not stat.S_ISREG(status.st_mode):
-        return "no plain file"
-    if status.st_size > most:
-        return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
-    return ""
-
-
 def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
     """The key-value store at a location.
 
@@ -222,7 +289,43 @@ def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
         StorageError: the store cannot be opened.
     """
     with storage_errors(location):
-        return ts.KvStore.open(location.store_spec(), context=context(mapped=mapped)).result()
+        return ts.KvStore.open(
+            location.store_spec(), context=context(location.access, mapped=mapped)
+        ).result()
+
+
+Answered = TypeVar("Answered", covariant=True)
+
+
+class Answer(Protocol[Answered]):
+    """What a storage will say: a future of TensorStore's."""
+
+    def result(self, timeout: float | None = None) -> Answered:
+        """Wait for it."""
+        ...
+
+    def cancel(self) -> bool:
+        """Do without it."""
+        ...
+
+
+def answer(asked: Answer[Answered], where: Location) -> Answered:
+    """Wait for what a storage was asked, as long as the caller allows.
+
+    Raises:
+        StorageError: it gave no answer in time.
+        OSError | ValueError | RuntimeError: it refused; see `storage_errors`.
+    """
+    access = where.access
+    seconds = min(access.left, access.request_timeout / 2) if where.bucket else access.left
+    try:
+        said = asked.result(None if seconds == math.inf else seconds)
+    except TimeoutError:
+        from xckpt.storage.silence import wait_on  # rarely needed
+
+        said = wait_on(asked, where)
+    access.heard = time.monotonic()
+    return said
 
 
 @contextlib.contextmanager
@@ -240,21 +343,7 @@ space or save elsewhere
         yield
     except XckptError:
         raise
-    except (OSError, ValueError) as error:
-        raise _storage_error(str(where), error) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        from xckpt.storage.refusals import refusal  # rarely needed
 
-
-def _storage_error(where: str, error: OSError | ValueError) -> StorageError:
-    advice = _advice(str(error))
-    if isinstance(error, OSError):
-        named = "" if str(error.filename) in ("None", where) else f" ({error.filename})"
-        return StorageError(f"{where}: {error.strerror or error}{named}{advice}")
-    return StorageError(f"{where}: {error}{advice}")
-
-
-def _advice(message: str) -> str:
-    if "RESOURCE_EXHAUSTED" in message or "No space left" in message:
-        return "; the disk is full: free space or save elsewhere"
-    if "PERMISSION_DENIED" in message or "Permission denied" in message or "Read-only" in message:
-        return "; check the permissions of this folder"
-    return ""
+        raise refusal(str(where), error) from error

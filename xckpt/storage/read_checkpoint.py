@@ -29,11 +29,12 @@ from xckpt.options import LoadOptions
 from xckpt.storage.absent import what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 def read_manifest(location: Location) -> bytes:
@@ -51,7 +52,7 @@ def read_manifest(location: Location) -> bytes:
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
-        stored = open_store(location).read(MANIFEST).result()
+        stored = answer(open_store(location).read(MANIFEST), location)
     if stored.state != "value":
         there = f"there is no {MANIFEST} in it; check the path, or whether the save finished"
         if folder is not None:
@@ -74,7 +75,7 @@ class ZarrStorageReader:
     """The chunks of the checkpoint, once `set_up_storage_reader` has opened it."""
 
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
-        self.location = Location.parse(path)
+        self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
@@ -89,6 +90,7 @@ class ZarrStorageReader:
             NotACheckpointError: no committed checkpoint is at the path.
             ManifestError: the manifest cannot be trusted.
         """
+        self.location.access.start()
         data = read_manifest(self.location)
         self._parse(data)
         return data
@@ -113,7 +115,8 @@ class ZarrStorageReader:
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
-        wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+        with self.source.integrity.noticing_replacement():
+            wanted = sorted(self._requests(plan)[1]) if self._may_share else []
         if not wanted:
             return plan
         # Where there are no sockets, each rank reads for itself.
@@ -140,7 +143,8 @@ class ZarrStorageReader:
 
         Raises:
             CorruptCheckpointError: something is not what was saved.
-            StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
+            StorageError: the storage refused.
+            CheckpointReplacedError: another save replaced the checkpoint meanwhile.
         """
         integrity = self.source.integrity
         with integrity.noticing_replacement():

@@ -157,6 +157,7 @@ class StoredArray:
             StorageError: the storage refused, or another save has replaced the checkpoint.
         """
         if box.elements:
+            self._source.home.access.start()
             read_box(self._source, self.pieces, box, into)
 
     def part(self, box: Box) -> NDArray[np.generic]:
@@ -170,6 +171,7 @@ class StoredArray:
         if box.elements:
             threads = 1 if into.nbytes < PARALLEL_BYTES else self._options.threads
             budget = self._options.memory_bytes
+            self._source.home.access.start()
             read_box(self._source, self.pieces, box, into, threads=threads, budget=budget)
 
     def block(self) -> Shape:

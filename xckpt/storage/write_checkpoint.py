@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes, intersect
-from xckpt.core.geometry.grid import GridOptions, cells, choose_grid
+from xckpt.core.geometry.grid import GridOptions, choose_grid
 from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
 from xckpt.core.manifest.entries import (
     BytesEntry,
@@ -40,18 +40,17 @@ from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.core.values import ValueText
-from xckpt.errors import PlanError
+from xckpt.errors import PlanError, StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
 from xckpt.storage.commit.staging import Staging, begin
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
-SHOWN = 3
-"""Most chunks of an array that an error names."""
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -70,7 +69,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         overwrite: bool = False,
         options: SaveOptions | None = None,
     ) -> None:
-        self.target = Location.parse(path)
+        self.target = Location.parse(path, options)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
         super().__init__(GridOptions(self.options.chunk_bytes, self.options.shard_bytes))
@@ -100,6 +99,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             StorageError: the storage refused.
         """
         self._documents, self._written = DocumentTree(self.codecs), []
+        self.target.access.start()
         self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
         return self._staging.location
 
@@ -156,8 +156,23 @@ class ZarrStorageWriter(PlainStorageWriter):
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        items = list(plan.items)
         orders = msgspec.convert(plan.storage_data, WriteOrders)
+        if self._staging is None:
+            self.target.access.start()
+        try:
+            if not orders.location.unsynced:
+                return self._write(plan, orders, planner)
+            from xckpt.storage.commit.batch import synced_together
+
+            with synced_together(orders.location, (array.path for array in orders.arrays)):
+                return self._write(plan, orders, planner)
+        except StorageError as error:
+            from xckpt.storage.commit.explain import explained
+
+            raise explained(error, self.target, orders.location) from error
+
+    def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
+        items = list(plan.items)
         total = sum(item.tensor_storage_size() or 0 for item in items)
         progress = ProgressCounter(total, self.options.progress)
         with contextlib.closing(ChunkWrites(orders, planner, progress, self.target)) as writes:
@@ -205,10 +220,15 @@ class ZarrStorageWriter(PlainStorageWriter):
         long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
         self._write_documents(self._documents.add(long_values))
         self._write_documents([("zarr.json", self._documents.root()), (DIGESTS, digests)])
-        with storage_errors(self.target):
-            for write in self._written:
-                write.result()
-        self._staging.publish(data)
+        try:
+            with storage_errors(self.target):
+                for write in self._written:
+                    answer(write, self.target)
+            self._staging.publish(data)
+        except StorageError as error:
+            from xckpt.storage.commit.explain import explained
+
+            raise explained(error, self.target, self._staging.location) from error
         self._staging = None
         self._committed = data, manifest
         return data
@@ -223,8 +243,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Remove what was staged; what is committed stays as it is."""
         if self._staging is not None:
             for write in self._written:
-                with contextlib.suppress(ValueError):
-                    write.result()
+                with contextlib.suppress(Exception):
+                    answer(write, self.target)
             self._staging.abort()
             self._staging = None
 
@@ -268,7 +288,7 @@ def _merge_values(
             else:
                 problems.append(f"{name}: rank {rank} wrote it, but the plan has no such value")
     problems += [
-        f"{name}: the value was written by {_ranks(ranks)}"
+        f"{name}: the value was written by {spelled(ranks)}"
         for name, ranks in writers.items()
         if len(ranks) != 1
     ]
@@ -299,50 +319,6 @@ def _merge_digests(manifest: Manifest, written: Sequence[Written]) -> bytes:
     if not (times == 1).all():
         raise PlanError.listing(
             "the planner's items do not write every chunk exactly once",
-            _miswritten(placed.values(), times, written_by),
+            miswritten(placed.values(), times, written_by),
         )
     return digests.tobytes()
-
-
-def _miswritten(
-    arrays: Iterable[ZarrArray],
-    times: NDArray[np.int64],
-    written_by: Sequence[NDArray[np.int64]],
-) -> Iterator[str]:
-    """A line for each chunk that was not written exactly once; few lines an array.
-
-    Args:
-        arrays: all of the checkpoint.
-        times: how often each chunk was written, (chunks of all arrays,).
-        written_by: the numbers of the chunks that each rank wrote, (chunks of the rank,).
-    """
-    for array in arrays:
-        own = times[array.first : array.first + array.count]
-        wrong = np.flatnonzero(own != 1)
-        if len(wrong) == 0:
-            continue
-        if not own.any():
-            yield f"{array.leaf}: {array.box} was written by no rank"
-            continue
-        _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
-        for number in wrong[:SHOWN].tolist():
-            counts = [np.count_nonzero(numbers == array.first + number) for numbers in written_by]
-            ranks = np.repeat(np.arange(len(counts)), counts).tolist()
-            where = boxes[number].shifted(array.offset)
-            yield f"{array.leaf}: {where} was written by {_ranks(ranks)}"
-        if len(wrong) > SHOWN:
-            yield f"{array.leaf}: and {len(wrong) - SHOWN} more of its chunks"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    """The writers of a chunk or a value, in words.
-
-    Example:
-        >>> _ranks([]), _ranks([2, 2]), _ranks([0, 1, 3])
-        ('no rank', 'rank 2 twice', 'ranks 0, 1 and 3')
-    """
-    if not ranks:
-        return "no rank"
-    if len(set(ranks)) == 1:
-        return f"rank {ranks[0]} {'twice' if len(ranks) == 2 else f'{len(ranks)} times'}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

@@ -1,65 +1,57 @@
-"""torch.distributed as a `Group`: bytes over a gloo process group, and no rank left hanging.
+"""torch.distributed as a `Group`: bytes over connections of our own, and no rank left hanging.
 
-Every exchange is between the coordinator and one other rank, so that the coordinator always knows
-whom it has lost:
+The processes of a process group find each other through its store and talk over the connections of
+a `Star` (`xckpt.engine.ranks.star`), which says how lost ranks are noticed, named and given up.
+Nothing is sent over the process group itself, whatever its backend: training may use it meanwhile.
 
-1. In `gather` the coordinator receives from every rank it can. If a rank is lost (killed, out of
-   memory, silent), it sends the others the list of lost ranks as the last message, and raises;
-   they wait for its answer, read that and raise the same error.
-2. In `scatter` and `broadcast` it sends to every rank it can and remembers which it has lost: the
-   others are in the next step already, and learn of it from the next `gather`.
-3. A rank that loses the coordinator raises at once: gloo notices a closed connection. After a
-   timeout of gloo's own, gloo closes all connections of a process, so that step 1 is cut short; all
-   raise, but only the coordinator knows the rank that was silent.
-4. A rank that is silent for the group's ``timeout`` is given up. If it comes after all, it learns
-   of that. What it sends then has no reader, so that the process group is of no more use to a save
-   or a load.
-
-Messages travel over `xckpt.torch.channel`. A process group whose processes save in the background
-(`TorchGroup.in_background`) gets a gloo backend of its own for that: training may use the other
-from the first thread meanwhile.
+1. The coordinator stores an `Invitation`, and the others connect when they first have to.
+2. A process group has one star for each purpose (saves in the background have their own) and
+   coordinator, as long as it lives.
+3. A rank that gives others up leaves a note in the store, so that a rank that comes late, and was
+   never connected, learns of it.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from datetime import timedelta
 from functools import cached_property
 from typing import cast
 
-import msgspec
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from xckpt.errors import RankFailure, RanksFailedError
-from xckpt.torch.channel import SILENT, Channel, companion, given_up, message, store_of
+from xckpt.engine.ranks.star import Star
+from xckpt.engine.ranks.waiting import WARN_AFTER
+from xckpt.torch.meeting import join
 
-_out_of_step: weakref.WeakKeyDictionary[dist.ProcessGroup, RanksFailedError] = (
+WITHOUT_GLOO = timedelta(minutes=30).total_seconds()
+"""Seconds that a silent rank is waited for where the process group has no gloo backend."""
+
+_stars: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[tuple[str, int], Star]] = (
     weakref.WeakKeyDictionary()
 )
-"""Backends on which a silent rank was given up, and the error of that save or load."""
-
-_encode_failures = msgspec.msgpack.Encoder().encode
-_decode_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
+"""Process group -> its stars, by purpose and coordinator."""
 
 
 class TorchGroup:
     """The processes of a torch process group (default: all), numbered by their rank *in it*.
 
-    Making one is collective where the process group has no gloo backend for the CPU: all its
-    processes make one, in the same order. How long a silent rank is waited for is the process
-    group's timeout (``init_process_group(timeout=...)``, ``new_group(timeout=...)``), or
-    `GLOO_TIMEOUT` where it has no gloo; a rank that dies is noticed at once.
+    How long a silent rank is waited for is the process group's timeout
+    (``init_process_group(timeout=...)``, ``new_group(timeout=...)``), or `WITHOUT_GLOO` where it
+    has no gloo backend; a rank that dies is noticed at once.
 
     Args:
         process_group: the processes that take part; None for all of them.
-        coordinator_rank: who decides and commits, as a rank within ``process_group``.
+        coordinator_rank: the rank within ``process_group`` that decides and commits.
         timeout: seconds that a silent rank is waited for in one step; it has to outlast the slowest
             rank's writing. None for as long as the process group does.
+        warn_after: seconds of waiting after which a warning in the log names the silent ranks.
 
     Raises:
         ValueError: this process is not in the group, or the group has no such coordinator.
-        RanksFailedError: some processes did not come to make a gloo backend.
         RuntimeError: torch.distributed is not initialised.
 
     Example:
@@ -81,6 +73,7 @@ class TorchGroup:
         coordinator_rank: int = 0,
         *,
         timeout: float | None = None,
+        warn_after: float = WARN_AFTER,
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
             raise RuntimeError(
@@ -100,64 +93,94 @@ class TorchGroup:
         group = process_group if process_group is not None else dist.group.WORLD
         assert group is not None
         self._process_group = group
-        self._timeout = timeout
-        has_gloo = "cpu:gloo" in dist.get_backend_config(group).split(",")
-        self._use("xckpt", group if has_gloo else None)
-
-    def _use(self, purpose: str, gloo: dist.ProcessGroup | None = None) -> None:
-        """Send by this backend, or by one that is made for the purpose."""
-        group, timeout = self._process_group, self._timeout
-        self._gloo = gloo or companion(group, purpose, self.coordinator, timeout)
-        self._purpose = purpose
-        self._broken: RanksFailedError | None = _out_of_step.get(self._gloo)
+        self._given_timeout, self._warn_after = timeout, warn_after
+        self._purpose = "xckpt"
 
     @cached_property
-    def _channel(self) -> Channel:
-        store = store_of(self._process_group, self._purpose)
-        return Channel(self._gloo, store, self.coordinator, self._timeout)
+    def timeout(self) -> float:
+        """Seconds that a silent rank is waited for."""
+        if self._given_timeout is not None:
+            return self._given_timeout
+        if not self._has_gloo:
+            return WITHOUT_GLOO
+        options = self._process_group._get_backend(torch.device("cpu")).options
+        return options._timeout.total_seconds()
+
+    @property
+    def _has_gloo(self) -> bool:
+        return "cpu:gloo" in dist.get_backend_config(self._process_group).split(",")
 
     def within(self, seconds: float) -> TorchGroup:
         """The same processes, waiting ``seconds`` for a silent rank in one step."""
-        return TorchGroup(self._process_group, self.coordinator, timeout=seconds)
+        return self._again(seconds)
 
     def in_background(self) -> TorchGroup:
-        """The same processes over connections of its own, for use in another thread.
-
-        Collective the first time that a process group is asked: all its processes call it, in the
-        same order as other collectives. A silent rank is waited for `GLOO_TIMEOUT` long.
-        """
-        group = TorchGroup(self._process_group, self.coordinator, timeout=self._timeout)
-        group._use("xckpt/background")
+        """The same processes over connections of its own, for use in another thread."""
+        group = self._again(self._given_timeout)
+        group._purpose = "xckpt/background"
         return group
+
+    @property
+    def _star(self) -> Star:
+        """The connections; made at the first use.
+
+        Raises:
+            RanksFailedError: the coordinator did not come, or others have given up.
+        """
+        stars = _stars.setdefault(self._process_group, {})
+        key = self._purpose, self.coordinator
+        if key not in stars:
+            stars[key], links = join(
+                self._process_group,
+                self._purpose,
+                self.rank,
+                self.coordinator,
+                self.timeout,
+                has_gloo=self._has_gloo,
+            )
+            weakref.finalize(self._process_group, links.close)
+        stars[key].patience.warn_after = self._warn_after
+        return stars[key]
+
+    def begin(self) -> None:
+        """See `CarefulGroup`.
+
+        Raises:
+            RanksFailedError: the coordinator did not come, or others have given up.
+        """
+        if self.size > 1:
+            self._star.begin()
+
+    def leave(self, error: BaseException) -> None:
+        """See `CarefulGroup`."""
+        if self.size > 1:
+            self._star.leave(error)
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """See `CarefulGroup`."""
+        if self.size > 1:
+            self._star.suspect(ranks)
+
+    def _again(self, timeout: float | None) -> TorchGroup:
+        return TorchGroup(
+            self._process_group, self.coordinator, timeout=timeout, warn_after=self._warn_after
+        )
 
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes in rank order, on the coordinator; None elsewhere.
 
         Raises:
-            RanksFailedError: a rank is lost.
+            RanksFailedError: a rank is lost, or has left.
         """
-        self._check_whole()
-        if self.rank != self.coordinator:
-            self._channel.send({self.coordinator: message(data)})
-            self._raise_if_lost()
-            return None
-        received = self._channel.receive(self._others())
-        self._raise_if_lost()
-        received[self.rank] = False, data
-        return [received[rank][1] for rank in range(self.size)]
+        return self._star.gather(data, self.timeout)
 
     def scatter(self, data: Sequence[bytes] | None) -> bytes:
         """Entry ``rank`` of the coordinator's list; the others pass None.
 
         Raises:
-            RanksFailedError: the coordinator is lost, or has lost another rank.
+            RanksFailedError: a rank is lost, or has left.
         """
-        self._check_whole()
-        if self.rank != self.coordinator:
-            return self._answer()
-        assert data is not None
-        self._channel.send({rank: message(data[rank]) for rank in self._others()})
-        return data[self.rank]
+        return self._star.scatter(data, self.timeout)
 
     def broadcast(self, data: bytes | None) -> bytes:
         """The coordinator's bytes, on every rank; the others pass None.
@@ -165,48 +188,7 @@ class TorchGroup:
         Raises:
             RanksFailedError: the coordinator is lost, or has lost another rank.
         """
-        self._check_whole()
-        if self.rank != self.coordinator:
-            return self._answer()
-        assert data is not None
-        self._channel.send(dict.fromkeys(self._others(), message(data)))
-        return data
-
-    def _others(self) -> list[int]:
-        """The ranks that the coordinator can still talk to."""
-        lost = self._channel.lost
-        return [r for r in range(self.size) if r != self.coordinator and r not in lost]
-
-    def _answer(self) -> bytes:
-        """The coordinator's message; raised, if it is that ranks are lost."""
-        received = self._channel.receive([self.coordinator])
-        self._raise_if_lost()
-        is_last, data = received[self.coordinator]
-        if is_last:
-            raise self._break(_decode_failures(data))
-        return data
-
-    def _raise_if_lost(self) -> None:
-        """Raise what this rank knows of lost ranks; the coordinator tells the others first."""
-        lost = self._channel.lost
-        if not lost:
-            return
-        failures = [lost[rank] for rank in sorted(lost)]
-        if self.rank == self.coordinator and not self._channel.is_over:
-            verdict = message(_encode_failures(failures), last=True)
-            self._channel.send(dict.fromkeys(self._others(), verdict))
-        raise self._break(failures)
-
-    def _break(self, failures: Sequence[RankFailure]) -> RanksFailedError:
-        self._broken = given_up(failures)
-        if any(failure.kind == SILENT for failure in failures):
-            _out_of_step[self._gloo] = self._broken
-        return self._broken
-
-    def _check_whole(self) -> None:
-        # The others have raised and are gone: a call would wait for them until its timeout.
-        if self._broken is not None:
-            raise self._broken
+        return self._star.broadcast(data, self.timeout)
 
 
 def current_group(

@@ -185,7 +185,7 @@ def test_a_drawing_is_no_larger_than_asked_and_always_the_same(
 
 
 @given(layout=layouts(), size=sizes)
-def test_every_boundary_that_can_be_told_apart_is_a_line(
+def test_every_boundary_that_can_be_distinguished_is_a_line(
     layout: Layout, size: dict[str, int]
 ) -> None:
     seen = Seen(draw(layout, **size), layout)

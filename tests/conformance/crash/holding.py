@@ -40,7 +40,7 @@ class Holding:
         """The last part of a key -> what its next changes are answered, though they happened."""
         self.late: dict[str, bytes] = {}
         """The last part of a key -> what is to be written there after its writer has given up; it
-        is answered 400 instead. Empty until somebody comes to write it."""
+        is answered 400 instead. Empty until a writer comes."""
 
     def environment(self) -> dict[str, str]:
         """What leads TensorStore to this server."""

@@ -12,7 +12,7 @@ class HoldingGCS(Holding, GCSServer):
 
     def __init__(self, seed: int) -> None:
         Holding.__init__(self, seed)
-        # TensorStore keeps a bucket's endpoint for as long as anybody holds a store of that bucket:
+        # TensorStore keeps a bucket's endpoint for as long as a store of that bucket is open:
         # under a name of another server's it would go on talking to that one.
         GCSServer.__init__(self)
         self.name = f"held-{self.server_port}"

@@ -1,4 +1,4 @@
-"""Whoever saves to an object store may die at any moment: nothing committed is lost, or mixed."""
+"""A save to an object store may die at any moment: nothing committed is lost, or mixed."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_the_manifest_is_written_when_nothing_else_is_under_way(
 def test_what_a_dead_saver_sent_may_arrive_after_the_next_save(
     recordings: dict[str, Recording], law: str
 ) -> None:
-    """Requests under way when it died happen once somebody else has saved: they change nothing."""
+    """Requests under way when it died happen after another save: they change nothing."""
     moments = [crash for crash in crashes(recordings[law]) if crash.late]
     tried: Counter[str] = Counter()
     for crash in random.Random(2).sample(moments, 25):

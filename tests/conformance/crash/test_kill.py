@@ -50,7 +50,7 @@ def check(ranks: KilledRanks, folder: Path, trials: int, seed: int) -> None:
         victims = VICTIMS[trial % 3]
         saves = 0 if trial % 2 else pick.randint(1, 3)
         outcome = ranks.run(Trial(str(path), first, saves, pick.uniform(0, 0.1), victims))
-        # Whoever is left is told, and does not wait for ever.
+        # The ranks that are left get an error, and do not wait for ever.
         assert outcome.survivors == ("RanksFailedError",) * (2 - len(victims))
         last = before if outcome.last < 0 else outcome.last
         following = first if outcome.last < 0 else outcome.last + 1

@@ -35,7 +35,7 @@ def step_at(url: str) -> object:
 
 
 @pytest.mark.parametrize("key", [CLAIM, MANIFEST, "zarr.json", "xckpt.digests", "0"])
-def test_a_save_is_told_again(bucket: Holding, url: str, key: str) -> None:
+def test_a_save_whose_answer_is_lost_asks_again(bucket: Holding, url: str, key: str) -> None:
     bucket.lost[key] = [AGAIN]
     xckpt.save(url, NEW)
     assert bucket.lost[key] == []
@@ -43,7 +43,7 @@ def test_a_save_is_told_again(bucket: Holding, url: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("key", [MANIFEST, "zarr.json", "xckpt.digests", "0"])
-def test_an_overwrite_is_told_again(bucket: Holding, url: str, key: str) -> None:
+def test_an_overwrite_whose_answer_is_lost_asks_again(bucket: Holding, url: str, key: str) -> None:
     xckpt.save(url, OLD)
     bucket.lost[key] = [AGAIN]
     xckpt.save(url, NEW, overwrite=True)
@@ -75,7 +75,7 @@ def test_a_commit_that_may_come_yet_finds_its_data(
     with pytest.raises(xckpt.StorageError, match="may be committed yet"):
         xckpt.save(url, NEW, overwrite=overwrite)
     assert step_at(url) == 1 if overwrite else MANIFEST not in keys(url)
-    # Its condition still holds: nobody else has written the manifest.
+    # Its condition still holds: no other save has written the manifest.
     open_store(Location.parse(url)).write(MANIFEST, bucket.late.pop(MANIFEST)).result()
     assert step_at(url) == 2
 
@@ -96,7 +96,7 @@ def test_after_a_commit_that_never_came_others_save(
     assert [each for each in keys(url) if not each.startswith(f"{root}/")] == [MANIFEST]
 
 
-def test_claims_of_one_process_are_told_apart(bucket: Holding, url: str) -> None:
+def test_claims_of_one_process_differ(bucket: Holding, url: str) -> None:
     """S3 knows an object by its content: two claims with the same text would be one."""
     location = Location.parse(url)
     first = begin(location, overwrite=False)
@@ -108,7 +108,7 @@ def test_claims_of_one_process_are_told_apart(bucket: Holding, url: str) -> None
     assert keys(url) == []
 
 
-def test_another_save_is_still_told_apart(bucket: Holding, url: str) -> None:
+def test_another_save_is_still_noticed(bucket: Holding, url: str) -> None:
     store = open_store(Location.parse(url))
     store.write(CLAIM, b'{"host":"other","process":1}').result()
     bucket.lost[CLAIM] = [AGAIN]

@@ -132,7 +132,7 @@ def test_all_processes_are_killed(recorder: Recorder, tmp_path: Path) -> None:
 def write_elsewhere(_: Implementation, root: Path, other: Path) -> None:
     (other / "x").write_bytes(b"1")
     with tempfile.TemporaryFile(dir=other) as file:
-        file.write(b"nobody sees this")
+        file.write(b"not to be seen")
     (root / "y").write_bytes(b"2")
     with pytest.raises(FileNotFoundError):
         os.mkdir(root / "no" / "such")
@@ -180,7 +180,7 @@ def fail(_: Implementation, kind: str) -> None:
         threading.Event().wait()
 
 
-def test_failures_are_told(recorder: Recorder, tmp_path: Path) -> None:
+def test_failures_are_recorded(recorder: Recorder, tmp_path: Path) -> None:
     with pytest.raises(ActionError, match="this one"):
         recorder.do(fail, "raise")
     with pytest.raises(ActionError, match="this one"):

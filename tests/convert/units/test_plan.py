@@ -1,4 +1,4 @@
-"""Units cover every target exactly once, whatever the mapping, and read next to nothing in vain."""
+"""Units cover every target exactly once, for any mapping, and read little besides what they use."""
 
 from __future__ import annotations
 

@@ -302,7 +302,7 @@ def test_boxes_are_equal_by_all_that_they_say():
     assert one != 4
 
 
-def test_no_boxes_have_no_dimensions_unless_told():
+def test_no_boxes_have_no_dimensions_unless_given():
     assert Boxes.of([]).rank == 0
     assert Boxes.of([], rank=3).rank == 3
 

@@ -119,7 +119,7 @@ def test_anything_else_is_refused(data):
         {"format": "xckpt", "version": 10**30},
     ],
 )
-def test_a_newer_version_is_told_as_such(document):
+def test_a_newer_version_is_named(document):
     """Whatever else a newer version holds: the first two fields are those of every version."""
     with pytest.raises(VersionError, match="upgrade xckpt") as caught:
         parse(json.dumps(document).encode(), digest)
@@ -378,7 +378,7 @@ def test_deep_nesting_is_refused():
             parse(data, digest)
 
 
-def test_a_value_that_nobody_wrote_is_missed():
+def test_a_value_without_a_writer_is_missed():
     with pytest.raises(ManifestError, match="step: no rank has written"):
         build(Metadata({"step": BytesStorageMetadata("int")}), {})
 

@@ -1,4 +1,4 @@
-"""Every chunk is read once a host, by somebody who wants it, for everybody else who does."""
+"""Every chunk is read once a host, by one rank that wants it, for all others that do."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ wanted = st.sets(st.integers(0, 30), max_size=12).map(sorted)
 ranks = st.lists(st.none() | st.tuples(st.sampled_from("ab"), wanted), min_size=1, max_size=8)
 
 
-def announce(told: list[tuple[str, list[int]] | None]) -> list[Announcement | None]:
+def announce(wishes: list[tuple[str, list[int]] | None]) -> list[Announcement | None]:
     return [
         None if one is None else Announcement(one[0], str(rank), np.array(one[1], "i8").tobytes())
-        for rank, one in enumerate(told)
+        for rank, one in enumerate(wishes)
     ]
 
 
 @given(ranks)
 def test_each_shared_chunk_is_published_once_a_host_for_all_others_who_want_it(
-    told: list[tuple[str, list[int]] | None],
+    wishes: list[tuple[str, list[int]] | None],
 ) -> None:
-    shares = share_reads(announce(told))
+    shares = share_reads(announce(wishes))
     for host in "ab":
         takers = {
-            chunk: [r for r, one in enumerate(told) if one and one[0] == host and chunk in one[1]]
+            chunk: [r for r, one in enumerate(wishes) if one and one[0] == host and chunk in one[1]]
             for chunk in range(31)
         }
         published = {
             chunk: (rank, others)
             for rank, share in enumerate(shares)
-            if (one := told[rank]) and one[0] == host
+            if (one := wishes[rank]) and one[0] == host
             for chunk, others in share.publish.items()
         }
         assert set(published) == {chunk for chunk, who in takers.items() if len(who) > 1}
@@ -42,9 +42,9 @@ def test_each_shared_chunk_is_published_once_a_host_for_all_others_who_want_it(
 
 @given(ranks)
 def test_what_a_rank_expects_is_what_the_others_publish_for_it(
-    told: list[tuple[str, list[int]] | None],
+    wishes: list[tuple[str, list[int]] | None],
 ) -> None:
-    shares = share_reads(announce(told))
+    shares = share_reads(announce(wishes))
     for rank, share in enumerate(shares):
         coming = {
             str(source): chunks

@@ -128,7 +128,7 @@ def total_loads(layouts: list[Layout], ranks: int) -> tuple[list[int], int]:
 @example([(3, 1)] * 20, 2, GridOptions(4))
 @example([(9, 1)] * 20, 8, GridOptions(4))
 def test_replicas_share_the_writing_evenly(leaves, ranks, given_options):
-    """Everything on every rank: nobody writes more than the mean and one part."""
+    """Everything on every rank: no rank writes more than the mean and one part."""
     layouts = [
         laid_out(
             reported(shape, [((0, 0), shape)], [list(range(ranks))]),
@@ -183,7 +183,7 @@ HALVES = [((0, 0), (32, 4)), ((32, 0), (32, 4))]
 @pytest.mark.parametrize(
     "boxes, held, given_options, unit",
     [
-        (WHOLE, [[0]], GridOptions(), 64),  # nobody to share with
+        (WHOLE, [[0]], GridOptions(), 64),  # no rank to share with
         (WHOLE, [[0, 1, 2, 3]], GridOptions(), 16),
         (WHOLE, [[0, 1, 2]], GridOptions(), 16),  # less than a third: it divides the shape
         (WHOLE, [[0, 1, 2, 3]], GridOptions(64), 4),  # smaller already
@@ -245,12 +245,12 @@ def test_up_to_eight_ranks_are_named(count, said):
         (HALVES, [[0], [1, 2, 3]], True),
     ],
 )
-def test_somebody_has_to_be_chosen_where_parts_are_unequal_or_few(boxes, held, contested):
+def test_one_holder_is_chosen_where_parts_are_unequal_or_few(boxes, held, contested):
     layout = laid_out(reported((64, 4), boxes, held), GridOptions())
     assert layout.contested == contested
 
 
-def test_nobody_holds_a_scalar():
+def test_a_scalar_without_a_holder():
     shards = LeafShards((), ITEM, Boxes.of([], rank=0), np.zeros(0, np.int64))
     assert lay_out(shards, GridOptions()) == "the scalar is held by no rank"
 

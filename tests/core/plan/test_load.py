@@ -1,4 +1,4 @@
-"""Planning a load: every wanted element read once, every difference told at once."""
+"""Planning a load: every wanted element read once, every difference listed at once."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_reads_fill_each_wanted_box_exactly_once(case, with_grid):
     target = Target(array.shape, "int32", Boxes.of(wanted, rank=array.ndim))
     tensor = stored(array, pieces)
     if not with_grid:
-        # A planner of somebody else's may give a plain list, and no grid.
+        # A planner of another package may give a plain list, and no grid.
         tensor = TensorStorageMetadata(tensor.properties, tensor.size, list(tensor.chunks))
     counts = [np.zeros(sizes, int) for _, sizes in wanted]
     found = [np.zeros(sizes, np.int32) for _, sizes in wanted]

@@ -66,7 +66,7 @@ def test_the_range_is_that_of_the_tensor():
     ]
 
 
-def test_every_target_is_told():
+def test_every_target_is_listed():
     value = MetadataIndex("step")
     items = [ReadItem(LoadItemType.BYTE_IO, value, (), value, (), ())] * 2
     wanted = {"w": [BOX, BOX], "step": None, "note": None, "empty": []}

@@ -391,7 +391,7 @@ def test_one_planner_can_plan_again():
 
 @pytest.mark.parametrize("sizes", [(4, 1), (1, 4)])
 def test_leaves_without_a_choice_are_shared_first(sizes):
-    """Whoever alone holds a large leaf does not write the small one that others hold too."""
+    """The only holder of a large leaf does not write the small one that others hold too."""
     alone, both = (np.zeros((n, 64), np.float64) for n in sizes)
     _, shares, _ = plan_all([{"both": both[:1], "alone": alone}, {"both": both[:1]}])
     written = [[item.index.fqn for item in share.items] for share in shares]

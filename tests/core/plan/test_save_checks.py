@@ -46,7 +46,7 @@ def test_what_the_default_planner_plans_passes():
         check_finished(share, replace(share, items=[]))
 
 
-def test_each_leaf_that_differs_is_told_once():
+def test_each_leaf_that_differs_is_listed_once():
     shares, metadata = planned()
     leaves = dict(metadata.state_dict_metadata)
     changed = Metadata({"none": leaves["none"], "w": BytesStorageMetadata()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from xckpt.engine.ranks.compare import compare_ranks
 
 
 def refused(tmp_path: Path, state: Any, size: int = 3, **arguments: Any) -> str:
-    """What all ranks are told when rank r saves ``state(r)``; nothing is left behind."""
+    """What all ranks raise when rank r saves ``state(r)``; nothing is left behind."""
     outcomes = run_ranks(
         size,
         lambda group: xckpt.save(tmp_path / "a", state(group.rank), group=group, **arguments),
@@ -65,6 +66,27 @@ def test_large_leaves_are_compared_when_asked(tmp_path: Path) -> None:
         assert isinstance(outcome.error, xckpt.PlanError)
 
 
+def test_tensors_above_the_limit_in_all_are_not_looked_at(tmp_path: Path) -> None:
+    """32 MiB in all, the smallest first: of what is above, one rank's is kept, as is documented."""
+
+    def state(rank: int, differs: str) -> Any:
+        large = {f"a{n}": np.zeros(1 << 20, np.uint8) for n in range(32)}
+        whole = {**large, "small": np.zeros(1 << 10, np.uint8)}
+        whole[differs] = whole[differs] + np.uint8(rank)
+        return whole
+
+    text = refused(tmp_path, lambda rank: state(rank, "small"), 2)
+    assert "small: differs between rank 0 and rank 1" in text
+    text = refused(tmp_path, lambda rank: state(rank, "a30"), 2)
+    assert "a30: differs" in text
+    results(2, lambda g: xckpt.save(tmp_path / "a", state(g.rank, "a9"), group=g))
+    options = xckpt.SaveOptions(compare_replicas=True)
+    for outcome in run_ranks(
+        2, lambda g: xckpt.save(tmp_path / "b", state(g.rank, "a9"), group=g, options=options)
+    ):
+        assert "a9: rank 0 and rank 1 hold different contents" in str(outcome.error)
+
+
 def test_any_one_is_kept_when_asked(tmp_path: Path) -> None:
     options = xckpt.SaveOptions(compare_replicas=False)
     results(2, lambda g: xckpt.save(tmp_path / "a", {"n": g.rank}, group=g, options=options))
@@ -90,8 +112,75 @@ def test_arguments_that_differ_are_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved")
+    for name in ("a", "b"):
+        xckpt.save(path / name, {"w": np.ones(4, np.float32), "n": 1})
+    return path
+
+
+@pytest.mark.parametrize(
+    "calls, text",
+    [
+        ([{"path": "a"}, {"path": "b"}], "the argument path is '{}/a' on rank 0, but '{}/b' on"),
+        ([{"like": {"n": 0}}, {"like": None}], "the argument like is given on rank 0, but None on"),
+        ([{}, {"strict": False}], "the argument missing is 'error' on rank 0, but 'ignore' on"),
+        ([{}, {"cast": True}], "the argument cast is False on rank 0, but True on rank 1"),
+        ([{"at": "n"}, {}], "the argument at is 'n' on rank 0, but '' on rank 1"),
+        ([{"select": "n"}, {}], "the argument select is ['n'] on rank 0, but [] on rank 1"),
+        (
+            [{"options": xckpt.LoadOptions(share_reads=False)}, {}],
+            "the argument share_reads is False on rank 0, but True on rank 1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("coordinator", [0, 1])
+def test_loads_that_are_called_differently_are_refused(
+    saved: Path, calls: list[dict[str, Any]], text: str, coordinator: int
+) -> None:
+    def run(group: ThreadGroup) -> Any:
+        call = dict(calls[group.rank])
+        path = saved / call.pop("path", "a")
+        call.setdefault("like", {"w": np.zeros(4, np.float32), "n": 0})
+        return xckpt.load(path, group=group, **call)
+
+    for outcome in run_ranks(2, run, coordinator=coordinator):
+        assert isinstance(outcome.error, xckpt.PlanError)
+        assert text.format(saved, saved) in str(outcome.error)
+        assert "give all of them the same" in str(outcome.error)
+
+
+def test_a_load_and_a_load_in_place_do_not_meet(saved: Path) -> None:
+    def run(group: ThreadGroup) -> Any:
+        call = xckpt.load if group.rank else xckpt.load_into
+        return call(saved / "a", {"w": np.zeros(4, np.float32), "n": 0}, group=group)
+
+    for outcome in run_ranks(2, run):
+        assert isinstance(outcome.error, xckpt.PlanError)
+        assert "call is load_into on rank 0, but load on rank 1" in str(outcome.error)
+
+
+def test_a_leaf_is_wanted_in_one_dtype(saved: Path) -> None:
+    def run(group: ThreadGroup, dtypes: list[Any]) -> Any:
+        like = {"w": np.zeros(4, dtypes[group.rank]), "n": 0}
+        return xckpt.load(saved / "a", like, group=group, cast=True)["w"].dtype
+
+    assert results(2, lambda g: run(g, [np.float64] * 2)) == [np.float64] * 2
+    for outcome in run_ranks(3, lambda g: run(g, [np.float64, np.float16, np.float64])):
+        assert isinstance(outcome.error, xckpt.PlanError)
+        text = "w: wanted as float64 on ranks 0, 2, but as float16 on rank 1"
+        assert text in str(outcome.error)
+
+
 def test_equal_ranks_send_sixteen_bytes_each() -> None:
-    sent: list[int] = []
+    sent = sent_by(3, lambda rank: [(f"leaf{n}", 7) for n in range(1000)])
+    assert max(sent) <= 16 + 8  # with what says that it is no failure
+
+
+def sent_by(size: int, leaves: Callable[[int], list[tuple[str, int]]]) -> list[int]:
+    """Bytes that each rank sends when ranks with these leaves, names and values, are compared."""
+    sent = [0] * size
 
     class Counting:
         def __init__(self, group: ThreadGroup) -> None:
@@ -103,18 +192,37 @@ def test_equal_ranks_send_sixteen_bytes_each() -> None:
             )
 
         def gather(self, data: bytes) -> list[bytes] | None:
-            sent.append(len(data))
+            sent[self.rank] += len(data)
             return self._gather(data)
 
-    class Planner(xckpt.planner.DefaultSavePlanner):
-        def replicas(self) -> Any:
-            return [(f"leaf{n}", "", np.arange(9, dtype=np.uint8)) for n in range(1000)]
-
     def run(group: ThreadGroup) -> None:
-        compare_ranks(Counting(group), Planner, {"path": "'a'"})
+        found = [(name, "", np.array([value], np.uint8)) for name, value in leaves(group.rank)]
+        compare_ranks(Counting(group), {"path": "'a'"}, lambda: found)
 
-    results(3, run)
-    assert len(sent) == 3 and max(sent) <= 16 + 8  # with what says that it is no failure
+    results(size, run)
+    return sent
+
+
+def test_stages_of_a_pipeline_send_what_they_have_in_common() -> None:
+    """Each pair of ranks is a stage: one of each speaks, of names once and then of ``step``."""
+
+    def leaves(rank: int) -> list[tuple[str, int]]:
+        return [*((f"stage{rank // 2}/{n}", n % 200) for n in range(1000)), ("step", 1)]
+
+    first, again = sent_by(6, leaves), sent_by(6, leaves)
+    assert all(8_000 < sent < 8_200 for sent in first[::2])
+    assert max(again) < 100 and max(first[1::2]) < 50
+
+
+def test_stages_of_a_pipeline_are_compared(tmp_path: Path) -> None:
+    def state(rank: int) -> Any:
+        stage = {f"w{n}": np.full(3, n + (rank == 3 and n == 7)) for n in range(9)}
+        return {f"stage{rank // 2}": stage, "step": 1 + (rank > 3)}
+
+    text = refused(tmp_path, state, 6)
+    assert text.count("\n  - rank 0: ") == 1
+    assert "stage1/w7: differs between rank 2 and rank 3" in text
+    assert "step: differs between ranks 0-3 and ranks 4, 5" in text
 
 
 def on_rank_round_trip(rank: int, path: Path) -> Any:
@@ -139,3 +247,16 @@ def test_each_rank_gets_its_own_again(tmp_path: Path) -> None:
     with pytest.raises(xckpt.TreeMismatchError, match="own/rank1"):
         xckpt.load(tmp_path / "a", like)
     assert xckpt.load(tmp_path / "a", like, unexpected="ignore")["own"].value == {"seed": 0}
+
+
+def on_rank_in_place(rank: int, path: Path) -> Any:
+    own = {"step": 5, "seed": xckpt.PerRank(10 + rank), "own": xckpt.PerRank({"at": [rank]})}
+    xckpt.save(path, own)
+    state = {"step": 0, "seed": xckpt.PerRank(0), "own": xckpt.PerRank({"at": [0]})}
+    xckpt.load_into(path, state)
+    return state["step"], state["seed"].value, state["own"].value["at"]
+
+
+def test_values_of_each_rank_come_back_in_place(tmp_path: Path) -> None:
+    with Ranks(2) as ranks:
+        assert ranks.run(on_rank_in_place, tmp_path / "a") == [(5, 10, [0]), (5, 11, [1])]

@@ -175,7 +175,7 @@ def refused(change: Callable[[Metadata], object], tmp_path: Path) -> bytes:
 
 
 class Foreign:
-    """A class of somebody's planner."""
+    """A class of another package's planner."""
 
 
 PLACES: dict[str, Callable[[Metadata], object]] = {

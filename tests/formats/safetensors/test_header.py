@@ -141,9 +141,9 @@ def test_all_faults_at_once() -> None:
     "dtype, words", [("F4", "packs"), ("F6_E2M3", "packs"), ("F99", "unknown")]
 )
 def test_foreign_dtypes_are_refused_by_name(dtype: str, words: str) -> None:
-    told = {"dtype": dtype, "shape": [2], "data_offsets": [0, 1]}
+    header = {"dtype": dtype, "shape": [2], "data_offsets": [0, 1]}
     with pytest.raises(xckpt.UnsupportedLeafError, match=f"w: .*{dtype}.*{words}"):
-        parsed(written({"w": told}, 1))
+        parsed(written({"w": header}, 1))
 
 
 def test_what_cannot_be_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,5 +177,5 @@ def test_torch_writes_what_we_read() -> None:
 
     data = save({"w": torch.zeros(2, 3, dtype=torch.bfloat16), "n": torch.tensor(3)})
     places = parsed(data)
-    told = {name: (p.dtype, p.shape) for name, p in places.items()}
-    assert told == {"w": ("bfloat16", (2, 3)), "n": ("int64", ())}
+    described = {name: (p.dtype, p.shape) for name, p in places.items()}
+    assert described == {"w": ("bfloat16", (2, 3)), "n": ("int64", ())}

@@ -47,8 +47,8 @@ def deserialized(path: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
 def test_every_dtype_out_and_in_again(tmp_path: Path) -> None:
     path = tmp_path / "all.safetensors"
     write(SafetensorsSink(path), EVERY, {"step": 7, "name": "run\u00e9"})
-    told = {flat(name): (a.dtype.name, a.shape, a.tobytes()) for name, a in EVERY.items()}
-    assert deserialized(path) == told
+    expected = {flat(name): (a.dtype.name, a.shape, a.tobytes()) for name, a in EVERY.items()}
+    assert deserialized(path) == expected
     with safetensors.safe_open(path, "np") as file:
         assert file.metadata()["format"] == "pt"
     source = open_source(path)
@@ -312,8 +312,8 @@ def test_transformers_both_ways(tmp_path: Path, most: str) -> None:
     sink.commit()
     config.save_pretrained(tmp_path / "out")
     loaded: Any = transformers.BertModel.from_pretrained(tmp_path / "out", output_loading_info=True)
-    again, told = loaded
-    assert not any(told.values())
+    again, differences = loaded
+    assert not any(differences.values())
     assert (len(os.listdir(tmp_path / "out")) > 2) == (most == "1KB")
     for name, tensor in again.state_dict().items():
         assert same_bits(tensor.numpy(), state[name])

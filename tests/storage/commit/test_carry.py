@@ -29,6 +29,8 @@ def put_files(path: Path) -> dict[str, str]:
         "tokenizer/vocab.txt": "a b",
         "tokenizer/deep/merges.txt": "a",
         "m/notes.txt": "mine",
+        "m/w/notes.txt": "of an array that stays",
+        "m/b/deep/notes.txt": "of an array that goes",
         "own.zarr/zarr.json": "{}",
         "own.zarr/c/0": "chunk",
         ".hidden": "",
@@ -84,7 +86,26 @@ def test_an_overwrite_keeps_the_files_of_the_user(
     assert (path / "config.json").stat().st_ino == inode
     assert stat.S_IMODE(path.stat().st_mode) == 0o750
     assert (xckpt.open(path).manifest.root == "") is (place == "exchange")
-    assert not (path / "m" / "b").exists()
+    assert not (path / "m" / "b" / "zarr.json").exists()
+
+
+def test_files_in_the_folder_of_an_array_are_there_before_the_exchange(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No reader of the path ever sees it without them."""
+    path = tmp_path / "ckpt"
+    xckpt.save(path, OLD)
+    files = put_files(path)
+    exchange = staging_module.exchange
+
+    def looking(staged: Path, target: Path) -> None:
+        check_files(staged, files)
+        exchange(staged, target)
+        check_files(target, files)
+
+    monkeypatch.setattr(staging_module, "exchange", looking)
+    xckpt.save(path, NEW, overwrite=True)
+    check_files(path, files)
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

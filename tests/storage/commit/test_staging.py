@@ -16,6 +16,7 @@ import tensorstore as ts
 import xckpt
 from xckpt.core.commit import Found, Step
 from xckpt.storage import ZarrStorageWriter
+from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import keys as keys_module
 from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
@@ -212,6 +213,7 @@ def test_remains_of_another_host_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "ckpt"
     with monkeypatch.context() as patch:
         patch.setattr("socket.gethostname", lambda: "elsewhere")
+        patch.setattr(folder_module, "boot_identity", lambda: "another system")
         dead = begin(Location.parse(path), overwrite=False)
     assert isinstance(dead, StagedCheckpoint) and dead.claim is not None
     os.close(dead.claim.descriptor)
@@ -344,7 +346,7 @@ def test_storage_without_generations_is_refused(
     for module in (staging_module, keys_module):
         monkeypatch.setattr(module, "open_store", lambda place: AnotherRelease(open_store(place)))
     url = f"memory://{tmp_path.name}"
-    with pytest.raises(xckpt.StorageError, match="two saves at once could not be told apart"):
+    with pytest.raises(xckpt.StorageError, match="two saves at once could not be distinguished"):
         xckpt.save(url, NEW)
     assert keys(url) == []
 
@@ -363,7 +365,7 @@ def test_the_manifest_of_a_killed_save_is_not_published(tmp_path: Path) -> None:
 
 def test_two_saves_that_both_find_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     url = f"memory://{tmp_path.name}"
-    monkeypatch.setattr(keys_module, "find_keys", lambda store, committed: Found.NOTHING)
+    monkeypatch.setattr(keys_module, "find_keys", lambda *place, **found: Found.NOTHING)
     first = begin(Location.parse(url), overwrite=False)
     with pytest.raises(xckpt.CheckpointExistsError, match="another save has just begun here"):
         begin(Location.parse(url), overwrite=False)

@@ -20,7 +20,7 @@ names = st.sampled_from(NAMES)
 keys = st.lists(names, min_size=1, max_size=3).map("/".join)
 
 
-def told(path: Path | StoredPath) -> tuple[object, ...]:
+def shown(path: Path | StoredPath) -> tuple[object, ...]:
     children = sorted(each.name for each in path.iterdir()) if path.is_dir() else None
     return path.name, path.exists(), path.is_file(), path.is_dir(), children
 
@@ -40,8 +40,8 @@ def test_they_are_what_pathlib_says(
         store.write(key, b"content").result()
     stored = find_path(url)
     for key in [*asked, *data.draw(st.permutations(sorted(files)))]:
-        assert told(stored / key) == told(local / key)
-        assert told((stored / key).parent)[1:] == told((local / key).parent)[1:] or not files
+        assert shown(stored / key) == shown(local / key)
+        assert shown((stored / key).parent)[1:] == shown((local / key).parent)[1:] or not files
     suffixes = data.draw(st.sets(st.sampled_from(["b", ".safetensors"]), max_size=2))
     found, expected = named(stored, *suffixes), named(local, *suffixes)
     assert [each.name for each in found] == [each.name for each in expected]

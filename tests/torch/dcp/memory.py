@@ -20,7 +20,7 @@ BUDGET = 64 << 20
 
 
 def _warm(folder: Path) -> None:
-    """Pay for imports and threads before anybody measures."""
+    """Pay for imports and threads before the measurement."""
     xckpt.save(folder / "a", {"w": np.ones((1024, 1024), np.float32)})
     export_checkpoint(folder / "a", folder / "b")
     import_checkpoint(folder / "b", folder / "c")

@@ -71,7 +71,7 @@ def test_a_partial_placement(four_ranks: Ranks, tmp_path: Path):
 
 
 def test_a_dtype_that_torch_lacks(tmp_path: Path):
-    """Refused by whoever asks for it; the rest can be loaded."""
+    """Refused when it is asked for; the rest can be loaded."""
     xckpt.save(tmp_path / "a", {"w": np.ones(3), "odd": np.ones(3, ml_dtypes.float8_e3m4)})
     state: dict[str, Any] = {"w": torch.zeros(3, dtype=torch.float64)}
     dcp.load(state, storage_reader=XckptStorageReader(tmp_path / "a"))

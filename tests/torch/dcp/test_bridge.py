@@ -303,7 +303,7 @@ def test_a_planner_that_drops_doubles_or_misplaces_an_item(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_planner_that_drops_the_storage_data_is_told(tmp_path: Path):
+def test_a_planner_that_drops_the_storage_data_is_named(tmp_path: Path):
     class Dropping(dcp.DefaultSavePlanner):
         def finish_plan(self, new_plan: dcp.SavePlan) -> dcp.SavePlan:
             return dcp.SavePlan(new_plan.items)

@@ -153,7 +153,7 @@ def on_rank_retry(rank: int, folder: Path, fault: str) -> list[str]:
         ("First", "0", ["0: CheckpointExistsError"]),
         ("Write", "", ["0: UnsupportedLeafError"]),
         ("Later", "1", ["1: CheckpointExistsError"]),
-        # Whose plans are missing cannot be told, so the commit refuses: loudly, not wrongly.
+        # It is unknown whose plans are missing, so the commit refuses: loudly, not wrongly.
         ("Several", "1", ["1: CheckpointExistsError", "2: PlanError", "3: PlanError"]),
     ],
 )

@@ -238,10 +238,10 @@ def damage(path: Path) -> None:
 def test_a_fault_reaches_every_rank_and_nothing_is_left(four_ranks: Ranks, tmp_path: Path) -> None:
     xckpt.save(tmp_path / "checkpoint", {"w": noise((512, 256), torch.float32)})
     damage(tmp_path / "checkpoint")
-    told = four_ranks.run(on_rank_refuse, str(tmp_path / "checkpoint"), str(tmp_path / "dcp"))
-    assert len(set(told)) == 1 and "w: " in told[0] and "CorruptCheckpointError" in told[0]
-    told = four_ranks.run(on_rank_refuse, str(tmp_path / "none"), str(tmp_path / "dcp"))
-    assert len(set(told)) == 1 and "NotACheckpointError" in told[0]
+    errors = four_ranks.run(on_rank_refuse, str(tmp_path / "checkpoint"), str(tmp_path / "dcp"))
+    assert len(set(errors)) == 1 and "w: " in errors[0] and "CorruptCheckpointError" in errors[0]
+    errors = four_ranks.run(on_rank_refuse, str(tmp_path / "none"), str(tmp_path / "dcp"))
+    assert len(set(errors)) == 1 and "NotACheckpointError" in errors[0]
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 

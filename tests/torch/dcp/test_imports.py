@@ -1,4 +1,4 @@
-"""What DCP wrote becomes a checkpoint with the same bits, whoever wrote it and whoever imports it.
+"""What DCP wrote becomes a checkpoint with the same bits, whichever ranks wrote and import it.
 
 The oracle is torch: what it saved is at hand, in memory, as full tensors.
 """
@@ -586,7 +586,7 @@ def test_a_foreign_pickle_in_a_tensors_place(tmp_path: Path) -> None:
 def test_a_damaged_file_never_hurts(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Damage is refused, or lies in what nobody reads, or in the elements."""
+    """Damage is refused, or lies in what is not read, or in the elements."""
     folder = tmp_path_factory.mktemp("damaged") / "dcp"
     save_alone({"w": torch.zeros(8), "n": [1, 2.5, "x"]}, folder)
     path = folder / data.draw(st.sampled_from([".metadata", "__0_0.distcp"]))

@@ -128,6 +128,6 @@ def test_planner_data_too_deep():
 
 
 @pytest.mark.parametrize("data", [{"tuple": 3}, {"dict": [[1]]}, {"dict": [[[], 1]]}, {"x": 1}])
-def test_planner_data_that_nobody_packed(data: Any):
+def test_planner_data_that_was_not_packed(data: Any):
     with pytest.raises(ManifestError, match="planner data"):
         unpack({"dcp": {"data": data}})

@@ -145,8 +145,8 @@ def test_a_path_that_cannot_be_opened_is_refused_at_once():
             kind("ftp://host/x")
 
 
-def on_rank_told(rank: int, path: Path) -> Any:
-    """What this rank's writer is told, and the metadata that the save returns."""
+def on_rank_calls(rank: int, path: Path) -> Any:
+    """The arguments that this rank's writer gets, and the metadata that the save returns."""
     writer = Recording(path)
     metadata = dcp.save(on_rank_state(), storage_writer=writer)
     calls = dict(writer.calls)
@@ -160,15 +160,15 @@ def on_rank_told(rank: int, path: Path) -> Any:
 def test_rank_and_use_collectives_arrive_and_only_the_coordinator_plans_and_finishes(
     four_ranks: Ranks, tmp_path: Path
 ):
-    answers = four_ranks.run(on_rank_told, tmp_path / "ckpt")
-    for rank, (told, _, _, _) in enumerate(answers):
-        assert told == {"rank": rank, "use_collectives": True}
+    answers = four_ranks.run(on_rank_calls, tmp_path / "ckpt")
+    for rank, (arguments, _, _, _) in enumerate(answers):
+        assert arguments == {"rank": rank, "use_collectives": True}
     assert [planned for _, planned, _, _ in answers] == [4, None, None, None]
     assert [finished for _, _, finished, _ in answers] == [[1, 1, 1, 1], [], [], []]
 
 
 def test_the_metadata_is_returned_on_every_rank(four_ranks: Ranks, tmp_path: Path):
-    answers = four_ranks.run(on_rank_told, tmp_path / "ckpt")
+    answers = four_ranks.run(on_rank_calls, tmp_path / "ckpt")
     assert all(described == answers[0][3] for *_, described in answers)
     assert tuple(answers[0][3]["model.layers.0.weight"]) == whole().shape
 
@@ -428,7 +428,7 @@ def test_another_shape_is_refused_by_torch(tmp_path: Path):
         dcp.load(other, storage_reader=XckptStorageReader(tmp_path / "a"))
 
 
-def test_a_stateful_object_is_asked_and_told(tmp_path: Path):
+def test_a_stateful_object_is_asked_and_filled(tmp_path: Path):
     class Trainer:
         def __init__(self, value: float) -> None:
             self.weight, self.epoch = torch.full((2,), value), int(value)

@@ -96,7 +96,7 @@ def test_rows_to_columns_over_four_ranks_read_the_checkpoint_once(
 
 def on_rank_strange(rank: int, path: Path) -> None:
     class Repeating(dcp.DefaultLoadPlanner):
-        """Makes a plan of its own after the ranks have told what they want."""
+        """Makes a plan of its own after the ranks have said what they want."""
 
         def create_global_plan(self, global_plan: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
             return [dcp.LoadPlan(plan.items) for plan in global_plan]

@@ -77,7 +77,7 @@ def test_any_distribution(four_ranks: Ranks, case: Case) -> None:
             assert held == []
 
 
-def test_the_sharding_is_told(four_ranks: Ranks) -> None:
+def test_the_sharding_is_described(four_ranks: Ranks) -> None:
     for case, text in [
         (Case((4, 4), "float32", "2x2", (1, None)), "Shard(dim=1), Replicate() on dp=2 x tp=2"),
         (Case((4, 4), "float32", "4", (0,)), "Shard(dim=0) on dim0=4"),

@@ -32,7 +32,7 @@ from tests.torch.sharded.test_dtensor import Held, assert_holds, held_by
 from tests.torch.test_save_load import GROUPS, load, on_rank_group
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.errors import UnsupportedLeafError, XckptError
+from xckpt.errors import TreeMismatchError, UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.leaf import from_numpy, torch_dtype
 
@@ -278,7 +278,7 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
             "dtype": lambda: local.tensor.half(),
             "dimensions": lambda: local.tensor.reshape(-1),
         }[fault]()
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(UnsupportedLeafError) as caught:
         xckpt.save(path, {"model": {"w": tensor}})
     return str(caught.value)
 
@@ -307,7 +307,7 @@ def test_a_shard_that_cannot_be_saved_is_refused_by_name(
 def on_rank_misfit(rank: int, path: Path) -> list[str]:
     texts: list[str] = []
     wrong = Cut((4, 3), "float16", (0, 1, 2, 3), dim=0).on_rank_tensor()
-    with pytest.raises(XckptError) as caught:
+    with pytest.raises(TreeMismatchError) as caught:
         xckpt.load_into(path, {"w": wrong})
     texts.append(str(caught.value))
     meta = FIVE_OVER_FOUR.on_rank_tensor(device="meta")

@@ -27,7 +27,7 @@ from tests.torch.sharded.test_dtensor import Held, assert_holds, held_by
 from tests.torch.test_save_load import load
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import TensorStorageMetadata
-from xckpt.errors import UnsupportedLeafError, XckptError
+from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.leaf import from_numpy
 
@@ -260,14 +260,15 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
         shards[0] = shards[0].float()
     if fault == "shape" and rank == 3:
         shards[0] = shards[0][:, :1]
-    if fault == "nobody":
+    if fault == "no holder":
         tensor = wrapped(LocalShardsWrapper([], []), (5, 8))
     if fault == "gap" and rank == 3:
         tensor = wrapped(LocalShardsWrapper([], []), (5, 8))
     if fault == "partial":
         tensor = wrapped(local, (5, 8), [Partial()])
     state: Any = {"tables": {"t": local if fault == "bare" else tensor}}
-    with pytest.raises(XckptError) as caught:
+    kind = PlanError if fault in ("dtype", "nobody", "gap") else UnsupportedLeafError
+    with pytest.raises(kind) as caught:
         xckpt.save(path, state)
     return str(caught.value)
 
@@ -279,7 +280,7 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
         ("meta", ["rank 3", "[0, 5) x [4, 6)", "meta device"]),
         ("dtype", ["float32", "float16", "rank 3"]),
         ("shape", ["rank 3", "[0, 5) x [4, 6)", "(5, 1)", "(5, 2)"]),
-        ("nobody", ["no rank has a part", "(5, 8)"]),
+        ("no holder", ["no rank has a part", "(5, 8)"]),
         ("gap", ["[0, 5) x [4, 6)"]),
         ("partial", ["Partial", "redistribute"]),
         ("bare", ["LocalShardsWrapper", "DTensor"]),

@@ -55,7 +55,7 @@ def test_numbers_and_names_say_the_same(
         }
 
 
-def test_names_whose_sizes_cannot_be_told_are_not_guessed() -> None:
+def test_names_whose_sizes_are_unknown_are_not_guessed() -> None:
     assert named_sharding((2, 4), (("a", "b"), None), (8, 1)) is None
     assert named_sharding((2, 4), ("a", None), (3, 1)) is None
     square = named_sharding((2, 2), (("a", "b"), None), (4, 1))

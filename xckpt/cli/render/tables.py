@@ -13,16 +13,15 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from xckpt.cli.listing import Row, size_text
+from xckpt.cli.listing import Row, shape_text, size_text
 from xckpt.cli.render.draw import LEAST_WIDTH, draw
+from xckpt.cli.render.tree import TREE_COLUMNS, checkpoint_facts, shortened, tree_cells
 from xckpt.cli.report import (
     ArrayReport,
     CheckpointReport,
     LeafReport,
     SliceReport,
-    TreeRow,
     counted,
-    holdings,
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
@@ -63,7 +62,7 @@ def leaf_list(rows: Iterable[Row]) -> RenderableType:
     """A line for each leaf: name, dtype, shape, bytes."""
     table = empty_table("name", "dtype", "shape", "size", right=("size",), header=False)
     for row in rows:
-        table.add_row(escaped(row.name), row.dtype, _shape(row.shape), size_text(row))
+        table.add_row(escaped(row.name), row.dtype, shape_text(row.shape), size_text(row))
     return table
 
 
@@ -87,37 +86,20 @@ def _number(number: complex | None) -> str:
 
 def checkpoint_table(report: CheckpointReport) -> RenderableType:
     """A summary of the checkpoint, and its tree."""
-    columns = ("leaf", "dtype", "shape", "size", "chunk", "chunks", "saved as")
-    table = empty_table(*columns, right=("size", "chunks"))
+    table = empty_table(*TREE_COLUMNS, right=("size", "chunks"))
     for row in tree_rows(report.leaves, report.containers):
-        table.add_row(*_tree_cells(row))
-    facts = [("checkpoint", report.path), ("holds", holdings(report))]
-    if report.user_metadata is not None:
-        facts.append(("user metadata", repr(report.user_metadata)))
-    return Group(_facts(facts), Text(), table)
-
-
-def _tree_cells(row: TreeRow) -> list[Text | str]:
-    label = Text("  " * row.depth) + escaped(row.label)
-    if row.leaf is None:
-        label.stylize("bold")
-        kind = row.kind.partition(":")[0]
-        size = readable_bytes(row.bytes) if row.chunks else ""
-        return [label, escaped(kind), "", size, "", str(row.chunks or ""), ""]
-    leaf = row.leaf
-    shape = escaped(_shortened(leaf.value)) if leaf.value else _shape(leaf.shape)
-    chunks = str(leaf.chunks) if leaf.arrays else ""
-    saved = escaped(str(leaf.sharding or ""))
-    return [label, leaf.dtype, shape, _size(leaf), _chunk(leaf), chunks, saved]
+        label, *cells = map(Text, tree_cells(row))
+        table.add_row(Text(label.plain, "" if row.leaf else "bold"), *cells)
+    return Group(_facts(checkpoint_facts(report)), Text(), table)
 
 
 def leaf_table(leaf: LeafReport) -> RenderableType:
     """Everything the manifest says of one leaf."""
     facts = [("leaf", leaf.name or "(the root)"), ("dtype", leaf.dtype)]
     if leaf.shape is not None:
-        facts.append(("shape", _shape(leaf.shape)))
+        facts.append(("shape", shape_text(leaf.shape)))
     if leaf.value is not None:
-        facts.append(("value", _shortened(leaf.value, LONGEST_VALUE)))
+        facts.append(("value", shortened(leaf.value, LONGEST_VALUE)))
     if leaf.layout != "manifest":
         facts.append(("size", f"{readable_bytes(leaf.bytes)} in {counted(leaf.chunks, 'chunk')}"))
         facts.append(("layout", _layout(leaf)))
@@ -153,14 +135,14 @@ def _layout(leaf: LeafReport) -> str:
     if leaf.layout == "pieces":
         return f"{counted(len(leaf.arrays), 'piece')}, each a zarr array"
     [array] = leaf.arrays
-    shard = f", in shards of {_shape(array.shard)}" if array.shard else ""
-    return f"one zarr array, chunks of {_shape(array.chunk)}{shard}"
+    shard = f", in shards of {shape_text(array.shard)}" if array.shard else ""
+    return f"one zarr array, chunks of {shape_text(array.chunk)}{shard}"
 
 
 def _pieces(arrays: Sequence[ArrayReport]) -> RenderableType:
     table = empty_table("piece", "elements", "chunk", "chunks", right=("piece", "chunks"))
     for number, array in enumerate(arrays[:SHOWN_PIECES]):
-        table.add_row(str(number), str(array.box), _shape(array.chunk), str(array.chunks))
+        table.add_row(str(number), str(array.box), shape_text(array.chunk), str(array.chunks))
     if len(arrays) > SHOWN_PIECES:
         table.add_row("...", f"{len(arrays) - SHOWN_PIECES} more: --json lists them all")
     return table
@@ -186,21 +168,3 @@ def empty_table(*columns: str, right: Sequence[str] = (), header: bool = True) -
 def escaped(text: str) -> Text:
     """A text without control characters."""
     return Text(printable(text))
-
-
-def _size(leaf: LeafReport) -> str:
-    return "" if leaf.layout == "manifest" else readable_bytes(leaf.bytes)
-
-
-def _shortened(text: str, longest: int = 40) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
-
-
-def _shape(shape: Sequence[int] | None) -> str:
-    return "" if shape is None else f"[{', '.join(map(str, shape))}]"
-
-
-def _chunk(leaf: LeafReport) -> str:
-    if leaf.layout == "pieces":
-        return counted(len(leaf.arrays), "piece")
-    return _shape(leaf.arrays[0].chunk) if leaf.arrays else ""

@@ -112,6 +112,12 @@ def count_cells(sizes: Sequence[int], chunk: Sequence[int]) -> int:
         >>> count_cells((10, 4), (3, 4)), count_cells((), ()), count_cells((0, 4), (1, 4))
         (4, 1, 0)
     """
+    return _counted(tuple(sizes), tuple(chunk))
+
+
+@functools.lru_cache(maxsize=1024)
+def _counted(sizes: Shape, chunk: Shape) -> int:
+    """`count_cells`, found once for all arrays that are alike."""
     return prod(-(-size // step) for size, step in zip(sizes, chunk, strict=True))
 
 

@@ -1,7 +1,7 @@
 """Large tensors a part at a time: boxes that are read one after the other in little memory.
 
 1. `blocks` cuts a stored array into boxes of whole chunks, so that each chunk is read once.
-2. `runs` cuts a box into parts that follow each other in C order, for those who pass the elements
+2. `runs` cuts a box into parts that follow each other in C order, for callers that pass elements
    on as a stream. A chunk is read again for each run that meets it; runs begin where chunks do
    wherever a whole row of chunks is not too much.
 """

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.grid import cells
+from xckpt.core.manifest.entries import Manifest, arrays, documents
 
 MANIFEST: Final = "xckpt.json"
 """Key of the manifest: where it is, a checkpoint is."""
@@ -99,3 +102,25 @@ class OwnKeys:
 
 BY_SHAPE: Final = OwnKeys(by_shape=True)
 """What counts as a checkpoint's own where no manifest can be read."""
+
+
+def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
+    """Key and bytes of every object that a manifest implies, in its root; the manifest's own not.
+
+    What codecs and the padding of edge chunks add is not counted.
+
+    Example:
+        >>> from xckpt.core.manifest.entries import TensorEntry
+        >>> leaf = TensorEntry("w", "float32", (3,), chunk=(2,))
+        >>> [key for key, _ in object_sizes(Manifest((leaf,), ""))]
+        ['xckpt.digests', 'w/zarr.json', 'zarr.json', 'w/c/0', 'w/c/1']
+    """
+    stored = list(arrays(manifest))
+    yield DIGESTS, 16 * sum(array.count for array in stored)
+    yield from ((key, len(content)) for key, content in documents(manifest))
+    for array in stored:
+        if array.count:
+            origin = (0,) * len(array.shape)
+            _, boxes = cells(origin, array.shape, array.shape, array.unit)
+            size = item_size(array.dtype)
+            yield from ((array.key(box.offsets), box.elements * size) for box in boxes)

@@ -50,7 +50,7 @@ def problems(manifest: Manifest) -> list[str]:
     for leaf in manifest.leaves:
         faults.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf))
     if not faults:
-        chunks = sum(_count_chunks(leaf) for leaf in manifest.leaves)
+        chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
             faults.append(f"{chunks:,} chunks; at most {MAX_CHUNKS:,}")
     return faults
@@ -191,7 +191,12 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
         yield f"shard shape {shard} is no multiple of chunk shape {chunk}"
 
 
-def _count_chunks(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+def count_chunks(manifest: Manifest) -> int:
+    """How many chunks a checkpoint has; each has a digest."""
+    return sum(map(_chunks_of, manifest.leaves))
+
+
+def _chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
     if isinstance(leaf, ValueEntry):
         return 0
     if isinstance(leaf, BytesEntry):

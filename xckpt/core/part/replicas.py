@@ -1,14 +1,17 @@
 """What several ranks are to have alike, as far as it is small enough to compare.
 
 A plain tensor or a Python value that several ranks save under one name is a replica: one rank's is
-stored. If it differs by rank, the others' would be lost. So small ones are compared, but for those
-that are `PerRank`, and those whose data cost a transfer that must be announced.
+stored. If it differs by rank, the others' would be lost. So small ones are compared, the smallest
+first, but for those that are `PerRank`, and those whose data cost a transfer that must be
+announced. What is above the limits is not looked at, and any one rank's is kept, unless the caller
+has all compared (``SaveOptions(compare_replicas=True)``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from operator import itemgetter
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -32,7 +35,7 @@ Value = TypeVar("Value", bound=_Digested)
 MOST_LEAF_BYTES: Final = 1 << 20
 """Largest leaf that is compared."""
 MOST_BYTES: Final = 32 << 20
-"""Most bytes of all leaves that are compared, in the tree's order: it takes some milliseconds."""
+"""Most bytes of all leaves that are compared: it takes some milliseconds."""
 
 
 def small_replicas(
@@ -47,13 +50,18 @@ def small_replicas(
     for name, value in values.items():
         if not (own and name.startswith(own)):
             yield name, value.kind, np.frombuffer(encode(value), np.uint8)
-    left = MOST_BYTES
+    small: list[tuple[int, str, SourceLeaf]] = []
     for name, leaf in leaves.items():
         if leaf.sharded or not leaf.dtype or len(leaf.boxes) != 1 or hasattr(leaf, "expect"):
             continue
         size = prod(leaf.shape) * item_size(leaf.dtype)
-        if size > min(left, MOST_LEAF_BYTES) or (own and name.startswith(own)):
-            continue
+        if size <= MOST_LEAF_BYTES and not (own and name.startswith(own)):
+            small.append((size, name, leaf))
+    left = MOST_BYTES
+    # The state of a generator or a position, which are small, is what differs by mistake.
+    for size, name, leaf in sorted(small, key=itemgetter(0, 1)):
         left -= size
+        if left < 0:
+            return
         array = np.ascontiguousarray(adapters.to_numpy(leaf.data(0)))
         yield name, f"{leaf.dtype} {tuple(leaf.shape)}", array.reshape(-1).view(np.uint8)

@@ -6,7 +6,7 @@ each read it. From what each rank wants (`share_reads`):
 1. Ranks are grouped by host.
 2. A chunk that several ranks of a host want is published by one of them: the k-th such chunk by the
    (k modulo n)-th of its n takers, which spreads them evenly.
-3. Every rank learns which chunks it publishes and for whom, and how many to expect from whom.
+3. Every rank learns which chunks it publishes for which ranks, and how many to expect from each.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ prepare_structs(Announcement, SharedReads)
 
 
 def share_reads(announced: Sequence[Announcement | None]) -> list[SharedReads]:
-    """Who publishes which chunk for whom; entry ``rank`` is that rank's share.
+    """The chunks that each rank publishes for others; entry ``rank`` is that rank's share.
 
     Example:
         >>> wanted = np.array([4, 5]).tobytes()

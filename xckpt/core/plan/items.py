@@ -131,6 +131,8 @@ class LoadPlan:
     """Why this rank cannot do the load; the coordinator reports them."""
     left: tuple[str, ...] = ()
     """In the coordinator's answer: every leaf of the checkpoint that no rank asks for."""
+    dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Leaf name -> the dtype that is wanted, where it need not be the stored one."""
 
 
 class LeafRow(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -1,4 +1,4 @@
-"""The global step of a save, as pure functions over columns: who writes which boxes of what grid.
+"""The global step of a save, as pure functions over columns: the grid, and each rank's boxes.
 
 For each leaf, from the boxes that all ranks reported (`LeafShards`):
 

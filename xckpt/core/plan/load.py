@@ -25,6 +25,7 @@ from xckpt.core.metadata import (
     MetadataIndex,
     TensorStorageMetadata,
 )
+from xckpt.core.plan.alike import wanted_dtypes
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
@@ -37,9 +38,10 @@ from xckpt.core.plan.new_leaves import NewLeaves, numpy_leaves
 from xckpt.core.plan.report import LoadReport, Severity, Strictness, reported
 from xckpt.core.plan.stateful import LoadedObjects
 from xckpt.core.plan.wanted import WantedLeaf
+from xckpt.core.targets.assign import assign
 from xckpt.core.targets.find import find_targets, with_names_of, with_stored_names
 from xckpt.core.targets.numbers import fill
-from xckpt.core.tree import FlatTree, assign, flatten, rebuild, unflatten
+from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
 from xckpt.core.values import Deserialise, decode_content
 from xckpt.errors import PlanError
 
@@ -234,13 +236,14 @@ class DefaultLoadPlanner(LoadPlanner):
         names = (*self._wanted, *nothing, *(stored.keys() & self._untouched.keys()))
         if self._stored_names:
             items = with_stored_names(items, self._stored_names)
-        return LoadPlan(items, names=names, problems=tuple(problems.values()))
+        dtypes = wanted_dtypes(self.targets) if self.cast else {}
+        return LoadPlan(items, names=names, problems=tuple(problems.values()), dtypes=dtypes)
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         """Refuse the load if any target does not fit, or as the caller's rules say.
 
         Raises:
-            TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
+            TreeMismatchError, PlanError: see `decide_load`.
         """
         return decide_load(global_plan, self.metadata, self.strictness, self._beside)
 

@@ -21,6 +21,7 @@ from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
+from xckpt.core.plan.alike import check_alike
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, mismatch
 from xckpt.core.plan.report import Strictness
@@ -178,7 +179,9 @@ def decide_load(
 
     Raises:
         TreeMismatchError: lists every difference of every rank; or nothing would be loaded.
+        PlanError: ranks want a leaf in different dtypes.
     """
+    check_alike(plans)
     problems = merged_problems([plan.problems for plan in plans])
     stored = metadata.state_dict_metadata
     wanted = dict.fromkeys(name for plan in plans for name in plan.names)

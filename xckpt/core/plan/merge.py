@@ -4,7 +4,7 @@
    that contradict each other are an error.
 2. `_collect`: all ranks' boxes, leaf by leaf.
 3. `_lay_out_all`: a `Layout` for each leaf, computed once for leaves that are alike.
-4. `_share_all`: who writes what, as blocks of columns for each rank.
+4. `_share_all`: what each rank writes, as blocks of columns.
 """
 
 from __future__ import annotations

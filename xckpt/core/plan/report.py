@@ -47,6 +47,10 @@ class Strictness:
         usual: Severity = "error" if strict else "ignore"
         return cls(missing or usual, unexpected or usual)
 
+    def arguments(self) -> dict[str, str]:
+        """The rules in words; all ranks must have the same."""
+        return {"missing": repr(self.missing), "unexpected": repr(self.unexpected)}
+
     def warn(self, missing: Sequence[str], unexpected: Sequence[str]) -> None:
         """Warn where a rule says so."""
         if missing and self.missing == "warn":

@@ -1,107 +1,225 @@
-"""Do all ranks save the same? Asked before a save plans, and answered with 16 bytes a rank.
+"""Do all ranks call alike, and save the same? Asked first, and answered with 16 bytes a rank.
 
-1. Every rank digests what all should have alike: the arguments of the call, and the small leaves
-   that are replicas (`SavePlanner.replicas`). It sends one digest of all digests.
-2. Where all ranks' are equal, that is all. Else each sends its digests leaf by leaf, and the
-   coordinator says which leaves differ on which ranks. Leaves that only some ranks have (in
-   pipelines) make the digests differ too, but are no fault.
+1. Every rank hashes what all should have alike: the arguments of the call, and the small leaves
+   that are replicas (`SavePlanner.replicas`). It sends one hash of their names and one of the rest.
+2. Where all ranks' are equal, that is all. Else one rank speaks for all that sent the same hashes.
+3. The speakers send the hash of each name, and learn which names several of them have. The stages
+   of a pipeline have other leaves each: the coordinator remembers what they have in common, and
+   does not ask for it again.
+4. The speakers send a digest of each common leaf, and the coordinator says which differ on which
+   ranks. Leaves that only some ranks have are no fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from xckpt.core.plan.save import SavePlanner
 from xckpt.core.problem import Problem
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import PlanError, spelled_ranks
 
-COMPARE = "compare what they are to save; nothing was written"
+COMPARE = "compare what they save or load; nothing was written or loaded"
+ARGUMENTS = "the ranks call with different arguments; give all of them the same"
 SUMMARY = (
     "the ranks do not save the same, and only one rank's would be kept. Give each rank its own as "
     "xckpt.PerRank(value), or make it a DTensor or a sharded array; "
     "options=xckpt.SaveOptions(compare_replicas=False) keeps any one"
 )
 
+Leaves = Iterable[tuple[str, str, NDArray[np.uint8]]]
+"""Name, type and bytes of leaves that are to be alike."""
 
-class _Described(msgspec.Struct, array_like=True):
-    """What a rank is to have as all others."""
+Hashes = NDArray[np.uint64]
+
+ALIKE: Final = ("chunk_bytes", "shard_bytes", "compare_replicas", "share_reads")
+"""Options that all ranks must give alike."""
+
+
+class _Question(msgspec.Struct, array_like=True):
+    """What the coordinator asks once hashes differ."""
+
+    speakers: list[int]
+    common: bytes | None
+    """Hashes of the names that several speakers have, if they are known."""
+
+
+class _Details(msgspec.Struct, array_like=True):
+    """What a speaker answers."""
 
     arguments: dict[str, str]
     leaves: dict[str, bytes]
-    """Leaf name, NUL and type -> digest."""
+    """Leaf name, NUL and type -> digest; the common ones."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Described).decode
+_question = msgspec.msgpack.Decoder(_Question).decode
+_details = msgspec.msgpack.Decoder(_Details).decode
+
+MOST_REMEMBERED: Final = 16
+_common: Final[dict[tuple[bytes, ...], bytes]] = {}
+"""Hashes of the speakers' lists of names -> what they have in common; of the last saves."""
 
 
 def compare_ranks(
-    group: Group,
-    describe: Callable[[], SavePlanner],
-    arguments: Mapping[str, str],
-    *,
-    contents: bool = True,
+    group: Group, arguments: Mapping[str, str], replicas: Callable[[], Leaves] = tuple
 ) -> None:
-    """Refuse a save whose ranks have not the same arguments or replicas.
+    """Refuse a call whose ranks have not the same arguments or replicas.
 
     Args:
-        group: the ranks that save.
-        describe: has the planner take the state.
+        group: the ranks that save or load.
         arguments: name -> value in words, of the call.
-        contents: whether to look at the replicas.
+        replicas: the leaves that ranks which have them must have alike; may raise.
 
     Raises:
         PlanError: something differs; everything that does is listed with the ranks.
     """
-    described: list[bytes] = []
+    mine = _Own(arguments)
+    comparison = _Comparison()
 
-    def local() -> bytes:
-        leaves = describe().replicas() if contents else ()
-        # Another dtype or shape is another key: the plan says more about those.
-        digests = {f"{n}\0{kind}": xxhash.xxh3_128_digest(data.data) for n, kind, data in leaves}
-        described.append(_encode(_Described(dict(arguments), digests)))
-        return xxhash.xxh3_128_digest(described[0])
+    def summary() -> bytes:
+        mine.digest(replicas())
+        return mine.summary()
 
-    differs = all_reduce(group, COMPARE, local, lambda found: b"x" if len(set(found)) > 1 else b"")
-    if differs:
-        all_reduce(group, COMPARE, lambda: described[0], _refuse)
+    answer = all_reduce(group, COMPARE, summary, comparison.ask)
+    if not answer:
+        return
+    question = _question(answer)
+    speaks = group.rank in question.speakers
+    common = question.common
+    if common is None:
+        names = mine.hashes.tobytes if speaks else bytes
+        common = all_reduce(group, COMPARE, names, comparison.find_common)
+    shared = np.frombuffer(common, np.uint64)
+    details = (lambda: _encode(mine.details(shared))) if speaks else bytes
+    all_reduce(group, COMPARE, details, comparison.refuse)
 
 
-def _refuse(answers: Sequence[bytes]) -> bytes:
-    ranks = [_decode(answer) for answer in answers]
-    problems = [
-        *_differences([rank.arguments for rank in ranks], _argument),
-        *_differences([rank.leaves for rank in ranks], _leaf),
-    ]
-    if problems:
-        raise PlanError.listing(SUMMARY, problems)
-    return b""
+def arguments_of(storage: object) -> dict[str, str]:
+    """What a storage was given that all ranks must give alike, in words; nothing of unknown ones.
+
+    Options that suit a machine, such as ``threads``, may differ.
+
+    Example:
+        >>> import xckpt
+        >>> reader = xckpt.storage.ZarrStorageReader("s3://bucket/run/7")
+        >>> arguments_of(reader)
+        {'path': "'s3://bucket/run/7'", 'share_reads': 'True'}
+    """
+    where = getattr(storage, "target", getattr(storage, "location", None))
+    arguments = {} if where is None else {"path": repr(str(where))}
+    options = getattr(storage, "options", None)
+    for holder, names in ((storage, ("overwrite",)), (options, ALIKE)):
+        values = {name: getattr(holder, name) for name in names if hasattr(holder, name)}
+        arguments |= {name: repr(value) for name, value in values.items()}
+    return arguments
+
+
+@dataclass(slots=True)
+class _Own:
+    """What this rank has."""
+
+    arguments: Mapping[str, str]
+    names: list[str] = field(default_factory=list[str])
+    """Leaf name, NUL and type: another dtype or shape is another leaf here, for the plan says more
+    about those."""
+    hashes: Hashes = field(default_factory=lambda: np.zeros(0, np.uint64))
+    digests: list[bytes] = field(default_factory=list[bytes])
+
+    def digest(self, leaves: Leaves) -> None:
+        """Take the leaves."""
+        found = [(f"{n}\0{kind}", xxhash.xxh3_128_digest(data.data)) for n, kind, data in leaves]
+        texts = [name.encode("utf-8", "surrogatepass") for name, _ in found]
+        self.hashes = np.array([xxhash.xxh3_64_intdigest(text) for text in texts], np.uint64)
+        self.names = [name for name, _ in found]
+        self.digests = [digest for _, digest in found]
+
+    def summary(self) -> bytes:
+        """A hash of the names, and one of what they stand for and of the arguments.
+
+        Ranks may have their leaves in different orders.
+        """
+        order: list[int] = np.argsort(self.hashes, kind="stable").tolist()
+        contents = _encode((self.arguments, b"".join([self.digests[number] for number in order])))
+        names = xxhash.xxh3_64_digest(self.hashes[order].data)
+        return names + xxhash.xxh3_64_digest(contents)
+
+    def details(self, common: Hashes) -> _Details:
+        """Each argument, and the digest of each leaf that others have too."""
+        numbers: list[int] = np.flatnonzero(np.isin(self.hashes, common)).tolist()
+        leaves = {self.names[number]: self.digests[number] for number in numbers}
+        return _Details(dict(self.arguments), leaves)
+
+
+class _Comparison:
+    """What the coordinator learns in one comparison."""
+
+    def __init__(self) -> None:
+        self._ranks: list[list[int]] = []
+        """For each speaker the ranks that it speaks for, itself first."""
+        self._lists: tuple[bytes, ...] = ()
+        """The hash of each speaker's names, sorted."""
+
+    def ask(self, summaries: Sequence[bytes]) -> bytes:
+        """Nothing if all are equal, else a question to the speakers."""
+        alike: dict[bytes, list[int]] = {}
+        for rank, summary in enumerate(summaries):
+            alike.setdefault(summary, []).append(rank)
+        if len(alike) == 1:
+            return b""
+        self._ranks = list(alike.values())
+        self._lists = tuple(sorted(summary[:8] for summary in alike))
+        return _encode(_Question([ranks[0] for ranks in self._ranks], _common.get(self._lists)))
+
+    def find_common(self, answers: Sequence[bytes]) -> bytes:
+        """The hashes of the names that several speakers have."""
+        lists = [np.frombuffer(answers[ranks[0]], np.uint64) for ranks in self._ranks]
+        names, counts = np.unique(np.concatenate(lists), return_counts=True)
+        common = names[counts > 1].tobytes()
+        while len(_common) >= MOST_REMEMBERED:
+            del _common[next(iter(_common))]
+        _common[self._lists] = common
+        return common
+
+    def refuse(self, answers: Sequence[bytes]) -> bytes:
+        """Raise if an argument or a common leaf differs."""
+        said = [(_details(answers[ranks[0]]), ranks) for ranks in self._ranks]
+        calls = _differences([(each.arguments, ranks) for each, ranks in said], _argument)
+        leaves = _differences([(each.leaves, ranks) for each, ranks in said], _leaf)
+        if calls or leaves:
+            raise PlanError.listing(SUMMARY if leaves else ARGUMENTS, [*calls, *leaves])
+        return b""
 
 
 def _differences(
-    found: Sequence[Mapping[str, object]], say: Callable[[str, Mapping[object, list[int]]], Problem]
+    said: Iterable[tuple[Mapping[str, object], Sequence[int]]],
+    say: Callable[[str, Mapping[object, list[int]]], Problem],
 ) -> list[Problem]:
     """What is said of each name under which ranks have different values."""
     values: dict[str, dict[object, list[int]]] = {}
-    for rank, named in enumerate(found):
+    for named, ranks in said:
         for name, value in named.items():
-            values.setdefault(name, {}).setdefault(value, []).append(rank)
+            values.setdefault(name, {}).setdefault(value, []).extend(ranks)
     return [say(name, ranks) for name, ranks in values.items() if len(ranks) > 1]
 
 
 def _argument(name: str, ranks: Mapping[object, list[int]]) -> Problem:
     each = [f"{value} on {spelled_ranks(those)}" for value, those in ranks.items()]
-    return Problem(kind="argument", text=f"the argument {name} is {', but '.join(each)}")
+    return Problem(kind="argument", text=f"the argument {name} is {', but '.join(_few(each))}")
 
 
 def _leaf(name: str, ranks: Mapping[object, list[int]]) -> Problem:
     each = [spelled_ranks(those) for those in ranks.values()]
-    shown = each if len(each) <= 8 else [*each[:8], f"{len(each) - 8} more"]
-    return Problem(
-        name.rpartition("\0")[0], kind="replica", text=f"differs between {' and '.join(shown)}"
-    )
+    text = f"differs between {' and '.join(_few(each))}"
+    return Problem(name.rpartition("\0")[0], kind="replica", text=text)
+
+
+def _few(said: Sequence[str]) -> Sequence[str]:
+    return said if len(said) <= 8 else [*said[:8], f"{len(said) - 8} more"]

@@ -6,7 +6,8 @@ all of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Protocol, runtime_checkable
 
 
@@ -49,6 +50,50 @@ class TimedGroup(Group, Protocol):
     def within(self, seconds: float) -> Group:
         """The same ranks, waiting at most ``seconds`` for a silent one in a step."""
         ...
+
+
+@runtime_checkable
+class SuspectingGroup(Protocol):
+    """What takes the word of a rank for it that others are silent."""
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """This rank has waited in vain for others elsewhere: wait no longer than a moment."""
+        ...
+
+
+@runtime_checkable
+class CarefulGroup(Group, SuspectingGroup, Protocol):
+    """A group that tells one save or load from the next, and the others of a rank that leaves."""
+
+    timeout: float
+    """Seconds that a silent rank is waited for."""
+
+    def begin(self) -> None:
+        """The next save or load begins; every rank says so, as often as all others."""
+        ...
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that this rank leaves the save or load that goes on, and why."""
+        ...
+
+
+@contextlib.contextmanager
+def operation(group: Group) -> Generator[None, None, None]:
+    """One save or load of a group: a rank that is interrupted in it tells the others.
+
+    Example:
+        >>> with operation(LocalGroup()):
+        ...     pass
+    """
+    if not isinstance(group, CarefulGroup):
+        yield
+        return
+    group.begin()
+    try:
+        yield
+    except BaseException as error:
+        group.leave(error)
+        raise
 
 
 class TorchProcesses(Protocol):

@@ -19,7 +19,7 @@ COUNTS: Final = {
     "MV2_COMM_WORLD_SIZE": "MVAPICH",
     "SLURM_STEP_NUM_TASKS": "SLURM",
 }
-"""Variable with the number of processes -> who sets it."""
+"""Variable with the number of processes -> the launcher that sets it."""
 
 
 def launched_with(environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -1,7 +1,7 @@
-"""Waiting for other ranks: who is waited for is said, and the wait can end.
+"""Waiting for other ranks: the log names the missing ones, and a timeout ends the wait.
 
 1. A `Waiting` belongs to one wait of one rank and knows how to ask which ranks are silent.
-2. After `FIRST_SECONDS` it logs a warning that names them, and again at growing intervals.
+2. After `WARN_AFTER` seconds it logs a warning that names them, and again at growing intervals.
 3. `wait_in_thread` does so for a call that cannot be interrupted: the call runs in a thread, and
    is given up at a deadline.
 """
@@ -15,14 +15,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from xckpt.errors import spelled_ranks
+from xckpt.errors import RankFailure, RanksFailedError, spelled_ranks
 
 logger = logging.getLogger("xckpt")
 
-FIRST_SECONDS: Final = 15.0
-"""When a rank that waits first says for whom; the interval doubles up to `LONGEST_SECONDS`."""
+SILENT: Final = "TimeoutError"
+"""The kind of failure of a rank that was given up."""
+CLOSED: Final = "ConnectionError"
+"""The kind of failure of a rank whose connection has ended."""
+
+WARN_AFTER: Final = 15.0
+"""Seconds after which a waiting rank first names the missing ones; a group may set others."""
 LONGEST_SECONDS: Final = 300.0
-SLICE_SECONDS: Final = 2.0
+SLICE_SECONDS: Final = 0.2
 """How often a rank that waits asks whether others have given up."""
 
 
@@ -33,14 +38,23 @@ class Waiting:
         rank: the rank that waits.
         coordinator: the rank that decides; it may wait for others itself.
         silent: the ranks that have not answered yet.
+        warn_after: seconds after which it first names the missing ranks; the interval doubles up to
+            `LONGEST_SECONDS`.
     """
 
-    def __init__(self, rank: int, coordinator: int, silent: Callable[[], Sequence[int]]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        coordinator: int,
+        silent: Callable[[], Sequence[int]],
+        *,
+        warn_after: float = WARN_AFTER,
+    ) -> None:
         self._rank = rank
         self._coordinator = coordinator
         self._silent = silent
         self._began = time.monotonic()
-        self._interval = FIRST_SECONDS
+        self._interval = warn_after
         self._next = self._began + self._interval
 
     @property
@@ -49,7 +63,7 @@ class Waiting:
         return max(0.0, self._next - time.monotonic())
 
     def remind(self) -> None:
-        """Log for whom this rank waits, if it is time to."""
+        """Log the ranks that this one waits for, if it is time to."""
         if self.seconds_left:
             return
         silent = self._silent()
@@ -105,6 +119,27 @@ def wait_in_thread(
             waiting.remind()
             if is_in_vain() or (deadline is not None and time.monotonic() >= deadline):
                 return False
+
+
+def given_up(failures: Sequence[RankFailure]) -> RanksFailedError:
+    """The error of a save or a load that has lost ranks, or that ranks have left."""
+    ranks = "1 rank" if len(failures) == 1 else f"{len(failures)} ranks"
+    lost = any(failure.kind in (SILENT, CLOSED) for failure in failures)
+    summary = f"lost contact with {ranks}" if lost else f"{ranks} left it before the end"
+    summary += "; this save or load cannot go on"
+    if any(failure.kind == SILENT for failure in failures):
+        summary += ", and no other can begin on this process group: make a new one"
+    error = RanksFailedError.listing(
+        summary,
+        [
+            f"rank {failure.rank}: {failure.message}"
+            if failure.kind in (SILENT, CLOSED)
+            else f"rank {failure.rank}: {failure.kind}: {failure.message}".removesuffix(": ")
+            for failure in failures
+        ],
+    )
+    error.failures = tuple(failures)
+    return error
 
 
 def silence(seconds: float) -> str:

@@ -22,7 +22,7 @@ from typing import TypeVar
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
-from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.group import Group, SuspectingGroup
 from xckpt.progress import Metrics
 
 logger = logging.getLogger("xckpt")
@@ -65,6 +65,11 @@ class WatchedGroup:
         """See `Group`."""
         with self._waiting():
             return self._group.broadcast(data)
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """See `SuspectingGroup`."""
+        if isinstance(self._group, SuspectingGroup):
+            self._group.suspect(ranks)
 
     @contextlib.contextmanager
     def _waiting(self) -> Generator[None, None, None]:

@@ -144,6 +144,7 @@ class _LoadPlan(msgspec.Struct, array_like=True):
     names: tuple[str, ...]
     problems: list[_Problem]
     left: tuple[str, ...]
+    dtypes: dict[str, str]
 
 
 _decode_load_plan = msgspec.msgpack.Decoder(_LoadPlan).decode
@@ -193,12 +194,13 @@ class LoadPlanCodec:
         items = plan.items
         problems = [_Problem.of(problem) for problem in plan.problems]
         raw = items.raw if isinstance(items, _EncodedItems) else msgspec.Raw(_encode(list(items)))
-        named = plan.names, problems, plan.left
+        named = plan.names, problems, plan.left, dict(plan.dtypes)
         return _sendable(_LoadPlan(raw, plan.storage_data, plan.planner_data, *named))
 
     def decode(self, data: bytes) -> LoadPlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_load_plan(data)
         items = _EncodedItems(wire.items)
-        named = wire.names, tuple(each.problem() for each in wire.problems), wire.left
+        problems = tuple(each.problem() for each in wire.problems)
+        named = wire.names, problems, wire.left, wire.dtypes
         return LoadPlan(items, wire.storage_data, wire.planner_data, *named)

@@ -109,7 +109,7 @@ def _check_meaning(slots: Iterable[str], source: Moments, target: Moments) -> No
             raise MappingError(
                 "AMSGrad's maximum cannot be carried over: torch's max_exp_avg_sq is the largest "
                 "second moment, Optax's nu_max the largest bias-corrected one; use Adam without "
-                "AMSGrad on one side, or let the other side's maximum start anew"
+                "AMSGrad on one side, or let the other side's maximum start fresh"
             )
 
 
@@ -163,6 +163,7 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
         rule.operations,
         rule.indices,
         [f"{before if each in rule.source else after}{each}" for each in rule.optional],
+        rule.assumes,
     )
 
 
@@ -205,9 +206,8 @@ def _moment_rule(rule: Rule, before: _Slot, after: _Slot) -> list[Rule]:
     operations = _without_absent(operations, other, Tie)
     if one.dtype != other.dtype:
         operations.append(Cast((one.dtype, other.dtype)))
-    return [
-        Rule(one.names, other.names, operations, {**one.indices, **other.indices, **rule.indices})
-    ]
+    indices = {**one.indices, **other.indices, **rule.indices}
+    return [Rule(one.names, other.names, operations, indices, assumes=rule.assumes)]
 
 
 def _on_moments(operations: Iterable[Operation]) -> list[Operation]:

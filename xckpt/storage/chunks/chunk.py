@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from math import prod
 from operator import attrgetter
 
 import numpy as np
@@ -30,9 +29,12 @@ from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.cell_blocks import cell_blocks
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.chunks.digests import Digests
+from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.chunks.plain_files import (
     PlainFile,
     is_leading,
@@ -40,12 +42,11 @@ from xckpt.storage.chunks.plain_files import (
     slab_elements,
     stored_bytes,
 )
-from xckpt.storage.digests import Digests
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
+    answer,
     check_process,
-    file_problem,
     open_store,
     storage_errors,
 )
@@ -103,7 +104,7 @@ class PendingRead:
     def give_up(self) -> None:
         """Wait until nothing writes into the memory any more."""
         if self.under_way:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(Exception):
                 self.wait()
 
 
@@ -120,14 +121,13 @@ class ChunkSource:
     """Whether local files are memory-mapped."""
     memory_bytes: int
     """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
-    arrays: Mapping[str, Sequence[ZarrArray]] = field(init=False)
-    """Leaf name -> its arrays."""
     integrity: Integrity = field(init=False)
     closed: bool = False
     """Whether nothing may be read any more."""
     bytes_read: int = 0
     """Bytes of chunks read so far."""
     _chunks: ts.KvStore | None = None
+    _arrays: Mapping[str, Sequence[ZarrArray]] | None = None
     _opened: dict[str, ts.TensorStore] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -135,11 +135,16 @@ class ChunkSource:
         return f"<ChunkSource {self.root}>"
 
     def __post_init__(self) -> None:
-        by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
-        self.arrays = {leaf: list(group) for leaf, group in by_leaf}
-        total = sum(array.count for group in self.arrays.values() for array in group)
-        digests = Digests(self.root, total, self.manifest.digests)
+        digests = Digests(self.root, count_chunks(self.manifest), self.manifest.digests)
         self.integrity = Integrity(self.home, self.root, self.manifest, digests)
+
+    @property
+    def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
+        """Leaf name -> its arrays; made when first asked for, which a listing never does."""
+        if self._arrays is None:
+            by_leaf = groupby(arrays(self.manifest), key=attrgetter("leaf"))
+            self._arrays = {leaf: list(group) for leaf, group in by_leaf}
+        return self._arrays
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -169,11 +174,11 @@ class ChunkSource:
         self._check_file(chunk)
         if into.nbytes <= SMALL_BYTES and self._is_object(chunk):
             value = self._store.read(chunk.array.key(chunk.box.offsets))
-            return PendingRead(chunk, into, partial(_take_value, value, into))
+            return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         memory = ts.array(into, copy=False, write=True)
         with storage_errors(self.root):
             write = memory.write(self._open(chunk.array)[chunk.box.slices()])
-        return PendingRead(chunk, into, partial(_take_write, write, into))
+        return PendingRead(chunk, into, partial(_take_write, write, into, self.root))
 
     def finish(self, pending: PendingRead) -> None:
         """Wait for a read and verify it.
@@ -184,7 +189,7 @@ class ChunkSource:
         """
         try:
             digest = pending.wait()
-        except ValueError as error:
+        except (OSError, ValueError, RuntimeError) as error:
             reason = _damage(error)
             if reason:
                 raise self.damage(pending.chunk, reason) from error
@@ -267,7 +272,7 @@ class ChunkSource:
             raise ValueError(f"{self.home} is closed; open it again")
 
     def _check_file(self, chunk: Chunk) -> None:
-        most = _most_bytes(chunk.array, self.manifest.codecs)
+        most = most_bytes(chunk.array, self.manifest.codecs)
         problem = file_problem(self.root, chunk.array.key(chunk.box.offsets), most)
         if problem:
             raise self.damage(chunk, f"the file is {problem}")
@@ -309,15 +314,17 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         ) from error
 
 
-def _take_write(write: ts.WriteFutures, into: NDArray[np.generic]) -> bytes:
+def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Location) -> bytes:
     """Wait until TensorStore has filled a chunk's memory; the digest of that."""
-    write.result()
+    answer(write, where)
     return digest_array(into)
 
 
-def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic]) -> bytes:
+def _take_value(
+    value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generic], where: Location
+) -> bytes:
     """Wait for an object's value and copy it into a chunk's memory, if it is as long as that."""
-    read = value.result()
+    read = answer(value, where)
     if read.state == "missing":
         raise ValueError("NOT_FOUND")
     if read.state != "value" or len(read.value) != into.nbytes:
@@ -326,22 +333,12 @@ def _take_value(value: ts.Future[ts.KvStore.ReadResult], into: NDArray[np.generi
     return digest_array(into)
 
 
-def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
-    """The most bytes of an object of an array: chunks, checksums, a shard's index.
-
-    TensorStore does not mind what follows a chunk with a checksum.
-    """
-    unit = array.shard or array.chunk
-    chunks = prod(unit) // prod(array.chunk)
-    index = 0 if array.shard is None else chunks * 16 + 4
-    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
-
-
-def _damage(error: ValueError) -> str:
+def _damage(error: Exception) -> str:
     """What is wrong with a chunk that TensorStore refused; empty if it could not be read at all."""
     text = str(error)
     if "NOT_FOUND" in text:
         return "the chunk is missing"
-    if any(status in text for status in _DAMAGED):
+    answered = "http_response_code" in text  # by a bucket, that refuses
+    if not answered and any(status in text for status in _DAMAGED):
         return f"the chunk is truncated or damaged ({text[:200]})"
     return ""

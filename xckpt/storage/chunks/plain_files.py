@@ -30,8 +30,8 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.chunks.file_checks import status_problem
 from xckpt.storage.foreign.files import OpenFile
-from xckpt.storage.location import status_problem
 
 SLAB_BYTES = 1 << 19
 """Bytes of a slab, where rows are not longer: half of a usual second-level cache."""

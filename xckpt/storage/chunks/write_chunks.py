@@ -19,7 +19,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
 from typing import TypeAlias
@@ -39,7 +39,7 @@ from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
@@ -127,7 +127,7 @@ class ChunkWrites:
         self.where = where
         # The memory driver keeps what is written without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
-        self._root = open_store(orders.location)
+        self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = by_leaf(orders.arrays)
         self._lookups: dict[str, BoxLookup] = {}
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
@@ -224,8 +224,8 @@ class ChunkWrites:
     def close(self) -> None:
         """After a failure: wait for the writes under way; their folder will be removed."""
         for write in self._under_way:
-            with contextlib.suppress(ValueError):
-                write.written.result()
+            with contextlib.suppress(Exception):
+                answer(write.written, self.where)
 
     def _is_content(self, unit: _Unit) -> bool:
         """Whether a unit's elements in C order are what is stored, neither padded nor encoded."""
@@ -261,7 +261,7 @@ class ChunkWrites:
         """Wait until a unit is durable."""
         try:
             with storage_errors(f"{self.where}: {under_way.leaf}"):
-                under_way.written.result()
+                answer(under_way.written, self.where)
         finally:
             if under_way.reservation is not None:
                 under_way.reservation.unit_done()

@@ -1,47 +1,54 @@
-"""Folders beside a local path, where a save is staged: claimed, synced, exchanged, removed.
+"""A folder beside a local path, where a save is staged: claimed, looked into, synced.
 
 A save to ``NAME`` stages in ``.NAME.saving-ID`` and claims that folder by a file beside it,
 ``.NAME.saving-ID.claim``, which it keeps locked (`flock`) for as long as it lives. That tells dead
-saves from living ones.
+saves from living ones (`xckpt.storage.commit.leftovers`).
 
 1. `claim` makes the file as ``.NAME.saving-ID.new``, locks it, and renames it: the claim of a
    living save is never seen unlocked. The staging folder is made after it and removed before it.
-2. `remove_dead` removes each staging folder whose claim is of this host and no longer locked.
-   The kernel drops the lock with the process, so neither a reused process number nor another
-   container hides a death.
-3. A save of many hours is resumable: its ID is fixed, so `reclaim` takes over what a killed one
-   left. Its journals, ``.NAME.saving-ID.journal-RANK``, are removed with the rest.
-4. A ``.new`` file that can be locked is removed too. If it belongs to a living save that has not
-   locked it yet, that save makes another.
-5. `claim_folder` does all of this for a save that begins.
+2. The text of a claim says who saves: the host, the system's start (`boot_identity`, equal in all
+   containers of a host, whatever their names) and the process.
+3. `claim_folder` removes what dead saves have left in the parent folder, claims, and makes the
+   staging folder. `look_into` finds out what its file system can do.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import ctypes.util
+import errno
 import fcntl
-import glob
+import functools
 import os
+import re
 import shutil
 import socket
+import sys
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from xckpt.core.commit import FileSystem
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import CheckpointExistsError
-
-_RENAME_EXCHANGE = 2
-_AT_FDCWD = -100
 
 _ATTEMPTS = 5
 
-_LONGEST_NAME = 200
-"""Bytes of the checkpoint's name that are kept; file systems take 255 for all of it."""
+_BESIDE_NAME = 55
+"""Bytes that the names of staging folders, claims and journals have beside the checkpoint's."""
+
+LEFTOVER: Final = re.compile(
+    r"\.(?P<name>.*)\.(?:saving|converting)-(?P<id>[0-9a-z]+)"
+    r"(?P<kind>|\.claim|\.new|\.journal-\d+)",
+    re.DOTALL,
+)
+"""Names of what a save makes beside its path."""
 
 _descriptors: set[int] = set()
 """Descriptors of this process's claims."""
@@ -58,6 +65,31 @@ def _close_claims() -> None:
 os.register_at_fork(after_in_child=_close_claims)
 
 
+@functools.cache
+def boot_identity() -> str:
+    """Equal for all processes of one running kernel, in whatever container; empty if unknown."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    if sys.platform == "darwin":
+        content, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+        libc = ctypes.CDLL(ctypes.util.find_library("c"))
+        if libc.sysctlbyname(b"kern.bootsessionuuid", content, ctypes.byref(size), None, 0) == 0:
+            return content.value.decode("ascii", "replace")
+    return ""
+
+
+def process_identity(process: int) -> str:
+    """Of a process on this system: its process namespace and its start; empty if unknown or gone.
+
+    A process number alone is used again, and is another one's in another container.
+    """
+    with contextlib.suppress(OSError, IndexError):
+        # The command's name, in parentheses, may hold anything.
+        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2]
+        return f"{os.stat('/proc/self/ns/pid').st_ino}-{fields.split()[19]}"
+    return ""
+
+
 class ClaimText(msgspec.Struct):
     """Owner of a save in progress, read when cleaning up after a crash."""
 
@@ -67,14 +99,30 @@ class ClaimText(msgspec.Struct):
     """Unique to the save: in containers, host and process of two savers may be the same."""
     exchanging: bool = False
     """Whether the staging folder may be the old checkpoint's by now, with files of the user."""
+    boot: str = ""
+    """Identity of the host's system since it was started; empty if unknown."""
+    life: str = ""
+    """Namespace and start of the process; empty if unknown."""
+    name: str = ""
+    """Name of the checkpoint, which the names of files beside it may cut short."""
 
     @classmethod
-    def own(cls, save: str) -> ClaimText:
+    def own(cls, save: str, name: str = "") -> ClaimText:
         """The owner that this process is."""
-        return cls(socket.gethostname(), os.getpid(), save)
+        process = os.getpid()
+        life = process_identity(process)
+        return cls(socket.gethostname(), process, save, False, boot_identity(), life, name)
 
 
 prepare_structs(ClaimText)
+
+
+class Lock(Enum):
+    """What came of an attempt to lock a file."""
+
+    TAKEN = "taken"
+    HELD = "held by another"
+    LACKING = "there are no locks"
 
 
 @dataclass(slots=True)
@@ -102,7 +150,8 @@ class Claim:
         if self.descriptor >= 0:
             if not self.folder.exists():
                 with contextlib.suppress(OSError):
-                    remove_journals(self.folder)
+                    for path in journals(self.folder):
+                        path.unlink(missing_ok=True)
                     self.path.unlink()
             _descriptors.discard(self.descriptor)
             os.close(self.descriptor)
@@ -110,8 +159,15 @@ class Claim:
 
 
 def new_identity() -> str:
-    """A name for a save that no other save has."""
-    return uuid.uuid4().hex[:12]
+    """A name for a save that no other save has; it begins with the time, in seconds, in hex."""
+    return f"{int(time.time()):08x}{uuid.uuid4().hex[:8]}"
+
+
+def journals(staged: Path) -> list[Path]:
+    """The journals of a resumable save."""
+    with os.scandir(staged.parent) as entries:
+        start = f"{staged.name}.journal-"
+        return sorted(staged.parent / e.name for e in entries if e.name.startswith(start))
 
 
 def staging_folder(folder: Path, identity: str) -> Path:
@@ -121,7 +177,17 @@ def staging_folder(folder: Path, identity: str) -> Path:
         >>> staging_folder(Path("/data/model"), "conversion")
         PosixPath('/data/.model.saving-conversion')
     """
-    return folder.parent / f"{_prefix(folder)}{identity}"
+    most = longest_name(folder.parent) - _BESIDE_NAME
+    kept = folder.name.encode("utf-8", "ignore")[:most].decode("utf-8", "ignore")
+    return folder.parent / f".{kept}.saving-{identity}"
+
+
+def longest_name(folder: Path) -> int:
+    """Bytes that a name in a folder may have."""
+    try:
+        return os.pathconf(folder, "PC_NAME_MAX")
+    except (OSError, ValueError):
+        return 255
 
 
 def claim(folder: Path, identity: str) -> Claim:
@@ -136,102 +202,48 @@ def claim(folder: Path, identity: str) -> Claim:
     for attempt in range(_ATTEMPTS):
         descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            os.write(descriptor, msgspec.json.encode(ClaimText.own(identity)))
-            _lock(descriptor)
+            os.write(descriptor, msgspec.json.encode(ClaimText.own(identity, folder.name)))
+            lock(descriptor)
             os.rename(unlocked, path)
         except BaseException as error:
             os.close(descriptor)
             with contextlib.suppress(OSError):
                 unlocked.unlink()
             if isinstance(error, FileNotFoundError) and attempt + 1 < _ATTEMPTS:
-                continue
+                continue  # somebody who cleaned up has taken it for a dead save's
             raise
         return Claim(path, staged, descriptor)
     raise AssertionError("unreachable")
 
 
-def reclaim(folder: Path, identity: str) -> Claim | None:
-    """Take over what a killed save of this identity left; None if there is nothing.
-
-    Raises:
-        CheckpointExistsError: that save is alive.
-        OSError: its claim cannot be opened.
-    """
-    staged = staging_folder(folder, identity)
-    path = staged.with_name(f"{staged.name}.claim")
+def lock(descriptor: int, how: Callable[[int, int], object] = fcntl.flock) -> Lock:
+    """Lock an open file, unless a living process holds the lock."""
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    if not _lock(descriptor):
-        os.close(descriptor)
-        raise CheckpointExistsError(
-            f"{folder}: another process is writing here; wait for it, or choose another path"
-        )
-    taken = Claim(path, staged, descriptor)
-    with contextlib.suppress(FileNotFoundError):
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():
-            return taken
-    taken.release()
-    return None
+        how(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return Lock.HELD if error.errno in (errno.EAGAIN, errno.EACCES) else Lock.LACKING
+    return Lock.TAKEN
 
 
-def journal_of(staged: Path, rank: int) -> Path:
-    """Path of a rank's journal of a resumable save."""
-    return staged.with_name(f"{staged.name}.journal-{rank}")
-
-
-def journals(staged: Path) -> list[Path]:
-    """The journals of a resumable save."""
-    return sorted(staged.parent.glob(f"{glob.escape(staged.name)}.journal-*"))
-
-
-def remove_journals(staged: Path) -> None:
-    """Remove the journals of a save that has ended or cannot be resumed."""
-    for path in journals(staged):
-        path.unlink(missing_ok=True)
-
-
-def remove_dead(folder: Path, rescue: Callable[[Path, Path], None], *, but: str = "") -> None:
-    """Remove what killed saves of this host left beside ``folder``, except those of ``but``.
+def look_into(folder: Path, descriptor: int = -1) -> FileSystem:
+    """What the file system of a folder can do, found out without writing to it.
 
     Args:
-        folder: the path that they saved to.
-        rescue: removes a staging folder that may have been exchanged with ``folder``.
-        but: name of a resumable save.
+        folder: where a save writes; it must exist.
+        descriptor: of a file there that is open for writing, such as the claim.
     """
-    for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.claim"):
-        staged = path.with_suffix("")
-        resumable = bool(but) and staged == staging_folder(folder, but)
-        with contextlib.suppress(OSError, msgspec.MsgspecError), open(path, "r+b") as file:
-            text = msgspec.json.decode(file.read(), type=ClaimText)
-            if resumable and not text.exchanging:
-                continue
-            if text.host == socket.gethostname() and _lock(file.fileno()):
-                if text.exchanging:
-                    rescue(staged, folder)
-                else:
-                    shutil.rmtree(staged, ignore_errors=True)
-                remove_journals(staged)
-                path.unlink()
-    for path in folder.parent.glob(f"{glob.escape(_prefix(folder))}*.new"):
-        with contextlib.suppress(OSError), open(path, "r+b") as file:
-            if _lock(file.fileno()):
-                path.unlink()
-
-
-def _prefix(folder: Path) -> str:
-    kept = folder.name.encode("utf-8", "ignore")[:_LONGEST_NAME].decode("utf-8", "ignore")
-    return f".{kept}.saving-"
-
-
-def _lock(descriptor: int) -> bool:
-    """Lock an open file; False if a living process holds the lock, or the file system has none."""
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+        locks = lock(opened if descriptor < 0 else descriptor)
+        # TensorStore takes this other kind, which a folder has not.
+        ranges = locks if descriptor < 0 else lock(descriptor, fcntl.lockf)
+        syncs = _sync(opened)
+    finally:
+        os.close(opened)
+    # The name of a staging folder has letters.
+    other = folder.with_name(folder.name.swapcase())
+    same = other.name != folder.name and other.exists() and other.samefile(folder)
+    return FileSystem(Lock.LACKING not in (locks, ranges), syncs, not same, longest_name(folder))
 
 
 def claim_folder(
@@ -241,7 +253,7 @@ def claim_folder(
 
     Args:
         target: the path to save to, symbolic links followed.
-        rescue: see `remove_dead`.
+        rescue: removes a staging folder that may have been exchanged with the path it was made for.
         identity: name of a resumable save.
 
     Returns:
@@ -252,50 +264,28 @@ def claim_folder(
         OSError: the parent folder cannot be written.
     """
     make_folder(target.parent)
-    remove_dead(target, rescue, but=identity)
-    claimed = reclaim(target, identity) if identity else None
-    if claimed is not None:
-        return claimed, True
+    with os.scandir(target.parent) as entries:
+        left = [
+            each.name for each in entries if each.name[0] == "." and LEFTOVER.fullmatch(each.name)
+        ]
+    if left:
+        # Most saves find nothing there.
+        from xckpt.storage.commit.leftovers import reclaim, remove_dead
+
+        remove_dead(target, left, rescue, but=identity)
+        claimed = reclaim(target, identity) if identity else None
+        if claimed is not None:
+            return claimed, True
     claimed = claim(target, identity or new_identity())
     try:
         if identity:
-            remove_journals(claimed.folder)
+            for path in journals(claimed.folder):
+                path.unlink(missing_ok=True)
         claimed.folder.mkdir()
     except BaseException:
         claimed.release()
         raise
     return claimed, False
-
-
-def can_exchange(folder: Path) -> bool:
-    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
-    one, other = folder / "one", folder / "other"
-    one.mkdir()
-    other.mkdir()
-    try:
-        exchange(one, other)
-    except OSError:
-        return False
-    finally:
-        one.rmdir()
-        other.rmdir()
-    return True
-
-
-def exchange(a: Path, b: Path) -> None:
-    """Exchange two folders atomically (Linux's renameat2).
-
-    Raises:
-        OSError: the kernel or the file system cannot.
-    """
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError as error:
-        raise OSError("this platform has no renameat2") from error
-    source, target = os.fsencode(a), os.fsencode(b)
-    if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code), str(a))
 
 
 def make_folder(folder: Path) -> None:
@@ -306,13 +296,38 @@ def make_folder(folder: Path) -> None:
         sync_folder(each.parent)
 
 
+def link_or_copy(source: Path, new: Path) -> None:
+    """One more name for a file, links followed; a synced copy where the file system gives none."""
+    with contextlib.suppress(OSError):
+        os.link(os.path.realpath(source), new)
+        return
+    shutil.copyfile(source, new)
+    with open(new, "rb") as copied:
+        os.fsync(copied.fileno())
+
+
 def sync_folder(folder: str | Path) -> None:
-    """fsync a folder, so that the names in it survive a power cut."""
+    """fsync a folder, so that the names in it survive a power cut.
+
+    Some file systems, of networks and in user space, sync files only, and say EINVAL of a folder:
+    nothing better can be had there.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        _sync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync(descriptor: int) -> bool:
+    """Sync an open folder; False if the file system syncs none."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        return False
+    return True
 
 
 def sync_tree(folder: Path, *, files: bool = False) -> None:
@@ -331,19 +346,3 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
                 os.fsync(file.fileno())
         if folders or files:
             sync_folder(each)
-
-
-def remove_tree(folder: Path) -> None:
-    """Remove a folder as far as possible, with one descriptor at a time.
-
-    A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
-    one for each level.
-    """
-    for each, folders, files in os.walk(folder, topdown=False):
-        for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
-            with contextlib.suppress(OSError):
-                os.unlink(os.path.join(each, name))
-        with contextlib.suppress(OSError):
-            os.rmdir(each)
-    with contextlib.suppress(OSError):
-        os.rmdir(folder)

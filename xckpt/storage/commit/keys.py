@@ -10,9 +10,8 @@ point).
    this commit and cannot commit after it. Only what the old manifest implies is deleted, and what
    lies in generations; all else is the user's and stays. A save that is killed while it deletes
    leaves the old manifest in `REPLACED`, which is deleted last.
-3. An object store may carry a request out and lose the answer; asked again, it says that the
-   condition does not hold. The key is read then, and its content says which save has won. While
-   that is unknown, nothing that the manifest names is removed: it may still be written.
+3. Where the storage does not say whether it wrote the manifest (`xckpt.storage.commit.conditional`)
+   nothing that the manifest names is removed: it may still be written.
 4. To write the local key ``K`` TensorStore locks ``K.__lock``, fills it and renames it to ``K``. A
    process killed in between leaves the file, and the next one writes over it without cutting off
    what is longer: the key would end in a tail of the dead process's. `empty_stale_lock` prevents
@@ -26,7 +25,7 @@ import fcntl
 import os
 import posixpath
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -35,11 +34,23 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
-from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
-from xckpt.errors import CheckpointExistsError, StorageError, XckptError
+from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.own_keys import (
+    BY_SHAPE,
+    CLAIM,
+    GENERATIONS,
+    MANIFEST,
+    OwnKeys,
+    object_sizes,
+)
+from xckpt.errors import CheckpointExistsError, ManifestError, StorageError, VersionError
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys
+from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.commit.probe import check_conditions, look, note_left
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
 """Key in a generation: a copy of the manifest whose data lies outside of all generations."""
@@ -66,6 +77,8 @@ class KeyStaging:
     sent: bool = False
     """Whether the manifest was written, or still may be, for the store did not say that it was
     not."""
+    planned: Manifest | None = None
+    """What the checkpoint will hold, where that is known."""
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -84,8 +97,7 @@ class KeyStaging:
                 empty_stale_lock(self.target.folder, MANIFEST)
             self._write_manifest(store, manifest)
             self.committed = True
-            with contextlib.suppress(ValueError, OSError):
-                self.delete(store, replaced)
+            self.delete(store, replaced)
 
     def _sync(self) -> None:
         folder = self.location.folder
@@ -99,10 +111,14 @@ class KeyStaging:
     def _write_manifest(self, store: ts.KvStore, manifest: bytes) -> None:
         self.sent = True
         try:
-            if _write_if(store, MANIFEST, manifest, self.seen):
+            if write_if(store, MANIFEST, manifest, self.seen, self.target):
                 return
-        except (OSError, ValueError) as error:
-            written = bool(_generation_if(store, MANIFEST, manifest))
+        except (OSError, ValueError, RuntimeError) as error:
+            if isinstance(error, NotImplementedError):
+                self.sent = False
+                raise
+            self.target.access.clean_up()
+            written = self._is_written(store, manifest)
             if self.target.folder is not None:
                 self.sent = written  # a file that is not there now doesn't come later
                 raise
@@ -118,6 +134,13 @@ class KeyStaging:
             f"{self.target}: another save committed here meanwhile; this one is not committed"
         )
 
+    def _is_written(self, store: ts.KvStore, manifest: bytes) -> bool:
+        """Whether the manifest is there after all; False where the store does not say."""
+        try:
+            return bool(generation_if(store, MANIFEST, manifest, self.target))
+        except Exception:
+            return False
+
     def replaced(self, store: ts.KvStore) -> list[str]:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
@@ -125,7 +148,7 @@ class KeyStaging:
         keys = self._keys(store)
         own = own_keys(self.old)
         notes = [store.read(key) for key in keys if key.endswith(f"/{REPLACED}")]
-        kinds = [own, *(own_keys(note.result().value) for note in notes)]
+        kinds = [own, *(own_keys(answer(note, self.target).value) for note in notes)]
         if CLAIM in keys and "" not in own.groups:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
         return _own(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
@@ -134,7 +157,7 @@ class KeyStaging:
         """The keys at the path; of a local folder also its folders."""
         folder = self.target.folder
         if folder is None:
-            return [key.decode() for key in store.list().result()]
+            return [key.decode() for key in answer(store.list(), self.target)]
         return [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
 
     def _note_replaced(self, store: ts.KvStore) -> list[str]:
@@ -142,14 +165,18 @@ class KeyStaging:
         if self.old is None or "" not in own_keys(self.old).groups:
             return []
         key = f"{self.root}/{REPLACED}"
-        store.write(key, self.old).result()
+        answer(store.write(key, self.old), self.target)
         return [key]
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
-        if not (self.committed or self.sent):
-            with contextlib.suppress(OSError, ValueError, XckptError):
-                self._abort()
+        if self.committed or self.sent:
+            return
+        self.target.access.clean_up()
+        try:
+            self._abort()
+        except Exception as error:  # whatever it is, another one is under way
+            note_left(self.target, self._written(), error, failed=True)
 
     def _abort(self) -> None:
         store = open_store(self.target)
@@ -158,60 +185,106 @@ class KeyStaging:
             shutil.rmtree(own, ignore_errors=True)
             own.parent.rmdir()
         elif self.step is Step.GENERATION:
-            keys = self._keys(store)
-            self.delete(store, [key for key in keys if key.startswith(f"{self.root}/")])
-        elif store.read(CLAIM).result().stamp.generation == self.claimed:
+            below = f"{self.root}/"
+            listed = [key for key in self._listed(store) if key.startswith(below)]
+            self.delete(store, listed, self._written())
+        elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
             # While the claim is ours, so is all that looks like ours, but for a committed manifest
             # and its generation.
-            self.delete(store, _own(self._keys(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS))
-            store.write(CLAIM, None, if_equal=self.claimed).result()
+            listed = _own(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
+            if not self.delete(store, listed, self._written()):
+                answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
 
-    def delete(self, store: ts.KvStore, keys: list[str]) -> None:
-        """Delete keys; those that say what else there is go last."""
+    def _listed(self, store: ts.KvStore) -> list[str]:
+        """The keys at the path, as far as the store says: what was written is known without it."""
+        try:
+            return self._keys(store)
+        except Exception:
+            if self.target.folder is not None:
+                raise
+            return []
+
+    def _written(self) -> dict[str, int]:
+        """Key -> bytes of what this save may have written to a bucket, by its plan."""
+        if not self.target.bucket or self.planned is None:
+            return {}
+        below = f"{self.root}/" if self.root else ""
+        return {f"{below}{key}": size for key, size in object_sizes(self.planned)}
+
+    def delete(
+        self, store: ts.KvStore, keys: list[str], written: Mapping[str, int] | None = None
+    ) -> bool:
+        """Delete keys, and those that may have been written; marks of what else there is go last.
+
+        Returns:
+            Whether something is left, which the log then says.
+        """
+        written = written or {}
+        keys = list(dict.fromkeys([*keys, *written]))
         marks = [key for key in keys if key == CLAIM or key.endswith(f"/{REPLACED}")]
-        self._delete_now(store, [key for key in keys if key not in marks])
+        left = self._delete_now(store, [key for key in keys if key not in marks])
         if self.target.folder is not None:
             marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
-        self._delete_now(store, marks)
+        if not left:
+            left = self._delete_now(store, marks)
+        if left:
+            sizes = {key: written.get(key, 0) for key in left}
+            note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
+        return bool(left)
 
-    def _delete_now(self, store: ts.KvStore, keys: list[str]) -> None:
+    def _delete_now(self, store: ts.KvStore, keys: list[str]) -> dict[str, Exception]:
+        """Delete keys; why some are left."""
         folder = self.target.folder
+        left: dict[str, Exception] = {}
         if folder is None:
-            for future in [store.write(key, None) for key in keys]:
-                future.result()
-            return
+            for key, asked in [(key, store.write(key, None)) for key in keys]:
+                try:
+                    answer(asked, self.target)
+                except Exception as error:
+                    left[key] = error
+            return left
         for entry in sorted((folder / key for key in keys), reverse=True):
             with contextlib.suppress(OSError):
                 entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+        return left
 
 
-def begin_keys(target: Location, *, overwrite: bool) -> KeyStaging:
+def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: bool) -> KeyStaging:
     """Look at a path and open a place to write to among its keys; see `staging.begin`."""
     store = open_store(target)
-    seen = store.read(MANIFEST).result()
-    found = find_keys(store, committed=seen.state == "value")
+    if target.bucket:
+        seen, claimed = look(store, target)
+    else:
+        seen = answer(store.read(MANIFEST), target)
+        claimed = answer(store.read(CLAIM), target).state == "value"
+    found = find_keys(store, target, committed=seen.state == "value", claimed=claimed)
     step = decide(target, found, Place.KEYS, overwrite=overwrite)
+    absent = seen.stamp.generation
     if step is Step.GENERATION:
-        return _beside(target, seen)
+        staging = _beside(target, seen, planned)
+        if target.bucket:
+            check_conditions(store, target, f"{staging.root}/{CLAIM}", seen)
+        return staging
     text = msgspec.json.encode(ClaimText.own(new_identity()))
     # Neither manifest nor claim is there, and one absence is like the other.
-    absent = seen.stamp.generation
-    claimed = _write_if(store, CLAIM, text, absent)
-    if not claimed:
+    generation = write_if(store, CLAIM, text, absent, target)
+    if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
-    return KeyStaging(step, target, target, absent, claimed=claimed)
+    return KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
 
 
-def stage_beside(target: Location) -> KeyStaging:
+def stage_beside(target: Location, planned: Manifest | None = None) -> KeyStaging:
     """Stage beside the data that are at a path."""
-    return _beside(target, open_store(target).read(MANIFEST).result())
+    return _beside(target, answer(open_store(target).read(MANIFEST), target), planned)
 
 
-def _beside(target: Location, seen: ts.KvStore.ReadResult) -> KeyStaging:
+def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | None) -> KeyStaging:
     root = f"{GENERATIONS}/{new_identity()}"
     old = seen.value if seen.state == "value" else None
     place = target.within(root)
-    return KeyStaging(Step.GENERATION, target, place, seen.stamp.generation, old, root)
+    return KeyStaging(
+        Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
+    )
 
 
 def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
@@ -229,42 +302,24 @@ def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
     return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
 
 
-def find_keys(store: ts.KvStore, *, committed: bool) -> Found:
-    """What is at a path; ``committed`` says whether a manifest is."""
+def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: bool) -> Found:
+    """What is at a path; the keys are listed where there is neither a manifest nor a claim."""
     if committed:
         return Found.CHECKPOINT
-    if store.read(CLAIM).result().state == "value":
+    if claimed:
         return Found.UNFINISHED
-    keys = store.list().result()
+    keys = answer(store.list(), target)
     if any(key.startswith(f"{GENERATIONS}/".encode()) for key in keys):
         return Found.UNFINISHED
     return Found.FOREIGN if keys else Found.NOTHING
 
 
-def _write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes) -> bytes:
-    """Write to a key if its generation is ``seen``.
-
-    No two savers write the same content, so it tells whose the key is where the answer was lost.
-
-    Returns:
-        The key's new generation; empty if another save has written it.
-
-    Raises:
-        StorageError: ``seen`` is empty, which would be no condition.
-    """
-    if not seen:
-        raise StorageError(
-            f"the storage does not say the generation of {key}, so that two saves at once could "
-            f"not be told apart; save to another storage"
-        )
-    written = store.write(key, content, if_equal=seen).result().generation
-    return written or _generation_if(store, key, content)
-
-
-def _generation_if(store: ts.KvStore, key: str, content: bytes) -> bytes:
-    """The generation of a key that holds this content; empty if it does not."""
-    answer = store.read(key).result()
-    return answer.stamp.generation if answer.state == "value" and answer.value == content else b""
+def root_of(manifest: bytes) -> str | None:
+    """The root that a manifest names; None if it cannot be read."""
+    try:
+        return parse(manifest, digest_bytes).root
+    except (ManifestError, VersionError):
+        return None
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

@@ -19,7 +19,7 @@ from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder
 from xckpt.storage.commit.keys import KeyStaging
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 def remove_checkpoint(target: Location) -> None:
@@ -31,7 +31,7 @@ def remove_checkpoint(target: Location) -> None:
     """
     with storage_errors(target):
         store = open_store(target)
-        seen = store.read(MANIFEST).result()
+        seen = answer(store.read(MANIFEST), target)
         if seen.state != "value":
             raise NotACheckpointError(
                 f"{target} holds no committed checkpoint, so nothing was deleted"
@@ -39,9 +39,9 @@ def remove_checkpoint(target: Location) -> None:
         generation = seen.stamp.generation
         staging = KeyStaging(Step.GENERATION, target, target, generation, seen.value)
         keys = staging.replaced(store)
-        store.write(CLAIM, msgspec.json.encode(ClaimText.own(new_identity()))).result()
-        if not store.write(MANIFEST, None, if_equal=generation).result().generation:
-            store.write(CLAIM, None).result()
+        answer(store.write(CLAIM, msgspec.json.encode(ClaimText.own(new_identity()))), target)
+        if not answer(store.write(MANIFEST, None, if_equal=generation), target).generation:
+            answer(store.write(CLAIM, None), target)
             raise StorageError(f"{target}: another save has replaced this checkpoint just now")
         folder = target.folder
         if folder is not None:

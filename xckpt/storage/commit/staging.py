@@ -16,29 +16,36 @@ removes what was written. Only the coordinator does any of this.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, TypeAlias
 
-from xckpt.core.commit import Found, Place, Step, decide
-from xckpt.core.manifest.entries import Manifest
+from xckpt.core.commit import FileSystem, Found, Place, Step, decide
+from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
-from xckpt.errors import CheckpointExistsError
+from xckpt.core.names import LONGEST_COMPONENT
+from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
+from xckpt.storage.commit.exchange import can_exchange, exchange
 from xckpt.storage.commit.folder import (
     Claim,
-    can_exchange,
     claim_folder,
-    exchange,
-    remove_journals,
-    remove_tree,
+    journals,
+    look_into,
     sync_folder,
     sync_tree,
 )
 from xckpt.storage.commit.keys import KeyStaging, begin_keys, stage_beside
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.commit.leftovers import remove_tree
+from xckpt.storage.location import Access, Location, answer, open_store, storage_errors
+
+MANY = 256
+"""Leaves from which on files are synced together."""
+
+logger = logging.getLogger("xckpt")
 
 
 @dataclass(slots=True)
@@ -96,7 +103,8 @@ class StagedFolder:
 
     def clear(self) -> None:
         """Remove what an earlier process has written, and its journals."""
-        remove_journals(self.staging)
+        for path in journals(self.staging):
+            path.unlink(missing_ok=True)
         remove_tree(self.staging)
         self.staging.mkdir(exist_ok=True)
 
@@ -115,6 +123,11 @@ class StagedCheckpoint(StagedFolder):
     step: Step
     resumed: bool
     """Whether an earlier process has written some of it."""
+    able: FileSystem
+    """What the file system can do."""
+    in_batch: bool = False
+    """Whether files are synced together, in the end, and not one by one."""
+    access: Access = field(default_factory=Access)
     root: ClassVar[str] = ""
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
@@ -123,7 +136,9 @@ class StagedCheckpoint(StagedFolder):
     @property
     def location(self) -> Location:
         """Where data is written: the root group goes here."""
-        return Location("file", str(self.staging))
+        unsynced = self.in_batch or not self.able.syncs_folders
+        place = Location("file", str(self.staging), "", unsynced, not self.able.locks)
+        return replace(place, access=self.access)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -133,12 +148,22 @@ class StagedCheckpoint(StagedFolder):
             StorageError: the storage refused.
         """
         with storage_errors(self.target):
-            open_store(self.location).write(MANIFEST, manifest).result()
-            sync_tree(self.staging)
+            place = self.location
+            answer(open_store(place).write(MANIFEST, manifest), place)
+            if place.unsynced:
+                self._sync_files()
+            else:
+                sync_tree(self.staging)
             if self.step is Step.EXCHANGE:
                 carry(self.target, self.staging)
                 self._note_exchange()
             self.take_name(self.step)
+
+    def _sync_files(self) -> None:
+        from xckpt.storage.commit.batch import sync_all
+
+        assert self.claim is not None
+        sync_all(self.claim.descriptor, [self.staging])
 
     def _note_exchange(self) -> None:
         if self.claim is not None:
@@ -187,12 +212,36 @@ def begin(
     """
     with storage_errors(target):
         if target.folder is None:
-            return begin_keys(target, overwrite=overwrite)
+            return begin_keys(target, planned, overwrite=overwrite)
         folder = Path(os.path.realpath(target.folder))
         target = replace(target, path=str(folder))
         if not can_rename(folder):
-            return begin_keys(target, overwrite=overwrite)
+            there = next(each for each in (folder, *folder.parents) if each.is_dir())
+            check_fitness(target, look_into(there), planned, beside=True)
+            return begin_keys(target, planned, overwrite=overwrite)
         return _begin_folder(target, folder, planned, overwrite=overwrite, identity=identity)
+
+
+def check_fitness(
+    target: object, able: FileSystem, planned: Manifest | None, *, beside: bool = False
+) -> None:
+    """Refuse a checkpoint that a file system cannot hold, before anything is written.
+
+    Args:
+        target: where it is to be, for the message.
+        able: what the file system can do.
+        planned: the checkpoint, as far as it is known.
+        beside: whether it is staged among the files that are there.
+
+    Raises:
+        StorageError: it cannot; names the leaves.
+    """
+    logger.debug("%s: %s", target, able)
+    plain = able.tells_case and able.longest_name >= LONGEST_COMPONENT
+    leaves = {} if plain or planned is None else {a.path: a.leaf for a in arrays(planned)}
+    problems = able.problems(leaves, beside=beside)
+    if problems:
+        raise StorageError.listing(f"{target}: this file system cannot hold it", problems)
 
 
 def _begin_folder(
@@ -200,17 +249,33 @@ def _begin_folder(
 ) -> Staging:
     found = _find_folder(folder)
     step = decide(target, found, Place.FOLDER, overwrite=overwrite)
-    if step is not Step.GENERATION:
+    if step is Step.GENERATION:
+        able = look_into(folder)
+    else:
         claim, resumed = claim_folder(folder, rescue, identity)
-        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed)
+        able = look_into(claim.folder, claim.descriptor)
+        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
+        staged.access = target.access
         with contextlib.ExitStack() as undo:
             undo.callback(staged.abort)
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
+                check_fitness(target, able, planned)
+                staged.in_batch = _has_many_files(planned, folder.parent)
                 undo.pop_all()
                 return staged
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
-    return stage_beside(target)
+    check_fitness(target, able, planned, beside=True)
+    return stage_beside(target, planned)
+
+
+def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
+    """Whether a save has so many files that syncing the disk once is quicker than each of them."""
+    if planned is None or len(planned.leaves) < MANY:
+        return False
+    from xckpt.storage.commit.batch import syncs_at_once
+
+    return syncs_at_once(folder)
 
 
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:

@@ -22,8 +22,8 @@ from xckpt.core.values import encode_value, shown_value
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.chunks.digests import BLOCK
 from xckpt.storage.contents.slabs import any_order
-from xckpt.storage.digests import BLOCK
 from xckpt.storage.stored_array import StoredArray
 
 OURS = "xckpt"
@@ -95,9 +95,9 @@ def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
     found, where = 0, None
     for one, other in zip(ours, theirs, strict=True):
         numbers = _differing(first, one, second, other)
-        if where is None and numbers.count:
+        if where is None and numbers.many:
             where = cell_at(numbers.first, one.shape, one.chunk).shifted(one.offset)
-        found += numbers.count
+        found += numbers.many
     if where is None:
         return ""
     count = sum(array.count for array in ours)
@@ -107,10 +107,11 @@ def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
 
 
 class _Numbers(NamedTuple):
-    """Chunks of an array: how many, and the first."""
+    """Chunks of an array."""
 
-    count: int
+    many: int
     first: int
+    """The number of the first of them."""
 
 
 def _differing(first: Checkpoint, one: ZarrArray, second: Checkpoint, other: ZarrArray) -> _Numbers:

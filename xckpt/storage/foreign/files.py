@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.foreign.paths import FilePath, StoredPath
-from xckpt.storage.location import check_process, storage_errors
+from xckpt.storage.location import answer, check_process, storage_errors
 
 LONGEST_TRANSFER: Final = 1 << 30
 """The kernel moves at most 2 GiB a call."""
@@ -254,20 +254,20 @@ class StoredFile:
         """
         with storage_errors(self.path):
             try:
-                answer = future.result()
+                read = answer(future, self.path.keys.bucket)
             except ValueError as error:
                 if str(error).startswith("OUT_OF_RANGE"):
                     return None
                 raise
-        if answer.state != "value":
+        if read.state != "value":
             raise CorruptCheckpointError(f"{self.path} is missing")
-        self._generation = self._generation or answer.stamp.generation
-        if answer.stamp.generation != self._generation:
+        self._generation = self._generation or read.stamp.generation
+        if read.stamp.generation != self._generation:
             raise StorageError(
                 f"{self.path} was replaced while it was read; open it again to read what is "
                 f"there now"
             )
-        return answer.value
+        return read.value
 
 
 def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:

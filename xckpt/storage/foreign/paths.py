@@ -20,14 +20,15 @@ from typing import TypeAlias
 import tensorstore as ts
 
 from xckpt.errors import NotACheckpointError, StorageError, XckptError
-from xckpt.storage.location import Location, open_store, storage_errors
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
 class _Keys:
     """What is known of a bucket's keys; nothing is requested twice."""
 
-    def __init__(self, store: ts.KvStore) -> None:
-        self.store = store
+    def __init__(self, bucket: Location) -> None:
+        self.bucket = bucket
+        self.store = open_store(bucket)
         self._below: dict[str, list[str]] = {}
         self._generations: dict[str, bytes] = {}
 
@@ -38,7 +39,7 @@ class _Keys:
         if keys is None:
             between = ts.KvStore.KeyRange(start.encode(), _after(start).encode() if start else b"")
             with storage_errors(path):
-                listed = self.store.list(between).result()
+                listed = answer(self.store.list(between), self.bucket)
             keys = self._below[start] = sorted(key.decode("utf-8", "replace") for key in listed)
         first = bisect.bisect_left(keys, start)
         return keys[first : bisect.bisect_left(keys, _after(start), first)]
@@ -58,8 +59,8 @@ class _Keys:
             return b""
         with storage_errors(path):
             # An empty range requests no content.
-            answer = self.store.read(path.key, byte_range=slice(0, 0)).result()
-        generation = answer.stamp.generation if answer.state == "value" else b""
+            read = answer(self.store.read(path.key, byte_range=slice(0, 0)), self.bucket)
+        generation = read.stamp.generation if read.state == "value" else b""
         self._generations[path.key] = generation
         return generation
 
@@ -162,7 +163,16 @@ def find_path(path: str | os.PathLike[str]) -> FilePath:
     if location.folder is not None:
         return location.folder
     bucket = replace(location, path="")
-    return StoredPath(bucket, location.path, _Keys(open_store(bucket)))
+    return StoredPath(bucket, location.path, _Keys(bucket))
+
+
+def is_location(path: object) -> bool:
+    """Whether it is a path or URL that xckpt can save to and load from."""
+    try:
+        Location.parse(path)  # pyright: ignore[reportArgumentType]  # it may be anything
+    except (StorageError, TypeError):
+        return False
+    return True
 
 
 def existing_path(path: str | os.PathLike[str]) -> FilePath:

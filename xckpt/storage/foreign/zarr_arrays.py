@@ -28,7 +28,14 @@ from xckpt.core.manifest.entries import array_metadata
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
-from xckpt.storage.location import Location, check_process, context, open_store, storage_errors
+from xckpt.storage.location import (
+    Location,
+    answer,
+    check_process,
+    context,
+    open_store,
+    storage_errors,
+)
 
 MAX_DOCUMENT_BYTES: Final = 1 << 20
 INDEX_BYTES: Final = 1 << 26
@@ -55,6 +62,7 @@ class StoredZarr:
     chunk: Shape
     """What is read and decoded as one, elements."""
     _store: ts.TensorStore
+    _location: Location
 
     def read(self, offsets: Sequence[int], into: NDArray[np.generic]) -> None:
         """Fill ``into`` with the box of its shape at ``offsets``; thread-safe.
@@ -67,7 +75,7 @@ class StoredZarr:
             return
         with foreign_errors(f"{self.where}: {Box(tuple(offsets), into.shape)}"):
             destination = ts.array(into, copy=False, write=True)
-            destination.write(self._region(offsets, into.shape)).result()
+            answer(destination.write(self._region(offsets, into.shape)), self._location)
 
     def write(self, offsets: Sequence[int], data: NDArray[np.generic]) -> None:
         """Write a box of whole chunks; thread-safe.
@@ -78,7 +86,7 @@ class StoredZarr:
         if not data.size:
             return
         with storage_errors(self.where):
-            self._region(offsets, data.shape).write(data).result()
+            answer(self._region(offsets, data.shape).write(data), self._location)
 
     def _region(self, offsets: Sequence[int], sizes: Sequence[int]) -> ts.TensorStore:
         return self._store[Box(tuple(offsets), tuple(sizes)).slices()]
@@ -120,7 +128,8 @@ class ZarrFolder:
                 "cache_pool": {"total_bytes_limit": INDEX_BYTES},
             }
             try:
-                self._root = ts.KvStore.open(spec, context=context()).result()
+                opened = ts.KvStore.open(spec, context=context(self.location.access))
+                self._root = answer(opened, self.location)
             except ValueError as error:
                 raise CorruptCheckpointError(f"{folder}: {error}") from error
 
@@ -147,20 +156,22 @@ class ZarrFolder:
         }
         check_process()
         with foreign_errors(where):
-            store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
+            opened = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/")
+            store = answer(opened, self.location)
             layout = store.chunk_layout
             dtype = store.dtype.name
             if dtype not in DTYPES:
                 raise UnsupportedLeafError(f"{where}: dtype {dtype}, which the format lacks")
             chunk = tuple(size or 1 for size in layout.read_chunk.shape or ())
-            return StoredZarr(where, tuple(store.shape), dtype, chunk, store)
+            return StoredZarr(where, tuple(store.shape), dtype, chunk, store, self.location)
 
     def _document(self, name: str, file: str) -> dict[str, object]:
         path = self.folder / name / file
         content: bytes | None = None
         if self.ocdbt:
-            answer = self._root.read(f"{name}/{file}", staleness_bound=self._opened).result()
-            content = answer.value if answer.state == "value" else None
+            asked = self._root.read(f"{name}/{file}", staleness_bound=self._opened)
+            read = answer(asked, self.location)
+            content = read.value if read.state == "value" else None
         elif path.is_file():
             content = open_file(path).whole(MAX_DOCUMENT_BYTES)
             if content is None:
@@ -186,8 +197,9 @@ class ZarrFolder:
         }
         where = self.location.child(name)
         with storage_errors(where):
-            store = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/").result()
-        return StoredZarr(where, shape, dtype, chunk, store)
+            opened = ts.open(ts.Spec(spec), kvstore=self._root / f"{name}/")
+            store = answer(opened, self.location)
+        return StoredZarr(where, shape, dtype, chunk, store, self.location)
 
 
 @contextlib.contextmanager
@@ -206,7 +218,9 @@ def foreign_errors(where: object) -> Iterator[None]:
         except XckptError:
             raise
         except ValueError as error:
-            if str(error).startswith(_UNREAD):
+            text = str(error)
+            refused = "http_response_code" in text and not text.startswith("NOT_FOUND")
+            if refused or text.startswith(_UNREAD):
                 raise
             raise CorruptCheckpointError(f"{where}: {error}") from error
 

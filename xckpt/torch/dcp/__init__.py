@@ -15,11 +15,10 @@ from __future__ import annotations
 import os
 
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.engine.ranks.group import Group, LocalGroup
+from xckpt.engine.ranks.group import Group
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
-from xckpt.torch.group import current_group
 
 __all__ = ["XckptStorageReader", "XckptStorageWriter", "export_checkpoint", "import_checkpoint"]
 
@@ -49,7 +48,7 @@ def import_checkpoint(
         opaque: keep the bytes of entries that hold anything else, such as instances of classes,
             as they are; by default such entries are refused by name.
         metadata: anything that JSON can carry, kept with the checkpoint.
-        group: the ranks that share the work; torch.distributed's if it is initialised.
+        group: the ranks that share the work; see `xckpt.save`.
         options: chunk sizes, threads, memory, progress.
 
     Returns:
@@ -66,7 +65,8 @@ def import_checkpoint(
         PlanError: chunks overlap, or elements are in none.
         CheckpointExistsError: something is at ``path``, and ``overwrite`` is False.
         StorageError: the storage refused (full, read-only, no answer).
-        RanksFailedError: any of these, in a group of several ranks. Nothing is committed.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost. Nothing is committed.
 
     Example:
         >>> import numpy as np
@@ -91,7 +91,7 @@ def import_checkpoint(
         overwrite=overwrite,
         opaque=opaque,
         metadata=metadata,
-        group=group or current_group() or LocalGroup(),
+        group=group,
         options=options,
     )
     assert converted.metadata is not None
@@ -103,6 +103,7 @@ def export_checkpoint(
     dcp_folder: str | os.PathLike[str],
     *,
     overwrite: bool = False,
+    group: Group | None = None,
     options: LoadOptions | None = None,
 ) -> None:
     """Turn a checkpoint into a folder that `torch.distributed.checkpoint.load` reads; collective.
@@ -114,9 +115,9 @@ def export_checkpoint(
 
     Args:
         path: the checkpoint; see `xckpt.load`.
-        dcp_folder: a local folder that is new or empty; on a file system that all ranks share, if
-            torch.distributed is initialised.
+        dcp_folder: a local folder that is new or empty; on a file system that all ranks share.
         overwrite: replace a DCP folder that is there, once the new one is whole.
+        group: the ranks that share the work; see `xckpt.save`.
         options: threads, memory and progress.
 
     Raises:
@@ -126,7 +127,8 @@ def export_checkpoint(
             are listed.
         CorruptCheckpointError: data are not what was saved; names leaf and range.
         StorageError: the storage refused (full, read-only, no answer).
-        RanksFailedError: any of these, in a group of several ranks.
+        NoGroupError: a launcher started several processes, but no process group joins them.
+        RanksFailedError: ranks failed for several causes, or were lost.
 
     Example:
         >>> import numpy as np, xckpt
@@ -146,7 +148,7 @@ def export_checkpoint(
         source_format="xckpt",
         overwrite=overwrite,
         opaque=True,
-        group=current_group() or LocalGroup(),
+        group=group,
         options=SaveOptions(
             threads=options.threads,
             memory_bytes=options.memory_bytes,

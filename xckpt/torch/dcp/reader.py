@@ -32,7 +32,8 @@ from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.location import Location, is_location
+from xckpt.storage.foreign.paths import is_location
+from xckpt.storage.location import Location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.planner_data import restore, unpack

@@ -31,6 +31,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import msgspec
@@ -41,7 +42,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.chunks.write_chunks import WriteOrders
-from xckpt.storage.location import Location
+from xckpt.storage.location import Access, Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 SESSION: Final = uuid.uuid4().hex
@@ -100,7 +101,7 @@ class StagedSave:
     def stage(self, ranks: int) -> StagingPlace:
         """Reserve a place to write to, on the coordinator."""
         self.ranks = ranks
-        self.place = StagingPlace(uuid.uuid4().hex, self.writer.stage())
+        self.place = StagingPlace(uuid.uuid4().hex, replace(self.writer.stage(), access=Access()))
         store = shared_store()
         if ranks > 1 and store is not None:
             self._undo.callback(watch_failures(store, self.place.save, ranks, self.abort))

@@ -36,7 +36,8 @@ from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
 from xckpt.storage.chunks.write_chunks import WriteOrders
-from xckpt.storage.location import Location, is_location
+from xckpt.storage.foreign.paths import is_location
+from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.torch.dcp.bridge import SaveBridge
 from xckpt.torch.dcp.planner_data import pack

@@ -23,7 +23,8 @@ from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.location import Location, file_problem, open_store, storage_errors
+from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 FEW_BYTES = 1 << 20
 """A digest file up to this size (bytes) is read and checked as a whole."""
@@ -84,9 +85,9 @@ class Digests:
                 self.check()
             self._blocks |= {(path, 0): self._whole[_range(a)] for path, a in new.items()}
             return
-        answers = {path: self._ask(a.first, a.count) for path, a in new.items() if a.count}
-        for path, answer in answers.items():
-            self._blocks[path, 0] = self._answered(answer, new[path].count, new[path].leaf)
+        asked = {path: self._ask(a.first, a.count) for path, a in new.items() if a.count}
+        for path, future in asked.items():
+            self._blocks[path, 0] = self._answered(future, new[path].count, new[path].leaf)
 
     def of(self, array: ZarrArray, number: int) -> bytes:
         """The digest of chunk ``number`` of a prepared array.
@@ -126,12 +127,15 @@ class Digests:
         where = slice(first * DIGEST_BYTES, (first + count) * DIGEST_BYTES)
         return open_store(self.root).read(DIGESTS, byte_range=where)
 
-    def _answered(self, answer: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
+    def _answered(self, asked: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
         """A range of the digest file, which must have ``count`` digests in it."""
-        try:
-            digests = answer.result().value
-        except ValueError:
-            digests = b""
+        with storage_errors(self.root.child(DIGESTS)):
+            try:
+                digests = answer(asked, self.root).value
+            except ValueError as error:
+                if not str(error).startswith("OUT_OF_RANGE"):
+                    raise
+                digests = b""
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
                 f"{self.root}: {DIGESTS} is missing or too short for {what}"
@@ -160,7 +164,7 @@ class Digests:
         if not self.few:
             return self._long_problem()
         with storage_errors(self.root.child(DIGESTS)):
-            content = open_store(self.root).read(DIGESTS).result()
+            content = answer(open_store(self.root).read(DIGESTS), self.root)
         if content.state != "value":
             return f"{DIGESTS}: missing"
         whole = len(content.value) == self.total * DIGEST_BYTES
@@ -175,18 +179,18 @@ class Digests:
         store, size = open_store(self.root), self.total * DIGEST_BYTES
         for start in range(0, size, RANGE_BYTES):
             stop = min(start + RANGE_BYTES, size)
-            try:
-                answer = store.read(DIGESTS, byte_range=slice(start, stop)).result()
-            except ValueError as error:
-                if "OUT_OF_RANGE" in str(error):  # a file that is too short
+            with storage_errors(self.root.child(DIGESTS)):
+                try:
+                    content = answer(store.read(DIGESTS, byte_range=slice(start, stop)), self.root)
+                except ValueError as error:
+                    if not str(error).startswith("OUT_OF_RANGE"):
+                        raise
                     return f"{DIGESTS}: altered"
-                with storage_errors(self.root.child(DIGESTS)):
-                    raise
-            if answer.state != "value":
+            if content.state != "value":
                 return f"{DIGESTS}: missing"
-            if len(answer.value) != stop - start:
+            if len(content.value) != stop - start:
                 return f"{DIGESTS}: altered"
-            hashed.update(answer.value)
+            hashed.update(content.value)
         return "" if hashed.hexdigest() == self.expected else f"{DIGESTS}: altered"
 
 

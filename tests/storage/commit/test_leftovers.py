@@ -1,0 +1,280 @@
+"""What killed saves leave is removed by the next save into the folder, or by `xckpt.gc`."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+import xckpt
+from xckpt.storage.commit import folder as folder_module
+from xckpt.storage.commit import leftovers as leftovers_module
+from xckpt.storage.commit.folder import ClaimText, Lock, claim, new_identity, process_identity
+from xckpt.storage.commit.leftovers import Fate, fate, is_local, journal_of
+from xckpt.storage.commit.staging import StagedCheckpoint, begin
+from xckpt.storage.location import Location, open_store
+
+ROOT = Path(__file__).parents[3]
+SAVER = """
+import os, signal, socket, sys, time
+import numpy as np, xckpt
+path, host, die = sys.argv[1:]
+socket.gethostname = lambda: host
+state = {f"leaf{n}": np.full((64, 64), n, np.float32) for n in range(8)}
+written = 0
+def progress(now):
+    global written
+    written += 1
+    if written == int(die):
+        os.kill(os.getpid(), signal.SIGKILL)
+xckpt.save(path, state, overwrite=True, options=xckpt.SaveOptions(progress=progress))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def leave(path: Path, owner: ClaimText | None = None) -> StagedCheckpoint:
+    """What a killed save to a path leaves; ``owner`` takes the place of this process."""
+    staged = begin(Location.parse(path), overwrite=True)
+    assert isinstance(staged, StagedCheckpoint) and staged.claim is not None
+    (staged.staging / "data").write_bytes(b"x" * 1000)
+    if owner is not None:
+        staged.claim.path.write_bytes(msgspec.json.encode(owner))
+    os.close(staged.claim.descriptor)  # what the kernel does for a killed process
+    return staged
+
+
+def elsewhere() -> ClaimText:
+    return ClaimText("elsewhere", 1, "x", boot="another system")
+
+
+def kill_saves(folder: Path, count: int, seed: int) -> None:
+    """SIGKILL saves to changing names under changing host names, at moments drawn at random."""
+    pick = random.Random(seed)
+    for number in range(count):
+        path = folder / f"step-{pick.randrange(20)}"
+        arguments = [str(path), f"pod-{number}", str(pick.randint(1, 10))]
+        done = subprocess.run([sys.executable, "-c", SAVER, *arguments], cwd=ROOT, check=False)
+        assert done.returncode == -signal.SIGKILL
+
+
+def left_in(folder: Path) -> list[str]:
+    return [name for name in names(folder) if name.startswith(".")]
+
+
+def test_a_save_removes_what_others_left_beside_it(tmp_path: Path) -> None:
+    kill_saves(tmp_path, 2, seed=1)
+    xckpt.save(tmp_path / "last", {"step": 1})
+    assert left_in(tmp_path) == []
+
+
+@pytest.mark.thorough
+def test_a_hundred_killed_saves(tmp_path: Path) -> None:
+    kill_saves(tmp_path, 50, seed=2)
+    xckpt.save(tmp_path / "last", {"step": 1})
+    assert left_in(tmp_path) == []
+    kill_saves(tmp_path, 50, seed=3)
+    assert left_in(tmp_path) != []
+    assert all(left.removed for left in xckpt.gc(tmp_path))
+    assert left_in(tmp_path) == []
+    assert xckpt.gc(tmp_path) == []
+    for name in names(tmp_path):
+        assert xckpt.open(tmp_path / name).verify() == []
+
+
+def test_who_is_dead() -> None:
+    own = ClaimText.own("x")
+    assert fate(own, Lock.HELD, local=True) is Fate.ALIVE
+    renamed = msgspec.structs.replace(own, host="another name")
+    assert fate(renamed, Lock.TAKEN, local=False) is Fate.DEAD
+    for local in (True, False):
+        assert fate(elsewhere(), Lock.TAKEN, local=local) is Fate.UNKNOWN
+        before = msgspec.structs.replace(own, boot="before this host was started again")
+        dead = fate(before, Lock.TAKEN, local=local) is Fate.DEAD
+        assert dead is local
+        assert fate(before, Lock.HELD, local=local) is Fate.ALIVE
+
+
+def test_where_there_are_no_locks_the_process_tells() -> None:
+    own = ClaimText.own("x")
+    assert fate(own, Lock.LACKING, local=False) is Fate.ALIVE
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        life = process_identity(process.pid)
+        text = msgspec.structs.replace(own, process=process.pid, life=life)
+        assert life and fate(text, Lock.LACKING, local=False) is Fate.ALIVE
+        process.communicate(b"\n")
+    assert fate(text, Lock.LACKING, local=False) is Fate.DEAD
+    again = msgspec.structs.replace(own, life=f"{own.life}1")
+    assert fate(again, Lock.LACKING, local=False) is Fate.DEAD
+    container = msgspec.structs.replace(own, life="1-1")
+    assert fate(container, Lock.LACKING, local=False) is Fate.UNKNOWN
+
+
+def test_where_the_system_says_nothing_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leftovers_module, "boot_identity", lambda: "")
+    own = ClaimText.own("x")
+    assert fate(own, Lock.TAKEN, local=False) is Fate.DEAD
+    assert fate(own, Lock.LACKING, local=True) is Fate.UNKNOWN
+    other = msgspec.structs.replace(own, host="another name")
+    assert fate(other, Lock.TAKEN, local=True) is Fate.UNKNOWN
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="types of file systems are Linux's")
+def test_disks_are_local_and_proc_is_not() -> None:
+    assert not is_local(Path("/proc"))
+    assert not is_local(Path("/nowhere"))
+
+
+def test_what_may_be_alive_elsewhere_goes_by_age(tmp_path: Path) -> None:
+    left = leave(tmp_path / "a" / "ckpt", elsewhere())
+    xckpt.save(tmp_path / "a" / "other", {"step": 1})
+    assert left.staging.exists()
+    (found,) = xckpt.gc(tmp_path)
+    assert (found.owner, found.removed, found.path) == ("unknown", False, str(left.staging))
+    assert found.target == str(tmp_path / "a" / "ckpt") and found.bytes >= 1000
+    assert xckpt.gc(tmp_path, older_than=timedelta(hours=1))[0].removed is False
+    past = time.time() - 7200
+    for path in (left.staging / "data", left.staging.with_name(f"{left.staging.name}.claim")):
+        os.utime(path, (past, past))
+    (found,) = xckpt.gc(tmp_path, dry_run=True, older_than=3600)
+    assert found.age is not None and found.age > 7000 and not found.removed
+    assert "2 h old: perhaps alive" in str(found)
+    assert xckpt.gc(tmp_path, older_than=3600)[0].removed
+    assert names(tmp_path / "a") == ["other"]
+
+
+def test_what_is_alive_stays(tmp_path: Path) -> None:
+    staged = begin(Location.parse(tmp_path / "ckpt"), overwrite=False)
+    (found,) = xckpt.gc(tmp_path, older_than=0)
+    assert (found.owner, found.removed) == ("alive", False)
+    staged.abort()
+    assert xckpt.gc(tmp_path, older_than=0) == [] and names(tmp_path) == []
+
+
+def test_a_conversion_elsewhere_can_go_on(tmp_path: Path) -> None:
+    """A save to another path leaves it; gc, and a save to its path, do not."""
+    for remove in (lambda: xckpt.gc(tmp_path), lambda: xckpt.save(tmp_path / "out", {"s": 1})):
+        staged = begin(Location.parse(tmp_path / "out"), overwrite=True, identity="conversion")
+        assert isinstance(staged, StagedCheckpoint) and staged.claim is not None
+        journal_of(staged.staging, 0).write_text("journal")
+        os.close(staged.claim.descriptor)
+        xckpt.save(tmp_path / "ckpt", {"step": 1}, overwrite=True)
+        assert len(left_in(tmp_path)) == 3
+        remove()
+        assert left_in(tmp_path) == []
+
+
+def test_a_claim_that_was_never_locked(tmp_path: Path) -> None:
+    (tmp_path / ".ckpt.saving-0123456789abcdef.new").write_bytes(b"{")
+    (found,) = xckpt.gc(tmp_path)
+    assert found.removed and names(tmp_path) == []
+
+
+def test_a_long_name_is_cut_in_files_beside_it_and_kept_in_the_claim(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 255)
+    left = leave(path)
+    assert len(left.staging.name) <= 255
+    assert xckpt.gc(tmp_path, dry_run=True)[0].target == str(path)
+    xckpt.save(path, {"step": 1})
+    assert names(tmp_path) == [path.name]
+
+
+def test_generations_and_saves_in_place(tmp_path: Path) -> None:
+    """Their owners are unknown; what a manifest names stays, and so do files of the user."""
+    path = tmp_path / "ckpt"
+    xckpt.save(path, {"w": np.ones(4)})
+    generation = path / ".generations" / new_identity()
+    (generation / "w").mkdir(parents=True)
+    (generation / "w" / "zarr.json").write_bytes(b"{}")
+    mount = tmp_path / "mount"
+    (mount / "w" / "c").mkdir(parents=True)
+    for key in ("xckpt.saving", "w/zarr.json", "w/c/0", "config.json"):
+        (mount / key).write_bytes(b"{}")
+    found = xckpt.gc(tmp_path)
+    assert {(left.path, left.removed) for left in found} == {
+        (str(generation), False),
+        (str(mount / "xckpt.saving"), False),
+    }
+    assert all(left.removed for left in xckpt.gc(tmp_path, older_than=0))
+    assert not (path / ".generations").exists() and names(mount) == ["config.json"]
+    assert xckpt.open(path).verify() == []
+
+
+def test_keys_in_a_bucket(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    for name in ("a", "b/c"):
+        xckpt.save(f"{url}/{name}", {"w": np.ones(4, np.float32)})
+        xckpt.save(f"{url}/{name}", {"w": np.ones(4, np.float32)}, overwrite=True)
+    dead = begin(Location.parse(f"{url}/a"), overwrite=True)
+    store = open_store(dead.location)
+    (document,) = [
+        open_store(Location.parse(f"{url}/a")).read(key).result().value
+        for key in open_store(Location.parse(f"{url}/a")).list().result()
+        if key.endswith(b"w/zarr.json")
+    ]
+    store.write("w/zarr.json", document).result()
+    store.write("w/c/0", b"0" * 16).result()
+    claimed = msgspec.json.encode(ClaimText.own(new_identity()))
+    for key, content in (("xckpt.saving", claimed), ("w/c/0", b"half")):
+        open_store(Location.parse(f"{url}/b")).write(key, content).result()
+    found = xckpt.gc(url, older_than=3600)
+    assert {left.target: left.removed for left in found} == {f"{url}/a": False, f"{url}/b": False}
+    assert [left.bytes - len(document) for left in found if left.target == f"{url}/a"] == [16]
+    assert all(left.age is not None and left.age < 60 for left in found)
+    assert all(left.removed for left in xckpt.gc(url, older_than=0))
+    assert xckpt.gc(url, older_than=0) == []
+    for name in ("a", "b/c"):
+        assert xckpt.open(f"{url}/{name}").verify() == []
+    keys = open_store(Location.parse(url)).list().result()
+    assert not [key for key in keys if key.startswith(b"b/") and not key.startswith(b"b/c/")]
+
+
+def test_a_claim_of_an_older_release(tmp_path: Path) -> None:
+    left = leave(tmp_path / "ckpt")
+    claimed = left.staging.with_name(f"{left.staging.name}.claim")
+    own = ClaimText.own("x")
+    claimed.write_bytes(msgspec.json.encode({"host": own.host, "process": 1, "save": "x"}))
+    xckpt.save(tmp_path / "other", {"step": 1})
+    assert names(tmp_path) == ["other"]
+
+
+@pytest.mark.parametrize("time", ["1h", True, -1.0, float("nan")])
+def test_what_is_no_time(tmp_path: Path, time: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="older_than must"):
+        xckpt.gc(tmp_path, older_than=time)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(xckpt.StorageError, match="No such file"):
+        xckpt.gc(tmp_path / "none")
+
+
+def test_a_claim_that_somebody_takes_for_a_dead_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is removed before it is locked, and made again."""
+    real, seen = folder_module.lock, []
+
+    def lock(descriptor: int) -> Lock:
+        if not seen:
+            seen.append(descriptor)
+            (tmp_path / ".ckpt.saving-0123456789abcdef.new").unlink()
+        return real(descriptor)
+
+    monkeypatch.setattr(folder_module, "lock", lock)
+    made = claim(tmp_path / "ckpt", "0123456789abcdef")
+    assert made.path.exists()
+    made.release()
+    assert names(tmp_path) == []

@@ -1,0 +1,218 @@
+"""A server between TensorStore and a bucket's that spoils some of the requests.
+
+`FaultyBucket` passes each request on to the bucket's own server, unless its `fault` says otherwise:
+a function from a `Request` to what happens to it, or None.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
+from urllib.parse import parse_qs, unquote, urlsplit
+
+CONDITIONS = ("if-match", "if-none-match", "ifGenerationMatch")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What TensorStore asks."""
+
+    method: str
+    path: str
+    """Without the query, as text."""
+    conditional: bool
+    """Whether it is to be done on a condition only."""
+    listing: bool
+    content: bytes = b""
+
+    @property
+    def writes(self) -> bool:
+        """Whether it puts an object."""
+        return self.method in ("PUT", "POST")
+
+    @property
+    def deletes(self) -> bool:
+        """Whether it removes an object."""
+        return self.method == "DELETE"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer that the bucket's own server never gave."""
+
+    status: int
+    code: str = ""
+    """S3's name of the error."""
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def content(self) -> bytes:
+        if not self.code:
+            return b""
+        return (
+            f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{self.code}</Code>'
+            f"<Message>{self.code}</Message></Error>"
+        ).encode()
+
+
+@dataclass(frozen=True)
+class Silence:
+    """The request is accepted and not answered, for some seconds or for ever."""
+
+    seconds: float = 1e9
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The connection is cut."""
+
+    done: bool = False
+    """Whether the request is carried out before."""
+    after: int = 0
+    """Bytes of the answer that come before."""
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """The answer comes at some bytes a second."""
+
+    rate: int
+
+
+Fault: TypeAlias = "Answer | Silence | Reset | Trickle | None"
+Faults: TypeAlias = Callable[[Request], Fault]
+
+
+def never(request: Request) -> Fault:
+    """No request is spoilt."""
+    return None
+
+
+class FaultyBucket(ThreadingHTTPServer):
+    """The server in between."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, upstream: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream = urlsplit(upstream).netloc
+        self.fault: Faults = never
+        self.seen: list[Request] = []
+        """All requests, in the order in which they came."""
+        self.released = threading.Event()
+        """Set when silent answers are to end."""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Connections end early here; that is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    disable_nagle_algorithm = True
+    server: FaultyBucket  # type: ignore[assignment]
+
+    def _serve(self) -> None:
+        content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        url = urlsplit(self.path)
+        query = parse_qs(url.query, keep_blank_values=True)
+        conditional = any(name in self.headers or name in query for name in CONDITIONS)
+        listing = self.command == "GET" and ("list-type" in query or url.path.endswith("/o"))
+        named = query.get("name", [""])[0]
+        path = unquote(url.path) + (f"/{named}" if named else "")
+        request = Request(self.command, path, conditional, listing, content)
+        self.server.seen.append(request)
+        fault = self.server.fault(request)
+        if isinstance(fault, Silence):
+            self.server.released.wait(fault.seconds)
+            if self.server.released.is_set():
+                self.close_connection = True
+                return
+        if isinstance(fault, Answer):
+            self._answer(fault.status, fault.headers, fault.content)
+        elif isinstance(fault, Reset) and not fault.done:
+            self._cut()
+        else:
+            self._pass_on(content, fault)
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
+
+    def _pass_on(self, content: bytes, fault: Fault) -> None:
+        upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
+        with contextlib.closing(upstream):
+            upstream.request(self.command, self.path, content or None, dict(self.headers.items()))
+            answer = upstream.getresponse()
+            data = answer.read()
+        kept = {
+            name: value
+            for name, value in answer.getheaders()
+            if name.lower() not in ("connection", "transfer-encoding", "date", "server")
+        }
+        if isinstance(fault, Reset):
+            if fault.after:
+                self._head(answer.status, kept, len(data))
+                self.wfile.write(data[: fault.after])
+                self.wfile.flush()
+            self._cut()
+        elif isinstance(fault, Trickle):
+            self._head(answer.status, kept, len(data))
+            step = max(1, fault.rate // 20)
+            for start in range(0, len(data), step):
+                self.wfile.write(data[start : start + step])
+                self.wfile.flush()
+                time.sleep(0.05)
+        else:
+            self._answer(answer.status, kept, data)
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
+        self._head(status, headers, len(content))
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _head(self, status: int, headers: dict[str, str], length: int) -> None:
+        self.send_response(status)
+        headers = {name: v for name, v in headers.items() if name.lower() != "content-length"} | (
+            {name: v for name, v in headers.items() if name.lower() == "content-length"}
+            if self.command == "HEAD"
+            else {"Content-Length": str(length)}
+        )
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if self.command == "HEAD" and "Content-Length" not in headers:
+            self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def in_front_of(upstream: str) -> Iterator[FaultyBucket]:
+    """A server that passes requests on to another one, for as long as the block lasts."""
+    server = FaultyBucket(upstream)
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.released.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

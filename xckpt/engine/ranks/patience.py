@@ -1,0 +1,120 @@
+"""How long a rank waits for others, over `Links`; and who is lost when it has waited.
+
+1. A rank is silent when nothing was heard of it for the timeout, counted from the begin of the
+   wait. Any frame counts: a coordinator that waits itself says so (`Kind.ALIVE`).
+2. A rank that another has waited for in vain elsewhere is waited for a moment only (`suspect`).
+3. A rank that has not connected may be known to be dead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from xckpt.engine.ranks.links import Links
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, WARN_AFTER, Waiting, silence
+from xckpt.errors import RankFailure
+
+GRACE_SECONDS: Final = 0.75
+"""How much longer than the coordinator others wait: its answer says more than its silence."""
+SUSPECT_SECONDS: Final = 0.4
+"""How long the coordinator waits for a rank that another has waited for in vain."""
+TICK_SECONDS: Final = 0.1
+"""How often the clock is looked at."""
+BEAT_SECONDS: Final = 5.0
+"""How often, at least, a coordinator that waits says so."""
+KILLED: Final = (
+    "the process was probably killed (out of memory?) or has crashed; see its own log "
+    "(the connection ended: {})"
+)
+
+
+class Patience:
+    """What a rank knows of those it waits for.
+
+    Args:
+        rank: the rank that waits.
+        coordinator: the rank that decides.
+        links: the connections.
+        death: how it is known that a rank which has not connected is dead; empty if it is not.
+    """
+
+    def __init__(
+        self, rank: int, coordinator: int, links: Links, death: Callable[[int], str]
+    ) -> None:
+        self.suspects: dict[int, float] = {}
+        """Rank -> until when it is waited for, at most."""
+        self.warn_after = WARN_AFTER
+        """Seconds of waiting after which a warning names the silent ranks."""
+        self._rank = rank
+        self._coordinator = coordinator
+        self._links = links
+        self._death = death
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """Wait no longer than a moment for ranks from now on."""
+        # Others wait for the coordinator's verdict, for which it waits a moment itself.
+        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self._rank != self._coordinator)
+        for rank in ranks:
+            self.suspects.setdefault(rank, time.monotonic() + patience)
+
+    def wait(
+        self,
+        ranks: Sequence[int],
+        take: Callable[[int], bool],
+        timeout: float,
+        give_up: Callable[[Sequence[RankFailure]], object],
+        say_alive: Callable[[Mapping[int, None]], object],
+    ) -> None:
+        """Wait until ``take`` is true of each rank; it is asked again when there is news.
+
+        Args:
+            ranks: those that are waited for.
+            take: whether the wait for a rank is over.
+            timeout: seconds without a word from a rank.
+            give_up: what is done about lost ranks; unless it raises, the wait for them is over.
+            say_alive: called now and then with the ranks that are still waited for.
+        """
+        missing: dict[int, None] = dict.fromkeys(ranks)
+        began = beat = look = time.monotonic()
+        waiting = Waiting(
+            *(self._rank, self._coordinator, lambda: list(missing)), warn_after=self.warn_after
+        )
+        news: Sequence[int] = ranks
+        while True:
+            for rank in news:
+                if rank in missing and take(rank):
+                    del missing[rank]
+            now = time.monotonic()
+            if missing and now >= look:
+                look = now + TICK_SECONDS
+                waiting.remind()
+                lost = self._lost_of(missing, began, timeout)
+                if lost:
+                    give_up(lost)
+                for failure in lost:
+                    del missing[failure.rank]
+                if now >= beat:
+                    beat = now + min(BEAT_SECONDS, timeout / 4)
+                    say_alive(missing)
+            if not missing:
+                return
+            news = self._links.turn(max(0.0, look - time.monotonic()))
+
+    def _lost_of(
+        self, missing: Mapping[int, None], began: float, timeout: float
+    ) -> list[RankFailure]:
+        """The ranks whose time is over, or that have died before they connected."""
+        lost: list[RankFailure] = []
+        now = time.monotonic()
+        seconds = timeout - GRACE_SECONDS * (self._rank != self._coordinator)
+        for rank in missing:
+            link = self._links.to.get(rank)
+            heard = began if link is None else max(began, link.heard)
+            death = self._death(rank) if link is None and now - began > TICK_SECONDS else ""
+            if death:
+                lost.append(RankFailure(rank, CLOSED, KILLED.format(death)))
+            elif now >= min(heard + timeout, self.suspects.get(rank, now + 1)):
+                lost.append(RankFailure(rank, SILENT, silence(seconds)))
+        return lost

@@ -1,0 +1,244 @@
+"""Steps over connections between the coordinator and each other rank; no rank is left waiting.
+
+1. Every message says its save or load, and its step in it, as the sender counts them. What belongs
+   to an earlier save or load is dropped. A rank that is in a later one has left this one.
+2. A rank of which nothing is heard for the timeout is given up. So is, at once, one whose
+   connection ends, and one that says itself that it leaves (it was interrupted).
+3. The coordinator tells all others which ranks are given up, and why: all raise the same error. A
+   coordinator that waits says so to those that have done their part, which wait on.
+4. A rank that has waited in vain for others elsewhere names them (`suspect`): those who do not
+   come at once are given up.
+5. A group that has lost a rank is closed for good. A rank that has merely left can come again: the
+   next save or load is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from xckpt.engine.ranks.connection import Frame, Kind
+from xckpt.engine.ranks.links import Links
+from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
+from xckpt.errors import RankFailure, RanksFailedError
+
+FAREWELL_SECONDS: Final = 0.25
+"""How long a rank that gives up tries to tell the others."""
+_encode = msgspec.msgpack.Encoder().encode
+_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
+_ranks = msgspec.msgpack.Decoder(list[int]).decode
+
+
+class Star:
+    """The ranks of a group, each connected to the coordinator.
+
+    Args:
+        rank: this process's number.
+        size: how many there are.
+        coordinator: the rank that all others talk to.
+        links: its connections.
+        on_loss: called with the failures once ranks are lost for good.
+        death: how it is known that a rank which has not connected is dead; empty if it is not.
+
+    The timeout of a call is in seconds without a word from a rank that is waited for.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        coordinator: int,
+        links: Links,
+        on_loss: Callable[[Sequence[RankFailure]], object] = lambda failures: None,
+        death: Callable[[int], str] = lambda rank: "",
+    ) -> None:
+        self.error: RanksFailedError | None = None
+        """Why no step can be taken any more."""
+        self._rank = rank
+        self._size = size
+        self._others = [other for other in range(size) if other != rank]
+        self._coordinator = coordinator
+        self._links = links
+        self._on_loss = on_loss
+        self._operation = 0
+        self._step = 0
+        self._failed: RanksFailedError | None = None
+        """Why the save or load that goes on has failed."""
+        self._lost: list[RankFailure] = []
+        """Ranks that this coordinator has lost and has not told of."""
+        self.patience = Patience(rank, coordinator, links, death)
+
+    def begin(self) -> None:
+        """The next save or load begins."""
+        self._operation += 1
+        self._step = 0
+        self._failed = None
+        self.patience.suspects.clear()
+
+    def leave(self, error: BaseException) -> None:
+        """Tell the others that this rank leaves the save or load that goes on."""
+        if self.error is None and self._failed is None:
+            failures = [RankFailure.of(self._rank, error)]
+            self._failed = given_up(failures)
+            self._farewell(Kind.LEFT, _encode(failures))
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
+        if self.error is None and self._failed is None:
+            self.patience.suspect(ranks)
+            if self._rank != self._coordinator:
+                self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
+
+    def gather(self, data: bytes, timeout: float) -> list[bytes] | None:
+        """Every rank's bytes on the coordinator; None elsewhere.
+
+        Raises:
+            RanksFailedError: ranks are lost, or have left.
+        """
+        self._next_step()
+        if self._lost:
+            self._fail(self._lost)
+        if self._rank != self._coordinator:
+            self._send(self._coordinator, Kind.MESSAGE, data)
+            self._wait([self._coordinator], self._has_sent, timeout + GRACE_SECONDS)
+            return None
+        received = self._receive(self._others, timeout)
+        received[self._rank] = data
+        return [received[rank] for rank in range(self._size)]
+
+    def scatter(self, parts: Sequence[bytes] | None, timeout: float) -> bytes:
+        """The coordinator's entry for this rank.
+
+        Raises:
+            RanksFailedError: ranks are lost, or have left.
+        """
+        own = self._hand_out(parts, timeout)
+        if self._lost:
+            self._fail(self._lost)
+        return own
+
+    def broadcast(self, data: bytes | None, timeout: float) -> bytes:
+        """The coordinator's bytes.
+
+        Raises:
+            RanksFailedError: the coordinator is lost, or has lost others. That the coordinator
+                itself loses some here, it raises in the next step: what it says may be final.
+        """
+        return self._hand_out(None if data is None else [data] * self._size, timeout)
+
+    def _hand_out(self, parts: Sequence[bytes] | None, timeout: float) -> bytes:
+        self._next_step()
+        if self._rank != self._coordinator:
+            return self._receive([self._coordinator], timeout + GRACE_SECONDS)[self._coordinator]
+        assert parts is not None
+        unsent = {rank: parts[rank] for rank in self._others}
+
+        def take(rank: int) -> bool:
+            link = self._links.to.get(rank)
+            if link is None:
+                return False
+            if rank in unsent:
+                self._send(rank, Kind.MESSAGE, unsent.pop(rank))
+            if link.end:
+                self._lost.append(RankFailure(rank, CLOSED, KILLED.format(link.end)))
+            return not link.is_sending
+
+        self._wait(self._others, take, timeout, self._lost.extend)
+        return parts[self._rank]
+
+    def _has_sent(self, rank: int) -> bool:
+        """Whether this rank's message is on its way; what has come meanwhile stays."""
+        self._look(rank, keep=True)
+        return not self._links.to[rank].is_sending
+
+    def _next_step(self) -> None:
+        if self.error is not None or self._failed is not None:
+            # The others have raised and are gone: a step would wait for them in vain.
+            raise self.error or self._failed  # type: ignore[misc]
+        self._step += 1
+
+    def _send(self, rank: int, kind: Kind, data: bytes) -> None:
+        if rank in self._links.to and not self._links.to[rank].end:
+            self._links.send(rank, Frame(kind, self._operation, self._step, data))
+
+    def _receive(self, ranks: Sequence[int], timeout: float) -> dict[int, bytes]:
+        """The message of each rank in this step."""
+        received: dict[int, bytes] = {}
+
+        def take(rank: int) -> bool:
+            found = self._look(rank)
+            if found is not None:
+                received[rank] = found
+            return found is not None
+
+        self._wait(ranks, take, timeout)
+        return received
+
+    def _look(self, rank: int, *, keep: bool = False) -> bytes | None:
+        """A rank's message of this step, if it has come; ``keep`` it for later.
+
+        Raises:
+            RanksFailedError: it is lost, has left, or knows of ranks that are lost.
+        """
+        link = self._links.to.get(rank)
+        while link is not None and link.frames:
+            kind, operation, step, data = link.frames[0]
+            if operation > self._operation:
+                self._fail([RankFailure(rank, "RuntimeError", "it began another save or load")])
+            if kind == Kind.MESSAGE and operation == self._operation and keep:
+                return None
+            link.frames.popleft()
+            if operation < self._operation:
+                continue
+            if kind in (Kind.LOST, Kind.LEFT):
+                self._fail(_failures(data), told_by=rank)
+            if kind == Kind.SUSPECTS:
+                self.patience.suspect(_ranks(data))
+            if kind == Kind.MESSAGE:
+                if step != self._step:
+                    text = f"it is in step {step}, and rank {self._rank} in step {self._step}"
+                    self._fail([RankFailure(rank, "RuntimeError", text)])
+                return data
+        if link is not None and link.end:
+            self._fail([RankFailure(rank, CLOSED, KILLED.format(link.end))])
+        return None
+
+    def _wait(
+        self,
+        ranks: Sequence[int],
+        take: Callable[[int], bool],
+        timeout: float,
+        give_up: Callable[[Sequence[RankFailure]], object] | None = None,
+    ) -> None:
+        """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
+        self.patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
+        if len(self._links.to) == self._size - 1:
+            self._links.stop_listening()
+
+    def _say_alive(self, missing: Mapping[int, None]) -> None:
+        if self._rank == self._coordinator:
+            for rank in self._others:
+                if rank not in missing:
+                    self._send(rank, Kind.ALIVE, b"")
+
+    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> None:
+        """Tell the others, and raise `RanksFailedError`."""
+        error = given_up(failures)
+        self._failed = error
+        if self._rank == self._coordinator or told_by is None:
+            self._farewell(Kind.LOST, _encode(list(failures)))
+        if any(failure.kind in (SILENT, CLOSED) for failure in failures):
+            self.error = error
+            self._links.close()
+            if told_by is None:
+                self._on_loss(failures)
+        raise error
+
+    def _farewell(self, kind: Kind, data: bytes) -> None:
+        """Send all others the last word, as far as that is quickly done."""
+        for rank in self._others:
+            self._send(rank, kind, data)
+        self._links.flush(FAREWELL_SECONDS)

@@ -1,0 +1,258 @@
+"""All that killed saves have left below a folder of checkpoints: found, measured, removed.
+
+1. `find_in_folders` walks through folders. One that holds a checkpoint is not entered: only its
+   generations are looked at.
+2. A staging folder's owner is dead, alive or unknown (`xckpt.storage.commit.leftovers`). Of what
+   lies among a checkpoint's keys nothing is known but its age.
+3. `remove` takes away what is dead, and what is unknown if nothing in it has changed for long
+   enough. It looks at the claim again, under its lock.
+
+What lies in buckets and ``memory://`` is found in `xckpt.storage.commit.collect_keys`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
+from xckpt.core.text.printable import printable
+from xckpt.core.text.shown import readable_bytes
+from xckpt.storage.commit.carry import own_keys_in, rescue
+from xckpt.storage.commit.folder import LEFTOVER, Lock, lock
+from xckpt.storage.commit.leftovers import (
+    Fate,
+    fate,
+    is_local,
+    opened_claim,
+    remove_if_dead,
+    remove_unlocked,
+    staged_in,
+    target_of,
+)
+
+SHOWN = 5
+"""Most leftovers that a message lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a save, or a conversion, that did not come to its end has left.
+
+    ``print`` shows it in a line.
+    """
+
+    path: str
+    """The folder, or the prefix of the keys, that would go."""
+    target: str
+    """Where the save was to; as far as it is known."""
+    owner: str
+    """``"dead"``, ``"alive"``, or ``"unknown"``: it may be alive on another host."""
+    bytes: int
+    """Bytes that it takes; in a bucket those of arrays that are described, so at least these."""
+    files: int
+    """Files or keys."""
+    age: float | None
+    """Seconds since something in it changed, by this host's clock; in a bucket, since the save
+    began. None if unknown."""
+    removed: bool = False
+
+    def __str__(self) -> str:
+        size = readable_bytes(self.bytes)
+        aged = "" if self.age is None else f", {_spelled(self.age)} old"
+        fates = {"dead": "dead", "alive": "still being written", "unknown": "perhaps alive"}
+        state = "removed" if self.removed else fates[self.owner]
+        return f"{printable(self.path)}: {size} in {self.files:,} files{aged}: {state}"
+
+
+def _spelled(seconds: float) -> str:
+    """A time in words.
+
+    Example:
+        >>> _spelled(3), _spelled(7300), _spelled(200_000)
+        ('3 s', '2 h', '2 days')
+    """
+    for size, unit in ((86400, " days"), (3600, " h"), (60, " min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(seconds)} s"
+
+
+def is_due(left: Leftover, older_than: float | None) -> bool:
+    """Whether something is to be removed.
+
+    Args:
+        left: what.
+        older_than: seconds after which an unknown owner counts as dead; None for never.
+    """
+    if left.owner == Fate.UNKNOWN.value:
+        return older_than is not None and left.age is not None and left.age >= older_than
+    return left.owner == Fate.DEAD.value
+
+
+def find_in_folders(top: Path) -> Iterator[Leftover]:
+    """What was left in a folder and those below it.
+
+    Raises:
+        OSError: the folder cannot be read; those below it that cannot are passed over.
+    """
+    with os.scandir(top) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    names = {entry.name for entry in found}
+    if MANIFEST in names or CLAIM in names or GENERATIONS in names:
+        yield from _in_checkpoint(top)
+    yield from _beside(top, names)
+    if MANIFEST in names:
+        return
+    for entry in found:
+        if not LEFTOVER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                yield from find_in_folders(top / entry.name)
+
+
+def _beside(parent: Path, names: Iterable[str]) -> Iterator[Leftover]:
+    """Staging folders and claims in a folder."""
+    local = is_local(parent)
+    names = [name for name in names if LEFTOVER.fullmatch(name)]
+    for staged in staged_in(parent, names):
+        paths = [parent / name for name in names if name.startswith(staged.name)]
+        with contextlib.suppress(OSError), opened_claim(staged) as (descriptor, text):
+            if text is not None:
+                owner = fate(text, lock(descriptor), local=local)
+            else:
+                owner = _of_no_claim(paths)
+            yield _measured(staged, target_of(staged, text), owner, paths)
+
+
+def _of_no_claim(paths: Iterable[Path]) -> Fate:
+    """What is known of a save that died before its claim was there, or whose claim is gone."""
+    for path in paths:
+        if path.suffix != ".new":
+            return Fate.UNKNOWN
+        with open(path, "rb") as file:
+            if lock(file.fileno()) is not Lock.TAKEN:
+                return Fate.UNKNOWN
+    return Fate.DEAD
+
+
+def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
+    """Generations in a folder that its manifest does not name, and a save in place."""
+    root, there = _root_in(folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        for entry in sorted((folder / GENERATIONS).iterdir()):
+            if root != f"{GENERATIONS}/{entry.name}":
+                yield _measured(entry, folder, Fate.UNKNOWN, [entry])
+    if (folder / CLAIM).is_file():
+        own = [] if there else _own_files(folder)
+        yield _measured(folder / CLAIM, folder, Fate.UNKNOWN, [folder / CLAIM, *own])
+
+
+def _root_in(folder: Path) -> tuple[str | None, bool]:
+    """The root that the manifest in a folder names, and whether there is a manifest."""
+    from xckpt.storage.commit.keys import root_of
+
+    try:
+        return root_of((folder / MANIFEST).read_bytes()), True
+    except FileNotFoundError:
+        return None, False
+
+
+def _own_files(folder: Path) -> list[Path]:
+    """What a save in place has written to a folder, and no file of the user."""
+    found = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if not p.is_dir())
+    return [
+        folder / key
+        for key in found
+        if BY_SHAPE.owns(key) and not key.startswith((GENERATIONS, CLAIM)) and key != MANIFEST
+    ]
+
+
+def _measured(place: Path, target: Path, owner: Fate, paths: Iterable[Path]) -> Leftover:
+    """A leftover of some files and folders; a file that has another name elsewhere takes none."""
+    total, files, newest = 0, 0, 0.0
+    for path in _files(paths):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            files += 1
+            newest = max(newest, status.st_mtime)
+            total += status.st_size if status.st_nlink == 1 else 0
+    if not files:
+        with contextlib.suppress(OSError):
+            newest = place.lstat().st_mtime
+    age = max(0.0, time.time() - newest) if newest else None
+    return Leftover(str(place), str(target), owner.value, total, files, age)
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            for folder, _, names in os.walk(path):
+                yield from (Path(folder, name) for name in names)
+        else:
+            yield path
+
+
+def remove(left: Leftover, older_than: float | None) -> Leftover:
+    """Remove a leftover of a local folder, if it is still due; says whether it has gone.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    place = Path(left.path)
+    if not is_due(left, older_than):
+        return left
+    if LEFTOVER.fullmatch(place.name):
+        old = left.owner == Fate.UNKNOWN.value
+        local = is_local(place.parent)
+        gone = remove_if_dead(place, rescue, local=local, resumable=False, old=old)
+        remove_unlocked(place.parent, [f"{place.name}.new"])
+        return replace(left, removed=gone or not _exists(place))
+    target = Path(left.target)
+    root, there = _root_in(target)
+    if place.name == CLAIM:
+        for path in [] if there else _own_files(target):
+            path.unlink(missing_ok=True)
+        place.unlink(missing_ok=True)
+        _remove_empty(target)
+    elif root == f"{GENERATIONS}/{place.name}":
+        return left  # it was committed just now
+    else:
+        shutil.rmtree(place)
+        with contextlib.suppress(OSError):
+            place.parent.rmdir()
+    return replace(left, removed=True)
+
+
+def _exists(staged: Path) -> bool:
+    return any(each.name.startswith(staged.name) for each in staged.parent.iterdir())
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove the empty folders below one."""
+    own = own_keys_in(folder) if (folder / MANIFEST).exists() else OwnKeys()
+    for each, _, _ in os.walk(folder, topdown=False):
+        if each != str(folder) and not own.is_group(os.path.relpath(each, folder)):
+            with contextlib.suppress(OSError):
+                os.rmdir(each)
+
+
+def in_words(parent: Path) -> str:
+    """What was left in a folder, for the message of a full disk; empty if nothing."""
+    try:
+        with os.scandir(parent) as entries:
+            names = [entry.name for entry in entries]
+        left = [each for each in _beside(parent, names) if each.owner != Fate.ALIVE.value]
+    except OSError:
+        return ""
+    if not left:
+        return ""
+    shown = sorted(left, key=lambda each: each.bytes, reverse=True)[:SHOWN]
+    total = readable_bytes(sum(each.bytes for each in left))
+    lines = "".join(f"\n  - {each}" for each in shown)
+    more = f"\n  ... and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
+    return f"; {total} there were left by saves that were cut off (xckpt gc {parent}):{lines}{more}"

@@ -1,0 +1,38 @@
+"""Writes on a condition, and whose a key is where the answer was lost.
+
+An object store may carry a request out and lose the answer; asked again, it says that the condition
+does not hold. So the key is read then, and its content tells who has won.
+"""
+
+from __future__ import annotations
+
+import tensorstore as ts
+
+from xckpt.errors import StorageError
+from xckpt.storage.location import Location, answer
+
+
+def write_if(store: ts.KvStore, key: str, content: bytes, seen: bytes, target: Location) -> bytes:
+    """Write to a key if its generation is ``seen``.
+
+    No two savers write the same content, so it tells whose the key is where the answer was lost.
+
+    Returns:
+        The key's new generation; empty if another save has written it.
+
+    Raises:
+        StorageError: ``seen`` is empty, which would be no condition.
+    """
+    if not seen:
+        raise StorageError(
+            f"the storage does not say the generation of {key}, so that two saves at once could "
+            f"not be distinguished; save to another storage"
+        )
+    written = answer(store.write(key, content, if_equal=seen), target).generation
+    return written or generation_if(store, key, content, target)
+
+
+def generation_if(store: ts.KvStore, key: str, content: bytes, target: Location) -> bytes:
+    """The generation of a key that holds this content; empty if it does not."""
+    read = answer(store.read(key), target)
+    return read.stamp.generation if read.state == "value" and read.value == content else b""

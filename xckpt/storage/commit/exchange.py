@@ -1,0 +1,41 @@
+"""Exchanging two folders in one step, where the system can."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def can_exchange(folder: Path) -> bool:
+    """Whether the file system exchanges two folders in one step; found out inside ``folder``."""
+    one, other = folder / "one", folder / "other"
+    one.mkdir()
+    other.mkdir()
+    try:
+        exchange(one, other)
+    except OSError:
+        return False
+    finally:
+        one.rmdir()
+        other.rmdir()
+    return True
+
+
+def exchange(a: Path, b: Path) -> None:
+    """Exchange two folders atomically (Linux's renameat2).
+
+    Raises:
+        OSError: the kernel or the file system cannot.
+    """
+    try:
+        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError as error:
+        raise OSError("this platform has no renameat2") from error
+    source, target = os.fsencode(a), os.fsencode(b)
+    if renameat2(_AT_FDCWD, source, _AT_FDCWD, target, _RENAME_EXCHANGE) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(a))

@@ -1,0 +1,260 @@
+"""What saves that were killed have left in a folder: whose it is, whether they live, its removal.
+
+Beside its path a save leaves a staging folder, a claim, journals (`xckpt.storage.commit.folder`).
+Whether its owner lives is told by the claim's lock and by the system on which it was made:
+
+1. A lock that is held: the owner lives.
+2. A claim of this system, which has not been started again since, and a free lock: the owner is
+   dead, whatever host name it had. Where there are no locks, its process tells.
+3. A claim that this host made before it was last started, on a disk of its own: dead.
+4. All else may be alive on another host: locks of network file systems need not be seen there.
+
+`remove_dead` is what each save does to the leftovers of its parent folder. It removes what is dead,
+but for what a conversion to another path can go on with. `find` and `remove` are for `gc`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from xckpt.errors import CheckpointExistsError
+from xckpt.storage.commit.folder import (
+    LEFTOVER,
+    Claim,
+    ClaimText,
+    Lock,
+    boot_identity,
+    journals,
+    lock,
+    process_identity,
+    staging_folder,
+)
+
+Rescue = Callable[[Path, Path], None]
+"""Removes a staging folder that may have been exchanged with the path it was made for."""
+
+_ONE_SAVE: Final = re.compile("[0-9a-f]{12,}")
+"""Identity of a save that nothing goes on with."""
+
+_LOCAL: Final = {
+    *(0xEF53, 0x58465342, 0x9123683E, 0x01021994, 0x2FC12FC1, 0xF2F52010),
+    *(0x794C7630, 0x858458F6, 0x4D44, 0x2011BAB0, 0x5346544E, 0xCA451A4E),
+}
+"""Linux's types of file systems that one system at a time has mounted: ext, xfs, btrfs, tmpfs, zfs,
+f2fs, overlay, ramfs, vfat, exfat, ntfs, bcachefs."""
+
+
+class Fate(Enum):
+    """What is known of the owner of something that was left."""
+
+    DEAD = "dead"
+    ALIVE = "alive"
+    UNKNOWN = "unknown"
+    """Perhaps alive on another host."""
+
+
+def fate(text: ClaimText, locked: Lock, *, local: bool) -> Fate:
+    """Whether the owner of a claim lives.
+
+    Args:
+        text: what the claim says.
+        locked: what came of the attempt to lock it.
+        local: whether only this system has the file system mounted.
+    """
+    if locked is Lock.HELD:
+        return Fate.ALIVE
+    boot = boot_identity()
+    if not (boot and text.boot):
+        mine = text.host == socket.gethostname() and locked is Lock.TAKEN
+        return Fate.DEAD if mine else Fate.UNKNOWN
+    if text.boot != boot:
+        mine = text.host == socket.gethostname() and local
+        return Fate.DEAD if mine else Fate.UNKNOWN
+    return Fate.DEAD if locked is Lock.TAKEN else _by_process(text)
+
+
+def _by_process(text: ClaimText) -> Fate:
+    """Whether a process of this system lives; another container's may not be seen."""
+    here = process_identity(os.getpid()).partition("-")[0]
+    if not here or text.life.partition("-")[0] != here:
+        return Fate.UNKNOWN
+    return Fate.ALIVE if process_identity(text.process) == text.life else Fate.DEAD
+
+
+def is_local(folder: Path) -> bool:
+    """Whether only this system has a folder's file system mounted, as far as Linux says."""
+    if sys.platform != "linux":
+        return False
+    # The type is the first word of the structure.
+    buffer = (ctypes.c_long * 64)()
+    if ctypes.CDLL(None).statfs(os.fsencode(folder), buffer) != 0:
+        return False
+    return (buffer[0] & 0xFFFFFFFF) in _LOCAL
+
+
+def remove_dead(target: Path, names: Iterable[str], rescue: Rescue, *, but: str = "") -> None:
+    """Remove what dead saves have left in a parent folder.
+
+    Args:
+        target: the path that is saved to now.
+        names: those in the parent folder that `LEFTOVER` matches.
+        rescue: see `Rescue`.
+        but: name of a resumable save to ``target``, which stays.
+    """
+    local = is_local(target.parent)
+    kept = staging_folder(target, but) if but else None
+    for staged in staged_in(target.parent, names):
+        own = staged == staging_folder(target, parts_of(staged)["id"])
+        resumable = staged == kept or (not own and not _ONE_SAVE.fullmatch(parts_of(staged)["id"]))
+        with contextlib.suppress(OSError):
+            remove_if_dead(staged, rescue, local=local, resumable=resumable)
+    remove_unlocked(target.parent, names)
+
+
+def remove_unlocked(parent: Path, names: Iterable[str]) -> None:
+    """Remove claims that were never locked, for their owners died before.
+
+    If one belongs to a living save that has not locked it yet, that save makes another.
+    """
+    for name in names:
+        if name.endswith(".new"):
+            with contextlib.suppress(OSError), open(parent / name, "r+b") as file:
+                if lock(file.fileno()) is Lock.TAKEN:
+                    (parent / name).unlink()
+
+
+def remove_if_dead(
+    staged: Path, rescue: Rescue, *, local: bool, resumable: bool, old: bool = False
+) -> bool:
+    """Remove a staging folder, its claim and its journals, if the owner is dead; whether it was.
+
+    Args:
+        staged: the staging folder.
+        rescue: see `Rescue`.
+        local: whether only this system has the file system mounted.
+        resumable: keep it, unless it may hold the user's files by now.
+        old: take an owner for dead if nothing is known of it.
+    """
+    with opened_claim(staged) as (descriptor, text):
+        if resumable and not (text and text.exchanging):
+            return False
+        found = fate(text, lock(descriptor), local=local) if text else Fate.UNKNOWN
+        if found is not Fate.DEAD and not (old and found is Fate.UNKNOWN):
+            return False
+        if text is not None and text.exchanging:
+            rescue(staged, target_of(staged, text))
+        elif staged.is_dir():
+            shutil.rmtree(staged, ignore_errors=True)
+        if staged.exists():
+            return False
+        for path in (*journals(staged), _claim_of(staged)):
+            path.unlink(missing_ok=True)
+    return True
+
+
+@contextlib.contextmanager
+def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
+    """The claim of a staging folder, open, and its text; None if it has none that can be read."""
+    descriptor, text = -1, None
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(_claim_of(staged), os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if descriptor >= 0:
+            with contextlib.suppress(msgspec.MsgspecError):
+                text = msgspec.json.decode(os.pread(descriptor, 1 << 16, 0), type=ClaimText)
+        yield descriptor, text
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _claim_of(staged: Path) -> Path:
+    return staged.with_name(f"{staged.name}.claim")
+
+
+def parts_of(staged: Path) -> re.Match[str]:
+    """The parts of a staging folder's name."""
+    parts = LEFTOVER.fullmatch(staged.name)
+    assert parts is not None
+    return parts
+
+
+def staged_in(parent: Path, names: Iterable[str]) -> list[Path]:
+    """The staging folders that names in a folder belong to, each once."""
+    found = (LEFTOVER.fullmatch(name) for name in names)
+    return [
+        parent / name
+        for name in sorted({each[0][: each.start("kind")] for each in found if each is not None})
+    ]
+
+
+def target_of(staged: Path, text: ClaimText | None) -> Path:
+    """The path that a staging folder was made for, as far as it is known."""
+    name = text.name if text else ""
+    # A claim is somebody's file: its name may lead out of the folder.
+    known = name not in ("", ".", "..") and "/" not in name and "\0" not in name
+    return staged.parent / (name if known else parts_of(staged)["name"])
+
+
+def reclaim(folder: Path, identity: str) -> Claim | None:
+    """Take over what a killed save of this identity left; None if there is nothing.
+
+    Raises:
+        CheckpointExistsError: that save is alive.
+        OSError: its claim cannot be opened.
+    """
+    staged = staging_folder(folder, identity)
+    path = _claim_of(staged)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    locked = lock(descriptor)
+    if locked is Lock.LACKING:
+        with opened_claim(staged) as (_, text):
+            dead = text is not None and fate(text, locked, local=is_local(folder.parent))
+        locked = Lock.TAKEN if dead is Fate.DEAD else Lock.HELD
+    if locked is Lock.HELD:
+        os.close(descriptor)
+        raise CheckpointExistsError(
+            f"{folder}: another process is writing here; wait for it, or choose another path"
+        )
+    taken = Claim(path, staged, descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)) and staged.is_dir():
+            return taken
+    taken.release()
+    return None
+
+
+def journal_of(staged: Path, rank: int) -> Path:
+    """Path of a rank's journal of a resumable save."""
+    return staged.with_name(f"{staged.name}.journal-{rank}")
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder as far as possible, with one descriptor at a time.
+
+    A save that has failed for want of descriptors has no more of them, and `shutil.rmtree` takes
+    one for each level.
+    """
+    for each, folders, files in os.walk(folder, topdown=False):
+        for name in files + [name for name in folders if os.path.islink(f"{each}/{name}")]:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(each, name))
+        with contextlib.suppress(OSError):
+            os.rmdir(each)
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)

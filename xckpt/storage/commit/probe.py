@@ -1,0 +1,133 @@
+"""What a bucket permits, found out before anything is uploaded, and what could not be removed.
+
+A save lists, reads, writes on a condition, and deletes. `look` asks for these at once, beside the
+manifest that it has to read anyway:
+
+1. The manifest is read, and the keys beside it are listed: a claim is among them.
+2. A key that is not there is deleted, which changes nothing.
+3. A save to a free path claims it by a write on a condition, so it needs no trial. Before an
+   overwrite, `check_conditions` tries to write a new key on the condition that it is the old
+   manifest. That must be refused: a storage that does it does not keep conditions, and two saves
+   at once would not be distinguished. Where no manifest is, a key is created twice, and removed.
+
+So a fresh save makes 2 requests more than without these, an overwrite 3, in as many round trips.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from typing import TypeVar
+
+import tensorstore as ts
+
+from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import StorageError
+from xckpt.storage.commit.folder import new_identity
+from xckpt.storage.location import Answer, Location, answer
+from xckpt.storage.refusals import is_permission, refusal
+
+logger = logging.getLogger("xckpt")
+
+T = TypeVar("T")
+
+_PERMISSIONS = {
+    "read": "s3:GetObject; storage.objects.get",
+    "list": "s3:ListBucket; storage.objects.list",
+    "delete": "s3:DeleteObject; storage.objects.delete",
+    "write": "s3:PutObject; storage.objects.create",
+}
+
+
+def look(store: ts.KvStore, target: Location) -> tuple[ts.KvStore.ReadResult, bool]:
+    """What is at a place in a bucket: the manifest, and whether a save has claimed it.
+
+    Raises:
+        StorageError: the bucket is not there, or these credentials may not read, list or delete.
+    """
+    reading = store.read(MANIFEST)
+    listing = store.list(ts.KvStore.KeyRange(MANIFEST, f"{CLAIM}\0"))
+    deleting = store.write(f"xckpt.trial-{new_identity()}", None)
+    seen = _permitted("read", reading, target)
+    keys = _permitted("list", listing, target)
+    _permitted("delete", deleting, target)
+    return seen, CLAIM.encode() in keys
+
+
+def check_conditions(
+    store: ts.KvStore, target: Location, key: str, seen: ts.KvStore.ReadResult
+) -> None:
+    """Have a bucket refuse to write a new key on a condition that does not hold.
+
+    Args:
+        store: at the target.
+        target: for errors.
+        key: which key; it is not there, nor afterwards.
+        seen: what was read at another key.
+
+    Raises:
+        StorageError: these credentials may not write, or the bucket knows or keeps no conditions.
+    """
+    other, made = seen.stamp.generation, False
+    if seen.state != "value":
+        # The condition is that nothing is there: it holds the first time.
+        made = bool(_permitted("write", store.write(key, b"", if_equal=other), target).generation)
+    kept = not _permitted("write", store.write(key, b"", if_equal=other), target).generation
+    if made or not kept:
+        answer(store.write(key, None), target)
+    if not kept:
+        raise StorageError(
+            f"{target}: the storage does not keep the conditions of a write (If-Match), so that "
+            f"two saves at once could not be distinguished; save to another storage"
+        )
+
+
+def _permitted(what: str, asked: Answer[T], target: Location) -> T:
+    try:
+        return answer(asked, target)
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, StorageError):
+            raise
+        refused = refusal(str(target), error)
+        if is_permission(error):
+            refused = StorageError(
+                f"{target}: these credentials may not {what} in the bucket, which a save has to "
+                f"({_PERMISSIONS[what]}); nothing was written: have that permitted"
+            )
+        elif what == "list" and str(error).startswith("NOT_FOUND"):
+            refused = StorageError(
+                f"{target}: there is no such bucket: check its name, or create it"
+            )
+        raise refused from error
+
+
+def note_left(target: Location, left: Mapping[str, int], error: Exception, *, failed: bool) -> None:
+    """Say what could not be removed: in the log, and in the error of a save that has failed.
+
+    Args:
+        target: of the save.
+        left: key -> bytes as far as they are known.
+        error: why.
+        failed: whether the error of the save is being handled now.
+    """
+    keys = list(left)
+    size = sum(left.values())
+    about = f", {readable_bytes(size)}" if size else ""
+    first = f", the first of them {target.child(keys[0])}" if keys else ""
+    text = (
+        f"{target}: up to {len(keys):,} objects{about} that this save wrote or replaced could not "
+        f"be removed{first}: {refusal(str(target), _plain(error))}"
+    )
+    logger.warning(text)
+    handled = sys.exception() if failed else None
+    while handled is not None and handled is error:
+        handled = handled.__context__
+    if handled is not None:
+        handled.add_note(text)
+
+
+def _plain(error: Exception) -> OSError | ValueError | RuntimeError:
+    known = isinstance(error, (OSError, ValueError, RuntimeError))
+    return error if known else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,140 @@
+"""What a storage refused, as an error that says where and what to do.
+
+TensorStore's Python binding has two classes for its statuses: ``UNIMPLEMENTED`` is a
+NotImplementedError, every other a ValueError. ``INVALID_ARGUMENT`` and ``UNIMPLEMENTED`` come
+without their name, the others begin with it (``NOT_FOUND: ...``). A wait that ends is a
+TimeoutError, which is an OSError; what C++ throws becomes a RuntimeError.
+
+1. `refusal` takes any of them. A bucket's answer is quoted without the XML or JSON around it
+   (`_said`).
+2. `_advice` looks for what the storage is known to say, the most special first, in the whole
+   answer. It differs between a bucket and a local folder.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, TypeAlias
+
+from xckpt.errors import StorageError
+
+StorageFailure: TypeAlias = OSError | ValueError | RuntimeError
+"""What TensorStore and the system raise; NotImplementedError is a RuntimeError."""
+
+_BODY: Final = re.compile(r"\s*\[http_response_body='((?:[^'\\]|\\.)*)'\]")
+_STATUS: Final = re.compile(r"\s*\[http_response_code='(\d+)'\]")
+_NAMED: Final = re.compile(r'<Code>(\w+)</Code>|\\*"reason\\*":\s*\\*"(\w+)')
+"""S3's and Google's names of what went wrong."""
+
+_IN_BUCKETS: Final = (
+    (
+        r"ExpiredToken|TokenRefreshRequired|invalid_grant|authError|UNAUTHENTICATED|code='401'",
+        "the credentials have expired, or there are none: get new ones (`aws sso login`, "
+        "`gcloud auth application-default login`, or a new AWS_SESSION_TOKEN) and start again",
+    ),
+    (
+        r"InvalidAccessKeyId|SignatureDoesNotMatch|InvalidToken|credentials",
+        "the credentials are wrong: check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+        "AWS_SESSION_TOKEN, or GOOGLE_APPLICATION_CREDENTIALS",
+    ),
+    (
+        r"RequestTimeTooSkewed",
+        "the clock of this machine is wrong: set it (the storage allows 15 minutes)",
+    ),
+    (
+        r"PermanentRedirect|TemporaryRedirect|AuthorizationHeaderMalformed|IllegalLocation"
+        r"|code='30\d'",
+        "the bucket is in another region, or at another endpoint: set AWS_REGION and "
+        "AWS_ENDPOINT_URL to the bucket's own",
+    ),
+    (r"NoSuchBucket", "there is no such bucket: check its name, or create it"),
+    (
+        r"QuotaExceeded|code='507'|RESOURCE_EXHAUSTED|storageQuota",
+        "the quota or the space is used up: free some, or save elsewhere",
+    ),
+    (
+        r"NotImplemented|UNIMPLEMENTED|code='501'",
+        "the storage does not know this request; to save, xckpt needs conditional writes "
+        "(If-None-Match and If-Match of PUT): save to a storage that has them",
+    ),
+    (
+        r"PERMISSION_DENIED|code='403'",
+        "check what these credentials may do in the bucket: to save, xckpt lists, reads, writes "
+        "and deletes (s3:ListBucket, s3:GetObject, s3:PutObject, s3:DeleteObject; "
+        "roles/storage.objectUser)",
+    ),
+    (
+        r"connect|resolve|CURL|UNAVAILABLE|DEADLINE_EXCEEDED",
+        "the storage cannot be reached: check the network, and AWS_ENDPOINT_URL if it is set",
+    ),
+    (
+        r"retry attempts failed",
+        "the storage is overloaded: try again later, or allow more with retries= of the options "
+        "(XCKPT_RETRIES)",
+    ),
+)
+_IN_FOLDERS: Final = (
+    (
+        r"RESOURCE_EXHAUSTED|No space left|Disk quota|quota exceeded",
+        "the disk is full: free space or save elsewhere",
+    ),
+    (
+        r"PERMISSION_DENIED|Permission denied|Read-only",
+        "check the permissions of this folder",
+    ),
+    (
+        r"Function not implemented|No locks available|[Nn]ot supported|UNIMPLEMENTED",
+        "this file system lacks what a save needs, file locks among others: mount it with locks, "
+        "or save elsewhere",
+    ),
+    (r"Stale file handle", "the file was replaced on the server: try again"),
+)
+
+
+def refusal(where: str, error: StorageFailure) -> StorageError:
+    """The error for what a storage refused at a place.
+
+    Example:
+        >>> print(refusal("/data/run", OSError(28, "No space left on device")))
+        /data/run: No space left on device; the disk is full: free space or save elsewhere
+        >>> denied = ValueError(
+        ...     "PERMISSION_DENIED: ExpiredToken: old [http_response_code='403'] "
+        ...     "[http_response_body='<Error><Code>ExpiredToken</Code></Error>']"
+        ... )
+        >>> print(refusal("s3://bucket/run", denied))
+        s3://bucket/run: PERMISSION_DENIED: ExpiredToken: old (HTTP 403); the credentials have \
+expired, or there are none: get new ones (`aws sso login`, `gcloud auth application-default login`,\
+ or a new AWS_SESSION_TOKEN) and start again
+    """
+    advice = _advice(where, error)
+    return StorageError(f"{where}: {_said(where, error)}{f'; {advice}' if advice else ''}")
+
+
+def is_permission(error: StorageFailure) -> bool:
+    """Whether a bucket says that these credentials may not do what was asked."""
+    text = str(error)
+    return "PERMISSION_DENIED" in text and _advice("s3://", error) == _advice(
+        "s3://", ValueError("PERMISSION_DENIED")
+    )
+
+
+def _said(where: str, error: StorageFailure) -> str:
+    """What the storage said, in one line."""
+    if isinstance(error, OSError):
+        named = "" if str(error.filename) in ("None", where) else f" ({error.filename})"
+        return f"{error.strerror or error}{named}"
+    text = str(error) or type(error).__name__
+    body = _BODY.search(text)
+    code = _NAMED.search(body[1]) if body else None
+    text = _STATUS.sub(r" (HTTP \1)", _BODY.sub("", text))
+    name = next(filter(None, code.groups()), "") if code else ""
+    return f"{text}: {name}" if name and name not in text else text
+
+
+def _advice(where: str, error: StorageFailure) -> str:
+    """What to do about it; empty if that is not known."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, NotImplementedError):
+        text += " UNIMPLEMENTED"
+    table = _IN_BUCKETS if "s3://" in where or "gs://" in where else _IN_FOLDERS
+    return next((advice for pattern, advice in table if re.search(pattern, text)), "")

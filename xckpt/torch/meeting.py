@@ -1,0 +1,185 @@
+"""How the processes of a torch process group come to talk: through its store, in bounded time.
+
+A call to a store can hang for minutes (its server may be a rank that is stopped), so each is made
+in a thread and given up in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, cast
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from xckpt.engine.ranks.links import Links
+from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED
+from xckpt.engine.ranks.rendezvous import Invitation, invite, reach
+from xckpt.engine.ranks.star import Star
+from xckpt.engine.ranks.waiting import CLOSED, SILENT, Waiting, given_up, silence, wait_in_thread
+from xckpt.errors import RankFailure
+
+TAG: Final = 0x78636B70
+"""Of the byte that is never sent: no tag of the user's."""
+INVITATION: Final = "invitation"
+NOTE: Final = "given up"
+"""The keys of the coordinator's invitation, and of what a rank says that gives others up."""
+NOTE_SECONDS: Final = 0.25
+"""How long a rank that gives up tries to leave the note."""
+LONGEST_PAUSE: Final = 0.05
+"""Seconds between two looks at the store, at most."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_invitation = msgspec.msgpack.Decoder(Invitation).decode
+_failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
+
+
+def join(
+    group: dist.ProcessGroup,
+    purpose: str,
+    rank: int,
+    coordinator: int,
+    timeout: float,
+    *,
+    has_gloo: bool,
+) -> tuple[Star, Links]:
+    """Connect a rank to the others; its connections too, for the end of the group.
+
+    Args:
+        group: the processes.
+        purpose: what for; there is one star for each.
+        rank: this process's.
+        coordinator: who invites.
+        timeout: seconds that the coordinator, or the store, is waited for.
+        has_gloo: whether the group has a gloo backend for the CPU.
+
+    Raises:
+        RanksFailedError: the coordinator did not come, or others have given up.
+    """
+    store = dist.PrefixStore(f"{purpose}/{coordinator}", group.get_group_store())
+    is_coordinator = rank == coordinator
+    deaths = _Deaths(group if has_gloo else None)
+    meet: Callable[[_Meeting], None] = _Meeting.invite if is_coordinator else _Meeting.accept
+    meeting = _Meeting(store, rank, coordinator)
+    waiting = Waiting(rank, coordinator, lambda: [coordinator])
+    seconds = timeout if is_coordinator else timeout + GRACE_SECONDS
+    note = partial(_leave_note, store, waiting)
+
+    def is_dead() -> bool:
+        return bool(deaths.of(coordinator))
+
+    try:
+        has_met = wait_in_thread(
+            partial(meet, meeting), waiting, seconds, lambda: bool(deaths.of(coordinator))
+        )
+    except dist.DistError as error:
+        failures = [RankFailure(coordinator, CLOSED, f"the store of the process group: {error}")]
+        raise given_up(failures) from error
+    if not has_met:
+        meeting.is_over = True
+        death = deaths.of(coordinator)
+        failures = [RankFailure(coordinator, SILENT, silence(timeout))]
+        if death:
+            failures = [RankFailure(coordinator, CLOSED, KILLED.format(death))]
+        note(failures)
+        raise given_up(failures)
+    assert meeting.links is not None
+    links = meeting.links
+    return Star(rank, group.size(), coordinator, links, note, deaths.of), links
+
+
+class _Meeting:
+    """What happens in the thread."""
+
+    def __init__(self, store: dist.Store, rank: int, coordinator: int) -> None:
+        self.links: Links | None = None
+        self.is_over = False
+        """Whether the meeting was given up."""
+        self._store = store
+        self._rank = rank
+        self._coordinator = coordinator
+
+    def invite(self) -> None:
+        """The coordinator: listen, and say where."""
+        self._raise_noted()
+        links, invitation = invite(_server_of(self._store))
+        self._store.set(INVITATION, cast(str, _encode(invitation)))
+        self.links = links
+        if self.is_over:
+            links.close()
+
+    def accept(self) -> None:
+        """Another rank: wait for the invitation, and connect."""
+        pause = 0.001
+        while not self.is_over:
+            self._raise_noted()
+            if self._store.check([INVITATION]):
+                self._connect()
+                return
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _connect(self) -> None:
+        invitation = _invitation(self._store.get(INVITATION))
+        try:
+            links = reach(invitation, self._rank, self._coordinator)
+        except ConnectionError as error:
+            time.sleep(2 * NOTE_SECONDS)  # the coordinator may have left a note just now
+            self._raise_noted()
+            raise given_up([RankFailure(self._coordinator, CLOSED, str(error))]) from error
+        self.links = links
+        if self.is_over:
+            links.close()
+
+    def _raise_noted(self) -> None:
+        if self._store.check([NOTE]):
+            raise given_up(_failures(self._store.get(NOTE)))
+
+
+class _Deaths:
+    """What the gloo backend of a process group knows of dead processes, where it has one.
+
+    gloo notices at once that a process has died, and refuses to receive from it. So a byte is asked
+    for that no process ever sends; the request is dropped.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self._next: dict[int, tuple[float, float]] = {}
+        """Rank -> when it is asked next, and the pause after that."""
+
+    def of(self, rank: int) -> str:
+        """Why a rank is known to be dead; empty if it is not."""
+        now = time.monotonic()
+        due, pause = self._next.get(rank, (now, 0.2))
+        if self._group is None or now < due or rank == self._group.rank():
+            return ""
+        self._next[rank] = now + pause, min(2 * pause, 30.0)
+        try:
+            self._group.recv([torch.empty(1, dtype=torch.uint8)], rank, TAG)
+        except RuntimeError as error:
+            self._next[rank] = now, 0.0
+            return re.sub(r"^\[[^]]*\] *", "", str(error)).split(". This is typically")[0]
+        return ""
+
+
+def _leave_note(store: dist.Store, waiting: Waiting, failures: Sequence[RankFailure]) -> None:
+    def leave() -> None:
+        # torch stores bytes as they are, though its types say otherwise.
+        store.set(NOTE, cast(str, _encode(list(failures))))
+
+    # Where the store has died with a rank, no late one can ask it.
+    with contextlib.suppress(RuntimeError):
+        wait_in_thread(leave, waiting, NOTE_SECONDS)
+
+
+def _server_of(store: dist.Store) -> tuple[str, int] | None:
+    """Host and port of the server behind a store, if it has one."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return (store.host, store.port) if isinstance(store, dist.TCPStore) else None
