@@ -110,6 +110,7 @@ def counts(state: Any) -> list[Any]:
     return [leaf for path, leaf in found if getattr(path[-1], "name", "") == "count"]
 
 
+@pytest.mark.thorough
 def test_training_goes_on_in_torch_as_it_would_have_in_optax(tmp_path: Path) -> None:
     flax = toys.LinenTransformer()
     module = started()

@@ -26,7 +26,7 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.absent import what_is_there
+from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.file_checks import file_problem
@@ -48,7 +48,7 @@ def read_manifest(location: Location) -> bytes:
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
-            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+            raise NotACheckpointError(what_file_is_there(folder))
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
