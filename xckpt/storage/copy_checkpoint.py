@@ -82,7 +82,7 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
             answer(to_store.write(key, found.value), target)
 
         # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
-        # "CopyRange not supported" for files, memory://, s3:// and gs:// alike.
+        # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
         with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
             for key, size in object_sizes(manifest):
                 pool.submit(partial(copy, key), size)
