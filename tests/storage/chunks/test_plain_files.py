@@ -52,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, small_slabs: None) -> Path:
 
 def _chunk(source: ChunkSource, leaf: str, number: int = 0) -> Chunk:
     (array,) = source.arrays[leaf]
-    source.integrity.prepare([array])
+    source.integrity.digests.prepare([array])
     return next(itertools.islice(chunks_of(array), number, None))
 
 

@@ -35,9 +35,9 @@ from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import plain_bools
+from xckpt.storage.chunks.file_checks import status_problem
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.foreign.files import OpenFile
-from xckpt.storage.integrity import status_problem
 
 SLAB_BYTES = 1 << 19
 """Bytes of a slab, where rows are not longer: half of a usual second-level cache."""
