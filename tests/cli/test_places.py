@@ -83,8 +83,8 @@ def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> Non
     )
     assert last == f"{tmp_path}: 0 B removed, 2.0 KiB left"
     assert run("gc", tmp_path, "--older-than", "12h").stdout.endswith("0 B removed, 2.0 KiB left\n")
-    shown = json.loads(run("gc", tmp_path, "--json").stdout)
-    assert [(each["path"], each["bytes"]) for each in shown] == [(str(left), 2048)]
+    found = json.loads(run("gc", tmp_path, "--json").stdout)
+    assert [(each["path"], each["bytes"]) for each in found] == [(str(left), 2048)]
     removed = run("gc", tmp_path, "--older-than", "0s")
     assert removed.stdout.endswith("2.0 KiB removed, 0 B left\n")
     assert not left.exists() and xckpt.exists(saved)

@@ -17,6 +17,7 @@ from xckpt.cli.commands import commands
 from xckpt.convert import run
 from xckpt.convert.run import convert
 
+Stop = type[BaseException]
 KEPT = r"(\d+\.\d KiB) that were written are kept in (\S+): the same call goes on with them, and "
 
 
@@ -26,7 +27,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def stopping(error: type[BaseException]) -> xckpt.SaveOptions:
+def stopping(error: Stop) -> xckpt.SaveOptions:
     def tell(progress: xckpt.Progress) -> None:
         if progress.done >= 0.5 * progress.total:
             raise error("the disk is full")
@@ -36,9 +37,7 @@ def stopping(error: type[BaseException]) -> xckpt.SaveOptions:
 
 @pytest.mark.parametrize("name", ["target", "target.safetensors"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, xckpt.StorageError])
-def test_a_note_says_it(
-    source: Path, tmp_path: Path, name: str, error: type[BaseException]
-) -> None:
+def test_a_note_says_it(source: Path, tmp_path: Path, name: str, error: Stop) -> None:
     with pytest.raises(error) as raised:
         convert(source, tmp_path / name, mapping=MAPPING, options=stopping(error))
     (note,) = raised.value.__notes__
@@ -62,7 +61,7 @@ def test_the_command_says_it(
     source: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    error: type[BaseException],
+    error: Stop,
     code: int,
 ) -> None:
     def half(*arguments: Any, **named: Any) -> None:
