@@ -21,6 +21,9 @@ from xckpt.progress import Progress
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
 
+IN_FLIGHT = 256
+"""Small objects on their way at a time: after one has failed, so many are waited for."""
+
 
 class Pool:
     """A thread pool with a budget of bytes.
