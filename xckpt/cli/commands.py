@@ -58,7 +58,8 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except XckptError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            raise Failure(in_options(str(error), command)) from error
+            text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            raise Failure(in_options(text, command)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
 

@@ -49,7 +49,7 @@ from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.commit.probe import check_conditions, look, note_left
+from xckpt.storage.commit.probe import check_conditions, check_listing, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
@@ -270,7 +270,13 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     generation = write_if(store, CLAIM, text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
-    return KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
+    staging = KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
+    try:
+        check_listing(store, target)
+    except BaseException:
+        answer(store.write(CLAIM, None, if_equal=generation), target)
+        raise
+    return staging
 
 
 def stage_beside(target: Location, planned: Manifest | None = None) -> KeyStaging:
