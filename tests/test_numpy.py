@@ -159,4 +159,5 @@ def test_memory_is_shared_and_not_copied(tmp_path: Path) -> None:
     save, load_into, load = (int(number) for number in run.stdout.split())
     assert save < more
     assert load_into < more
-    assert size <= load < size + more
+    # The kernel counts a process's pages in batches, for each processor apart.
+    assert size - (1 << 20) <= load < size + more

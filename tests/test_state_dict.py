@@ -5,6 +5,7 @@ Ranks are threads here; `tests/torch/test_state_dict.py` has real process groups
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -206,6 +207,21 @@ def test_the_serialiser_of_the_options_counts():
     options = xckpt.SaveOptions(serialise=lambda leaf: repr(leaf).encode())
     xckpt.save_state_dict({"set": {1}}, ZarrStorageWriter(path, options=options))
     assert xckpt.open(path)["set"] == b"{1}"
+
+
+def test_the_log_and_the_metrics_tell_of_both_calls(tmp_path, caplog):
+    seen: list[xckpt.Metrics] = []
+    path = tmp_path / "ckpt"
+    with caplog.at_level(logging.INFO, "xckpt"):
+        writer = ZarrStorageWriter(path, options=xckpt.SaveOptions(metrics=seen.append))
+        xckpt.save_state_dict({"w": np.ones(4)}, writer)
+        reader = ZarrStorageReader(path, options=xckpt.LoadOptions(progress=True))
+        xckpt.load_state_dict({"w": np.zeros(4)}, reader)
+    assert reader.options.progress is True  # The bar was there for the call alone.
+    assert [(took.operation, took.bytes) for took in seen] == [("save_state_dict", 32)]
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith(f"save_state_dict {path}: rank 0 of 1 wrote")
+    assert lines[1].startswith(f"load_state_dict {path}: rank 0 of 1 read")
 
 
 def test_a_planner_with_a_grid_of_its_own_keeps_it():

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+import os
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import Any, cast
 
+from xckpt.api.save import watch_for
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import StorageReader, StorageWriter
 from xckpt.engine.adapters import find_group
 from xckpt.engine.load import load_state
-from xckpt.engine.ranks.group import LocalGroup
+from xckpt.engine.ranks.group import Group, LocalGroup
+from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
-from xckpt.options import SaveOptions
+from xckpt.options import LoadOptions, SaveOptions, with_progress
 
 __all__ = ["load_state_dict", "save_state_dict"]
 
@@ -56,7 +60,15 @@ def save_state_dict(
         planner = default_planner(options if isinstance(options, SaveOptions) else SaveOptions())
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     failure = settle(group)
-    return save_state(state_dict, storage_writer, group=group, planner=planner, failure=failure)
+    with _seen("save_state_dict", storage_writer, SaveOptions, group) as watch:
+        return save_state(
+            state_dict,
+            storage_writer,
+            group=group,
+            planner=planner,
+            failure=failure,
+            watch=watch,
+        )
 
 
 def load_state_dict(
@@ -90,5 +102,37 @@ def load_state_dict(
     """
     group = LocalGroup() if no_dist else find_group(process_group, coordinator_rank)
     planner = DefaultLoadPlanner() if planner is None else planner
-    loaded = load_state(state_dict, storage_reader, group=group, planner=planner, in_place=True)
+    with _seen("load_state_dict", storage_reader, LoadOptions, group) as watch:
+        loaded = load_state(
+            state_dict,
+            storage_reader,
+            group=group,
+            planner=planner,
+            in_place=True,
+            watch=watch,
+        )
     return loaded.metadata
+
+
+@contextmanager
+def _seen(
+    call: str,
+    storage: StorageWriter | StorageReader,
+    kind: type[SaveOptions] | type[LoadOptions],
+    group: Group,
+) -> Iterator[Watch | None]:
+    """The watch of a call, and its progress bar, where the storage's own options ask for them."""
+    places = (getattr(storage, name, None) for name in ("location", "target"))
+    where = str(next(filter(None, places), type(storage).__name__))
+    options = getattr(storage, "options", None)
+    if not isinstance(options, kind):
+        yield watch_for(call, where, kind())
+        return
+    doing = f"{call} {os.path.basename(where)}"
+    either = cast(SaveOptions, options)
+    with with_progress(either, doing, group.rank) as shown:
+        storage.options = shown  # pyright: ignore[reportAttributeAccessIssue]  # it has some
+        try:
+            yield watch_for(call, where, options)
+        finally:
+            storage.options = options  # pyright: ignore[reportAttributeAccessIssue]

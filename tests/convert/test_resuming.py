@@ -177,7 +177,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.thorough)])
 def test_workers_that_outlive_their_parent_do_not_keep_the_path(
     source: Path, tmp_path: Path, method: str
 ) -> None:

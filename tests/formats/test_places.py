@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
 }
 
 PLACES = ("path", "file", "memory", "s3", "gcs")
+OFTEN = ("path", "s3")
+"""Places from which every format is tried in the default tier; the others take turns."""
 _numbers = itertools.count()
 
 
@@ -140,7 +142,17 @@ def put(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]
     return copied
 
 
-@pytest.mark.parametrize("name", WRITERS)
+def tried() -> Iterator[Any]:
+    """Each format with each place; what the default tier leaves out is thorough."""
+    others = [place for place in PLACES if place not in OFTEN]
+    for number, name in enumerate(WRITERS):
+        for place in PLACES:
+            by_default = place in OFTEN or place == others[number % len(others)]
+            marks = () if by_default else pytest.mark.thorough
+            yield pytest.param(place, name, marks=marks, id=f"{place}-{name}")
+
+
+@pytest.mark.parametrize("put, name", list(tried()), indirect=["put"])
 def test_each_format_from_each_place(
     originals: dict[str, Path], put: Callable[[Path], str], name: str, tmp_path: Path
 ) -> None:

@@ -76,7 +76,7 @@ def test_training_goes_on_in_optax_as_it_would_have_in_torch(tmp_path: Path) -> 
     flax = toys.LinenTransformer(scanned=True)
     like = empty_flax_state(flax)
     module = started()
-    mapping = infer(module.state_dict(), like["params"]).mapping
+    mapping = infer(module.state_dict(), like["params"]).mapping.accept()
     # Both frameworks from the start: as far as rounding alone takes them apart.
     begun = carried(mapping, arrays_of(module))
     params = optax_params(begun, like["params"])
@@ -110,11 +110,12 @@ def counts(state: Any) -> list[Any]:
     return [leaf for path, leaf in found if getattr(path[-1], "name", "") == "count"]
 
 
+@pytest.mark.thorough
 def test_training_goes_on_in_torch_as_it_would_have_in_optax(tmp_path: Path) -> None:
     flax = toys.LinenTransformer()
     module = started()
     like = empty_flax_state(flax)
-    mapping = infer(like["params"], module.state_dict()).mapping
+    mapping = infer(like["params"], module.state_dict()).mapping.accept()
     params = optax_params(carried(mapping.inverse(), arrays_of(module)), like["params"])
     halfway = train_optax(flax, params, optax_adamw().init(params), 0, STEPS)
     xckpt.save(tmp_path / "flax", {"params": halfway[0], "opt_state": halfway[1]})
@@ -164,7 +165,7 @@ def test_each_form_of_a_torch_optimizer_gives_the_same(form: str) -> None:
     }[form]()
     tree = {"model": module.state_dict(), "optim": state}
     names = [name for name, _ in module.named_parameters()] if form == "numbers" else None
-    mapping = infer(module.state_dict(), like["params"]).mapping
+    mapping = infer(module.state_dict(), like["params"]).mapping.accept()
     whole = with_optimizer(mapping, tree, like, parameters=names)
     source = specs_of(tree)
     whole.check(source, specs_of(like))
@@ -270,7 +271,7 @@ def test_moments_follow_the_order_of_the_parameter_groups(tmp_path: Path) -> Non
     module, state, groups = grouped()
     like = empty_flax_state(toys.LinenTransformer())
     like["opt_state"] = optax.adam(0.1).init(like["params"])
-    mapping = infer(module.state_dict(), like["params"]).mapping
+    mapping = infer(module.state_dict(), like["params"]).mapping.accept()
     whole = with_optimizer(mapping, state, like, parameters=groups)
     xckpt.save(tmp_path / "torch", state)
     loaded: Any = xckpt.load(tmp_path / "torch", like, mapping=whole, unexpected="ignore")
@@ -283,7 +284,7 @@ def test_moments_follow_the_order_of_the_parameter_groups(tmp_path: Path) -> Non
 def test_names_that_are_not_those_of_the_groups_are_refused(wrong: str) -> None:
     module, state, groups = grouped()
     like = empty_flax_state(toys.LinenTransformer())
-    mapping = infer(module.state_dict(), like["params"]).mapping
+    mapping = infer(module.state_dict(), like["params"]).mapping.accept()
     names: Any = {
         "flat": [name for group in groups for name in group],
         "one short": groups[:-1],

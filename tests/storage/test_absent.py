@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import xckpt
+from xckpt.convert import convert
 from xckpt.storage.absent import what_is_there
 
 
@@ -48,3 +49,31 @@ def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:
         "it holds 30 checkpoints: 0, 1, 2, 3, ... 26, 27, 28, 29 (30 in all); "
         f"give the path of one: {tmp_path / '29'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "words"),
+    [
+        ("model.gguf", b"GGUF\3\0\0\0", r"GGUF \(llama.cpp\), .*gguf.GGUFReader"),
+        ("weights", b"GGUF\3\0\0\0", "weights is of the format GGUF"),
+        ("flax_model.msgpack", b"\x81", "msgpack_restore"),
+        ("arrays.npz", b"PK\3\4", r"dict\(numpy.load\(path\)\)"),
+        ("array.npy", b"\x93NUMPY\1\0", "numpy.load"),
+        ("model.keras", b"PK\3\4", "keras.saving.load_model"),
+        ("model.h5", b"\x89HDF\r\n\x1a\n", "h5py"),
+        ("state.pkl", b"\x80\4", "nothing is unpickled"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(
+    tmp_path: Path, name: str, first: bytes, words: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_bytes(first)
+    for call in (xckpt.load, xckpt.open):
+        with pytest.raises(xckpt.NotACheckpointError, match=words):
+            call(tmp_path / "run" / name)
+    if "." in name:
+        with pytest.raises(xckpt.NotACheckpointError, match=words):
+            xckpt.load(tmp_path / "run")
+        with pytest.raises(xckpt.NotACheckpointError, match=words):
+            convert(tmp_path / "run" / name, tmp_path / "out")

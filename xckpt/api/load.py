@@ -143,7 +143,9 @@ def load(
             loaded, cast, kept as they were, and left in the checkpoint. ``report=print`` shows it.
 
     Returns:
-        A tree like ``like``; to a type checker, of its type.
+        A tree like ``like``; to a type checker, of its type. In the place of a
+        `jax.ShapeDtypeStruct` stands a `jax.Array`, which no type of a tree can say: annotate what
+        you load, or give arrays as ``like``.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.

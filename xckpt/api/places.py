@@ -9,7 +9,9 @@ from xckpt.api.save import Path, check_path
 
 
 def exists(path: Path) -> bool:
-    """Whether a committed checkpoint of xckpt is at a path; one small request.
+    """Whether a committed checkpoint is at a path, of any format that `load` takes.
+
+    One of xckpt takes one small request; others are told by the names and first bytes of files.
 
     Raises:
         StorageError: the storage gives no answer.
@@ -24,18 +26,24 @@ def exists(path: Path) -> bool:
     from xckpt.storage.copy_checkpoint import has_checkpoint
     from xckpt.storage.location import Location
 
-    return has_checkpoint(Location.parse(path))
+    if has_checkpoint(Location.parse(path)):
+        return True
+    from xckpt.formats.detect import is_known
+
+    return is_known(path)
 
 
 def delete(path: Path) -> None:
     """Delete a checkpoint: first its manifest, so that no half of it can be read, then the rest.
 
-    Files in the folder that are not the checkpoint's stay there. Call it on one rank.
+    Files in the folder that are not the checkpoint's stay there. Of the other formats that `load`
+    takes, the checkpoint's files on a local file system go: a safetensors or torch.save file, an
+    index and the files that it names, a DCP folder's, or all of an Orbax step. Call it on one rank.
 
     Raises:
-        NotACheckpointError: no committed checkpoint is at the path.
-        StorageError: the storage refused; if the manifest is gone, a save to the path with
-            ``overwrite=True`` clears what is left.
+        NotACheckpointError: no committed checkpoint is at the path, or several.
+        StorageError: the storage refused, or another format lies in a bucket; if the manifest is
+            gone, a save to the path with ``overwrite=True`` clears what is left.
 
     Example:
         >>> import numpy as np, xckpt
@@ -46,16 +54,27 @@ def delete(path: Path) -> None:
     """
     check_path(path, "delete(path)")
     from xckpt.storage.commit.remove import remove_checkpoint
+    from xckpt.storage.copy_checkpoint import has_checkpoint
     from xckpt.storage.location import Location
 
-    remove_checkpoint(Location.parse(path))
+    location = Location.parse(path)
+    if not has_checkpoint(location):
+        from xckpt.formats.detect import is_known
+
+        if is_known(path):
+            from xckpt.formats.own_files import delete_files, own_files
+
+            return delete_files(own_files(path))
+    return remove_checkpoint(location)
 
 
 def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
     """Copy a checkpoint; the copy is there as a whole or not at all. Call it on one rank.
 
     Within one local file system the files get a second name and no bytes are copied. Elsewhere
-    objects are copied as they are, 16 at a time; their digests are checked when they are read.
+    objects pass through this process as they are, some at a time, in the memory of a load; their
+    digests are checked when they are read. Of the other formats that `load` takes, the
+    checkpoint's own files are copied, between local file systems.
 
     Args:
         source: where the checkpoint is, a path or URL as for `save`.
@@ -67,7 +86,8 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
         CheckpointExistsError: ``target`` is taken, and ``overwrite`` is False.
         ValueError: both are one place.
         CorruptCheckpointError: an object of the source is missing.
-        StorageError: a storage refused, or ``source`` was replaced while it was copied.
+        StorageError: a storage refused, or another format lies in a bucket, or ``source`` was
+            replaced while it was copied.
 
     Example:
         >>> import numpy as np, xckpt
@@ -84,4 +104,14 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
     places = Location.parse(source), Location.parse(target)
     if places[0] == places[1]:
         raise ValueError(f"source and target of a copy are one place: {places[0]}")
-    copy_checkpoint(*places, overwrite=overwrite)
+    from xckpt.storage.copy_checkpoint import has_checkpoint
+
+    if not has_checkpoint(places[0]):
+        from xckpt.formats.detect import is_known
+
+        if is_known(source):
+            from xckpt.formats.own_files import copy_files, own_files
+            from xckpt.storage.foreign.paths import local_path
+
+            return copy_files(own_files(source), local_path(target), overwrite=overwrite)
+    return copy_checkpoint(*places, overwrite=overwrite)

@@ -25,6 +25,7 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64"
 @click.option("--workers", type=click.IntRange(1), help="Processes that share the work.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
+@click.option("--accept-assumed", is_flag=True, help="Accept what rules of the mapping assume.")
 def convert_command(
     source: str,
     destination: str,
@@ -34,6 +35,7 @@ def convert_command(
     workers: int | None,
     overwrite: bool,
     allow_lossy: bool,
+    accept_assumed: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
     """Write the checkpoint SOURCE as DESTINATION: of another model, dtype or format.
@@ -52,6 +54,7 @@ def convert_command(
         words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
         raise click.UsageError(words)
     rules = None if mapping is None else mapping_argument(mapping, near=[source], **options)
+    rules = rules.accept() if rules and accept_assumed else rules
     with _executor(workers) as executor, progress_bar("converting") as bar:
         done = convert(
             source,

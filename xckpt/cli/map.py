@@ -125,13 +125,14 @@ def map_commands() -> None:
 @map_commands.command()
 @click.argument("source")
 @click.argument("target")
-@click.option("--output", "-o", metavar="FILE", help="Write the rules that are certain, as TOML.")
+@click.option("--output", "-o", metavar="FILE", help="Write the rules, as TOML.")
 @as_json
 def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
     """Propose the mapping from the leaves of SOURCE to those of TARGET.
 
     Both are checkpoints of any format that xckpt reads; only names, shapes and dtypes are looked
-    at. Prints what is certain, what is ambiguous (nothing is chosen) and what is left over.
+    at. Prints what is certain, what is assumed (compare it with the models' code), what is
+    ambiguous (nothing is chosen) and what is left over.
     """
     from xckpt.mapping.infer.infer import infer as inferred
 
@@ -142,6 +143,7 @@ def infer(source: str, target: str, output: str | None, as_json: bool) -> None:
         document = {
             "mapping": inference.mapping.to_document(),
             "certain": inference.certain,
+            "assumed": inference.assumed,
             "ambiguous": inference.ambiguous,
             "unmatched": inference.unmatched,
         }
@@ -196,11 +198,11 @@ def check(
     if problems:
         raise Fault(f"{mapping} does not fit", problems)
     if resolved is not None and not as_json:
-        for line in _proof(mapping, resolved):
+        for line in _proof(mapping, rules, resolved):
             say(line)
 
 
-def _proof(mapping: str, resolved: ResolvedMapping) -> Iterable[str]:
+def _proof(mapping: str, rules: LeafMapping, resolved: ResolvedMapping) -> Iterable[str]:
     from xckpt.cli.report import counted
 
     read, made = counted(len(resolved.sources), "tensor"), counted(len(resolved.targets), "tensor")
@@ -209,6 +211,8 @@ def _proof(mapping: str, resolved: ResolvedMapping) -> Iterable[str]:
         yield f"  asserted while reading: {reason}{_times(times)}"
     if resolved.dropped:
         yield f"  dropped unchecked: {counted(len(resolved.dropped), 'tensor')}"
+    for rule in rules.assumed:
+        yield f"  assumed: {rule.assumes} (rule {rule})"
     for each in resolved.lossy:
         yield f"  lossy: {each.operation}: {each.bound} (rule {each.rule})"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -54,7 +55,13 @@ def delete_command(path: str, yes: bool) -> None:
     say(f"{path}: deleted: {held}")
 
 
-class Duration(click.ParamType[float]):
+if TYPE_CHECKING:
+    _FloatType = click.ParamType[float]
+else:  # click 8.2 has no types for it
+    _FloatType = click.ParamType
+
+
+class Duration(_FloatType):
     """A time in seconds, or with one of the units s, m, h, d and w."""
 
     name = "time"

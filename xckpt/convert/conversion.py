@@ -20,6 +20,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.prove import problems_with
 from xckpt.mapping.resolve import ResolvedMapping
+from xckpt.mapping.scaled import scaled_weights
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.strided_copy import Arithmetic, StridedCopy
 from xckpt.mapping.traced import leaf
@@ -94,6 +95,7 @@ class Conversion:
             resolved = identity(source.specs)
             return resolved if self.dtype is None else cast_floats(resolved, self.dtype)
         wanted = None if self.wanted is None else dict(self.wanted)
+        self.mapping.require_accepted()
         resolved = self.mapping.resolve(source.specs, wanted)
         if not self.allow_lossy:
             require_lossless(resolved)
@@ -138,7 +140,17 @@ def is_float(dtype: str) -> bool:
 
 
 def cast_floats(resolved: ResolvedMapping, dtype: str) -> ResolvedMapping:
-    """The same with every floating-point target of one dtype."""
+    """The same with every floating-point target of one dtype.
+
+    Raises:
+        MappingError: a weight has scales beside it, so that another dtype would change it.
+    """
+    if scaled := scaled_weights(resolved.sources):
+        raise MappingError.listing(
+            f"weights that are stored with scales cannot be cast to {dtype} alone: multiply them "
+            "first, or convert without a dtype",
+            [f"{name}: its scales are {scales}" for name, scales in scaled.items()],
+        )
     targets, copies = dict(resolved.targets), dict(resolved.copies)
     for name, spec in resolved.targets.items():
         if is_float(spec.dtype) and spec.dtype != dtype:

@@ -113,7 +113,7 @@ class MappedLoadPlanner(LoadPlanner):
         """Resolve the mapping on the stored shapes, and find a target for each leaf of the tree.
 
         Raises:
-            MappingError: the mapping does not fit, or is lossy and ``allow_lossy`` is False.
+            MappingError: the mapping does not fit, or is lossy or assumes what is not allowed.
             UnsupportedLeafError: targets that cannot be loaded; all are listed by name.
         """
         assert metadata is not None
@@ -156,6 +156,7 @@ class MappedLoadPlanner(LoadPlanner):
             for name, leaf in self._stored_names.items()
             if isinstance(stored := self._stored.state_dict_metadata[leaf], TensorStorageMetadata)
         }
+        self.mapping.require_accepted()
         resolved = self.mapping.resolve(sources, wanted)
         all_used = self.strictness.unexpected == "error"
         if problems := problems_with(resolved, resolved.targets, all_used=all_used):

@@ -27,7 +27,8 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunks.write_chunks import ChunkWrites, WriteOrders, Written
+from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter

@@ -220,8 +220,9 @@ class _Load:
 
     def _find(self) -> _Found:
         """The coordinator: the format and the manifest of what is there."""
+        is_last = self.restarts.next_is_last()
         with self.step("find"):
-            return _Found(*self._found(), self.restarts.next_is_last())
+            return _Found(*self._found(), is_last)
 
     def _found(self) -> tuple[str, bytes]:
         try:

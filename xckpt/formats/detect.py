@@ -21,6 +21,7 @@ from xckpt.formats.source import TensorSource
 from xckpt.formats.torch_save.source import LEGACY
 from xckpt.storage.foreign.files import LONGEST_FILE, open_file
 from xckpt.storage.foreign.paths import FilePath, find_path
+from xckpt.storage.foreign.unread import unread_format
 from xckpt.storage.location import storage_errors
 
 SOURCES: Final[Mapping[str, str]] = {
@@ -108,12 +109,26 @@ def detect(path: str | os.PathLike[str]) -> str:
             raise NotACheckpointError(f"{place}: nothing is there; check the path")
         format = _of_file(place) if place.is_file() else _of_folder(place)
         if format is None:
+            unread = unread_format(place.name)
+            unread = f"  {unread}\n" if unread else ""
             looked = "".join(f"\n    - {name}: {what}" for name, what in LOOKED_FOR.items())
             raise NotACheckpointError(
-                f"{place} is no checkpoint of a known format.\n  Looked for:{looked}\n"
+                f"{place} is no checkpoint of a known format.\n{unread}  Looked for:{looked}\n"
                 f"  Found: {_shown(place)}"
             )
     return format
+
+
+def is_known(path: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint of a format that `SOURCES` reads lies at a path.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    try:
+        return bool(detect(path))
+    except NotACheckpointError:
+        return False
 
 
 def _of_folder(folder: FilePath) -> str | None:
@@ -136,6 +151,8 @@ def _of_file(path: FilePath) -> str | None:
         return "safetensors"
     with closing(open_file(path)) as file:
         first, most = file.head(len(LEGACY)), file.most_bytes
+    if unread_format(path.name, first):
+        return None  # a zip archive of another kind, for example
     if path.name.endswith(".bin.index.json") or first.startswith(b"PK\3\4") or first == LEGACY:
         return "torch"
     if first[8:9] == b"{" and int.from_bytes(first[:8], "little") <= most - 8:

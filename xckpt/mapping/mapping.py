@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tomli_w
@@ -78,6 +78,47 @@ class LeafMapping:
         """
         last = following if self.following is None else self.following.then(following)
         return LeafMapping(self.rules, last)
+
+    def accept(self, *texts: str) -> LeafMapping:
+        """This mapping with what its rules assume accepted.
+
+        Args:
+            texts: parts of what is accepted; by default everything is.
+
+        Example:
+            >>> rule = Rule("wq.weight", "query/kernel", assumes="the rotary order is one")
+            >>> LeafMapping([rule]).accept("rotary").assumed
+            ()
+        """
+        rules = [
+            replace(rule, assumes="")
+            if not texts or any(text in rule.assumes for text in texts)
+            else rule
+            for rule in self.rules
+        ]
+        return LeafMapping(rules, self.following and self.following.accept(*texts))
+
+    @property
+    def assumed(self) -> tuple[Rule, ...]:
+        """The rules that assume something, of all steps."""
+        later = self.following.assumed if self.following else ()
+        return (*(rule for rule in self.rules if rule.assumes), *later)
+
+    def require_accepted(self) -> None:
+        """Refuse a mapping that assumes something.
+
+        Raises:
+            MappingError: lists what each rule assumes.
+        """
+        by_reason: dict[str, list[Rule]] = {}
+        for rule in self.assumed:
+            by_reason.setdefault(rule.assumes, []).append(rule)
+        if by_reason:
+            raise MappingError.listing(
+                "the mapping assumes what neither names nor shapes show; compare it with the two "
+                "models' code, then take mapping.accept() or --accept-assumed",
+                [f"{_some(rules)}: {reason}" for reason, rules in by_reason.items()],
+            )
 
     def resolve(self, source: object, wanted: object = None) -> ResolvedMapping:
         """The target leaves that a source of these shapes gives, and the copies that make them.
@@ -185,3 +226,8 @@ class LeafMapping:
         """Write the mapping to a TOML file, from which `from_file` makes the same mapping."""
         with open(path, "w", encoding="utf-8", newline="\n") as file:
             file.write(tomli_w.dumps(self.to_document()))
+
+
+def _some(rules: Sequence[Rule]) -> str:
+    more = f" and {len(rules) - 1} more" if len(rules) > 1 else ""
+    return f"rule {rules[0]}{more}"

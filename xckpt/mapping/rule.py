@@ -24,7 +24,7 @@ from xckpt.mapping.pattern import Pattern
 SHOWN_NAMES = 6
 """Names of one side that a rule spells out where it is shown."""
 
-_FIELDS = ("source", "target", "operations", "indices", "optional")
+_FIELDS = ("source", "target", "operations", "indices", "optional", "assumes")
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -55,6 +55,9 @@ class Rule:
     optional: tuple[str, ...]
     """Patterns of `source` or `target` whose leaves may be absent. As a source such a leaf is tied
     to others that are there; as a target it is made only where it is wanted."""
+    assumes: str
+    """What neither names nor shapes show and the rule takes for granted, in words; nothing is
+    loaded through the rule before that is accepted. Empty where there is nothing."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Rule:
         operations: Sequence[Operation] = (),
         indices: Mapping[str, range | Sequence[int] | int] | None = None,
         optional: str | Sequence[str] = (),
+        assumes: str = "",
     ) -> None:
         put = object.__setattr__
         put(self, "source", (source,) if isinstance(source, str) else tuple(source))
@@ -71,6 +75,7 @@ class Rule:
         ranges = {name: _range(name, values) for name, values in (indices or {}).items()}
         put(self, "indices", ranges)
         put(self, "optional", (optional,) if isinstance(optional, str) else tuple(optional))
+        put(self, "assumes", assumes)
         self._validate()
 
     @property
@@ -101,7 +106,7 @@ class Rule:
     def inverse(self) -> Rule:
         """The rule back, derived: sides exchanged, each operation inverted, the last one first."""
         back = [operation.inverse() for operation in reversed(self.operations)]
-        return Rule(self.target, self.source, back, self.indices, self.optional)
+        return Rule(self.target, self.source, back, self.indices, self.optional, self.assumes)
 
     def _validate(self) -> None:
         problems: list[str] = []
@@ -162,6 +167,9 @@ class Rule:
                 is_list(names) and all(isinstance(name, str) for name in names)
             ):
                 raise MappingError(f"{side} is a name or a list of names, not {names!r}")
+        assumes = document.get("assumes", "")
+        if not isinstance(assumes, str):
+            raise MappingError(f"assumes is a text, not {assumes!r}")
         operations, indices = document.get("operations", ()), document.get("indices", {})
         if not is_list(operations) or not is_table(indices):
             raise MappingError(f"operations are a list and indices a table: {dict(document)!r}")
@@ -171,6 +179,7 @@ class Rule:
             [operation_from_document(each) for each in operations],
             indices,
             document.get("optional", ()),
+            assumes,
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -185,6 +194,7 @@ class Rule:
             "operations": [operation.to_document() for operation in self.operations],
             "indices": ranges,
             "optional": _short(self.optional),
+            "assumes": self.assumes,
         }
         return {
             key: value for key, value in document.items() if value or key in ("source", "target")

@@ -3,17 +3,22 @@
 1. A folder of checkpoints (a run's root): the steps are listed.
 2. A save to the path that was cut off: its staging folder is named.
 3. A path that does not exist: checkpoints beside it, the likeliest first.
-4. Any other folder: some of the names in it.
+4. A format that is not read (`xckpt.storage.foreign.unread`): its name, and what to do.
+5. Any other folder: some of the names in it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.near_names import near_names
+from xckpt.storage.foreign.files import open_file
+from xckpt.storage.foreign.unread import HEAD_BYTES, unread_format
 
 LOOKED_AT = 10_000
 """How many names of a folder are looked at."""
@@ -36,8 +41,29 @@ def what_is_there(folder: Path) -> str:
         many = "1 checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
         return f"it holds {many}: {_shown(steps)}; give the path of one: {folder / steps[-1]}"
     names = sorted(_names(folder))
+    unread = next(filter(None, map(unread_format, names)), "")
+    if unread:
+        return f"{unread}; {MANIFEST} is not there either"
     found = f"only: {_shown(names)}" if names else "nothing at all"
     return f"there is no {MANIFEST} in it, {found}; check the path, or whether the save finished"
+
+
+def what_file_is_there(file: Path) -> str:
+    """A sentence on a local file at the path of a checkpoint.
+
+    Example:
+        >>> _ = Path("weights.npz").write_bytes(b"")
+        >>> what_file_is_there(Path("weights.npz"))
+        "weights.npz is of the format NumPy's archives, which xckpt does not read: read it with \
+dict(numpy.load(path)) and save that with xckpt.save"
+    """
+    first = b""
+    with contextlib.suppress(OSError), closing(open_file(file)) as opened:
+        first = opened.head(HEAD_BYTES)
+    unread = unread_format(file.name, first)
+    if not unread:
+        return f"{file} is a file, not a checkpoint folder"
+    return f"{file.parent / unread}" if file.parent.name else unread
 
 
 def _beside(folder: Path) -> str:

@@ -24,10 +24,14 @@ from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import chunks_of
-from xckpt.storage.chunks.window import ChunkRequest, ChunkWindow
+from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
+
+MOST_PROBLEMS = 10_000
+"""Damaged chunks that `Checkpoint.verify` lists."""
 
 
 class Checkpoint(StoredTree):
@@ -106,13 +110,13 @@ class Checkpoint(StoredTree):
         Returns:
             A problem, which prints as a line, for each thing that is wrong; empty if the
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
-            (a zarr.json) or ``"digests"``.
+            (a zarr.json) or ``"digests"``. After `MOST_PROBLEMS` damaged chunks no more are read.
         """
         self.location.access.start()
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
         try:
-            digests = integrity.digest_file_problem()
+            digests = integrity.digests.problem()
         except XckptError as error:
             digests = str(error)
         if digests:
@@ -132,12 +136,17 @@ class Checkpoint(StoredTree):
         ) as window:
             for array in stored:
                 try:
-                    integrity.prepare([array])
+                    integrity.digests.prepare([array])
                 except XckptError as error:
                     damaged.extend(_problems_of(error))
                     continue
                 for chunk in chunks_of(array):
+                    if len(damaged) >= MOST_PROBLEMS:
+                        break
                     window.submit(ChunkRequest(chunk))
+        if len(damaged) >= MOST_PROBLEMS:
+            text = f"{len(damaged):,} chunks are damaged; the others were not looked at"
+            damaged.append(Problem(kind="chunk", text=text))
         return problems + sorted(damaged)
 
 

@@ -10,10 +10,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -22,14 +19,16 @@ from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
 from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.budget import Pool
+from xckpt.storage.commit.folder import link_or_copy, sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
-"""Objects on their way at a time, each of a chunk's or a zarr shard's size."""
+"""Objects on their way at a time, within the memory of a load; a larger object goes alone."""
 
 
 def has_checkpoint(location: Location) -> bool:
@@ -82,10 +81,11 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
                 raise _missing(source, key)
             answer(to_store.write(key, found.value), target)
 
-        with ThreadPoolExecutor(THREADS, "xckpt-copy") as pool:
-            # All are waited for, so that nothing is written after a failure has been reported.
-            for done in [pool.submit(copy, key) for key, _ in object_sizes(manifest)]:
-                done.result()
+        # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
+        # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
+        with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
+            for key, size in object_sizes(manifest):
+                pool.submit(partial(copy, key), size)
 
 
 def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
@@ -96,21 +96,11 @@ def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
             new.parent.mkdir(parents=True, exist_ok=True)
             folders.add(new.parent)
         try:
-            _link(source / key, new)
+            link_or_copy(source / key, new)
         except FileNotFoundError as error:
             raise _missing(Location("file", str(source)), key) from error
     for folder in folders:
         sync_folder(folder)
-
-
-def _link(source: Path, new: Path) -> None:
-    """One more name for a file; a copy of it where the file system gives none."""
-    with suppress(OSError):
-        os.link(source, new)
-        return
-    shutil.copyfile(source, new)
-    with open(new, "rb") as copied:
-        os.fsync(copied.fileno())
 
 
 def _missing(source: Location, key: str) -> CorruptCheckpointError:

@@ -26,13 +26,14 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.absent import what_is_there
+from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.file_checks import file_problem
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
-from xckpt.storage.chunks.window import ChunkRequests, read_box
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import read_box
 from xckpt.storage.host_exchange import Exchange, host_identity
-from xckpt.storage.integrity import file_problem
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
@@ -47,7 +48,7 @@ def read_manifest(location: Location) -> bytes:
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
-            raise NotACheckpointError(f"{location} is a file, not a checkpoint folder")
+            raise NotACheckpointError(what_file_is_there(folder))
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
@@ -107,8 +108,7 @@ class ZarrStorageReader:
         parsed = self._parse(manifest)
         self._requested = None
         root = self.location.within(parsed.root)
-        mapped = self.options.memory_map and self.location.driver == "file"
-        self.source = ChunkSource(self.location, root, parsed, mapped)
+        self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
         self._may_share = ranks > 1 and self.options.share_reads
         return to_metadata(parsed)
 
@@ -150,8 +150,8 @@ class ZarrStorageReader:
             self._read_values(plan, planner)
             items, requests = self._requests(plan)
             if not requests:
-                integrity.check_digest_file()
-            integrity.prepare(requests.arrays)
+                integrity.digests.check()
+            integrity.digests.prepare(requests.arrays)
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
@@ -174,7 +174,7 @@ class ZarrStorageReader:
         items: list[ReadItem] = [item for item in plan.items if item.type is LoadItemType.TENSOR]
         # The final plan of most planners reads what the local one did.
         if self._requested is None or self._requested[0] != items:
-            self.source.integrity.require_digests()
+            self.source.integrity.digests.require()
             self._requested = items, requests_of(self.source, items)
         return self._requested
 

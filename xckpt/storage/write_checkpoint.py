@@ -45,7 +45,8 @@ from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.miswritten import miswritten, spelled
-from xckpt.storage.chunks.write_chunks import ChunkWrites, WriteOrders, Written, by_leaf
+from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.chunks.write_chunks import ChunkWrites, by_leaf
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 

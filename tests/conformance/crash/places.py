@@ -8,8 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
 
-from conformance.implementation import Held
+import xckpt
+from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
+from xckpt.storage.chunks import plain_files, write_chunks
 from xckpt.storage.commit import staging
 
 
@@ -44,6 +46,47 @@ class InPlace(Patched):
     name = "xckpt, in place"
     function = "can_rename"
     replacement = staticmethod(_no)
+
+
+class Slabs(Xckpt):
+    """Every leaf written as a large one is: past TensorStore, slab by slab."""
+
+    name = "xckpt, slabs"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        small = mock.patch.object(write_chunks, "SMALL_BYTES", 0)
+        with small, mock.patch.object(plain_files, "SLAB_BYTES", 16):
+            super().save(path, ranks, overwrite=overwrite)
+
+    def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
+        # A padded chunk too, and nothing that TensorStore would encode.
+        return xckpt.SaveOptions(chunk_bytes=64)
+
+
+class SlabsNotSynced(Slabs):
+    """A fault: a chunk may be cut off after a power cut."""
+
+    name = "xckpt, slabs not synced"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        with mock.patch.object(plain_files, "sync", _nothing):
+            super().save(path, ranks, overwrite=overwrite)
+
+
+class NamesNotSynced(Slabs):
+    """A fault: a chunk may be missing after a power cut."""
+
+    name = "xckpt, names of slabs not synced"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        with mock.patch.object(plain_files, "sync_folder", _nothing):
+            super().save(path, ranks, overwrite=overwrite)
 
 
 def _nothing(*_: object) -> None:

@@ -28,15 +28,25 @@ def test_every_kill_and_some_power_cuts(law: str) -> None:
 
 
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("place", [places.Generations(), places.InPlace()], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "place",
+    [places.Generations(), pytest.param(places.InPlace(), marks=pytest.mark.thorough)],
+    ids=lambda p: p.name,
+)
 def test_other_ways_to_commit(place: Implementation, law: str) -> None:
     check(place, law, 20, 150)
+
+
+def test_chunks_written_in_slabs() -> None:
+    check(places.Slabs(), "crash-overwrite", 8, 150)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
-    "place", [IMPLEMENTATION, places.Generations(), places.InPlace()], ids=lambda p: p.name
+    "place",
+    [IMPLEMENTATION, places.Generations(), places.InPlace(), places.Slabs()],
+    ids=lambda p: p.name,
 )
 def test_every_power_cut(place: Implementation, law: str) -> None:
     check(place, law, 1_000_000, 700)
@@ -53,7 +63,14 @@ def test_all_laws_are_judged() -> None:
 
 @pytest.mark.parametrize(
     "faulty",
-    [places.TwoSteps(), places.TreeNotSynced(), places.Rewriting(), places.ParentNotSynced()],
+    [
+        places.TwoSteps(),
+        places.TreeNotSynced(),
+        places.Rewriting(),
+        places.ParentNotSynced(),
+        places.SlabsNotSynced(),
+        pytest.param(places.NamesNotSynced(), marks=pytest.mark.thorough),
+    ],
     ids=lambda faulty: faulty.name,
 )
 def test_faults_are_found(faulty: Implementation) -> None:

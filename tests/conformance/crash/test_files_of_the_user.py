@@ -60,7 +60,11 @@ def crashes_of(implementation: WithFiles, folder: Path) -> Crashes:
     return Crashes(implementation, OVERWRITE, recording, form, folder / "replayed")
 
 
-@pytest.mark.parametrize("implementation", [WithFiles(), InGenerations()], ids=lambda i: i.name)
+@pytest.mark.parametrize(
+    "implementation",
+    [WithFiles(), pytest.param(InGenerations(), marks=pytest.mark.thorough)],
+    ids=lambda i: i.name,
+)
 def test_every_kill_and_some_power_cuts_keep_them(
     implementation: WithFiles, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from tests.convert.carrying import carried, numbered
 from tests.mapping import toys
 from xckpt.errors import MappingError
-from xckpt.mapping.infer.infer import Inference, infer
+from xckpt.mapping.infer.infer import Inference, Match, infer
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 
@@ -49,6 +49,11 @@ def state_of(module: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 def initialised(module: Any, *inputs: Any) -> Any:
     """The shapes of a Linen module's variables."""
     return jax.eval_shape(module.init, jax.random.key(0), *inputs)
+
+
+def found(inference: Inference) -> tuple[Match, ...]:
+    """All matches, whatever they assume."""
+    return inference.certain + inference.assumed
 
 
 def is_clean(inference: Inference, *, leftover: tuple[str, ...] = ()) -> bool:
@@ -171,9 +176,9 @@ def test_names_that_say_the_same(source: dict[str, int], target: dict[str, int])
     other = flatten_keys({f"{name}/kernel": np.zeros((3, 4), "f4") for name in target})
     inference = infer(one, other)
     assert not inference.ambiguous
-    assert len(inference.certain) == len(target)
+    assert len(found(inference)) == len(target)
     assert not inference.unmatched.target
-    for match in inference.certain:
+    for match in found(inference):
         assert match.layout == "transposed"
 
 
@@ -207,7 +212,7 @@ def test_other_numbers_for_the_same_layers_are_not_taken_for_equal() -> None:
     source = {f"layers.{n}.weight": np.zeros((4, 4), "f4") for n in (0, 2, 4)}
     target = {"layers": [{"kernel": np.zeros((4, 4), "f4")} for _ in range(3)]}
     inference = infer(source, target)
-    assert {match.sources + match.targets for match in inference.certain} == {
+    assert {match.sources + match.targets for match in found(inference)} == {
         (f"layers.{2 * n}.weight", f"layers/{n}/kernel") for n in range(3)
     }
     [rule] = inference.mapping.rules
@@ -228,7 +233,7 @@ def test_numbers_that_begin_elsewhere_are_not_taken_for_equal_under_a_prefix() -
     )
     inference = infer(source, target)
     assert is_clean(inference)
-    assert {each.sources + each.targets for each in inference.certain} >= {
+    assert {each.sources + each.targets for each in found(inference)} >= {
         (f"layers.{i}.norm{n + 1}.bias", f"layers_{i}/LayerNorm_{n}/bias") for i, n in pairs
     }
 
@@ -274,9 +279,9 @@ def test_what_each_side_lacks_is_not_taken_for_one_another() -> None:
 def test_fewer_layers_are_the_first_ones() -> None:
     layers = [{"kernel": np.zeros((4, 4), "f4")} for _ in range(3)]
     first = {f"layers.{n}.weight": np.zeros((4, 4), "f4") for n in range(2)}
-    assert len(infer(first, {"layers": layers}).certain) == 2
+    assert len(found(infer(first, {"layers": layers}))) == 2
     other = {f"layers.{n}.weight": np.zeros((4, 4), "f4") for n in (0, 2)}
-    assert not infer(other, {"layers": layers}).certain
+    assert not found(infer(other, {"layers": layers}))
 
 
 def test_square_kernels_go_as_the_others_of_the_model_do() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,10 +20,11 @@ from tests.support.examples import examples
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
+from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.chunks import chunk as chunks
-from xckpt.storage.chunks import plain_files
+from xckpt.storage.chunks import plain_files, write_chunks
 from xckpt.storage.chunks.chunk import Chunk, ChunkSource, chunks_of
-from xckpt.storage.chunks.plain_files import is_leading
+from xckpt.storage.chunks.plain_files import is_leading, write_plain
 from xckpt.storage.foreign import files
 
 SHAPE = (3, 40, 50)
@@ -50,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory, small_slabs: None) -> Path:
 
 def _chunk(source: ChunkSource, leaf: str, number: int = 0) -> Chunk:
     (array,) = source.arrays[leaf]
-    source.integrity.prepare([array])
+    source.integrity.digests.prepare([array])
     return next(itertools.islice(chunks_of(array), number, None))
 
 
@@ -265,3 +267,87 @@ def test_leading_elements_are_the_first_of_the_file(pair: list[tuple[int, int]])
     numbers = np.arange(math.prod(chunk)).reshape(chunk)
     first = numbers[tuple(slice(0, n) for n in sizes)].reshape(-1)
     assert is_leading(sizes, chunk) == (first.tolist() == list(range(len(first))))
+
+
+@st.composite
+def strided(draw: st.DrawFn) -> np.ndarray:
+    """A view of some memory: transposed, stepped, broadcast or plain; bools of any bytes too."""
+    sizes = draw(st.lists(st.integers(1, 9), max_size=3))
+    dtype = draw(st.sampled_from(["uint8", "uint16", "float64", "bool"]))
+    whole = np.random.default_rng(1).integers(0, 256, (*(2 * n for n in sizes), 8), np.uint8)
+    whole = whole.view(dtype)[..., 0]
+    view = whole[tuple(slice(0, 2 * n, draw(st.sampled_from([1, 2]))) for n in sizes)]
+    return view.transpose(draw(st.permutations(range(view.ndim))))
+
+
+@given(data=strided(), slab=st.integers(1, 200), padding=st.integers(0, 50))
+@examples(100)
+def test_a_file_holds_the_elements_and_zeros(
+    tmp_path_factory: pytest.TempPathFactory, data: np.ndarray, slab: int, padding: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "plain" / "c" / "0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_files, "SLAB_BYTES", slab)
+        digest = write_plain(str(path), data, data.nbytes + padding)
+    elements = plain_bools(np.ascontiguousarray(data))
+    assert path.read_bytes() == elements.tobytes() + bytes(padding)
+    assert digest == digest_array(elements)
+    assert os.listdir(path.parent) == ["0"]
+    path.unlink()
+
+
+def test_what_a_killed_save_was_writing_is_no_part_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "0.__lock").write_bytes(b"much longer than what is written")
+    write_plain(str(tmp_path / "0"), np.zeros(3, np.uint8), 3)
+    assert (tmp_path / "0").read_bytes() == bytes(3) and os.listdir(tmp_path) == ["0"]
+
+
+def test_large_leaves_of_any_strides_are_saved_in_slabs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_files, "SLAB_BYTES", 1 << 16)
+    whole = np.random.default_rng(2).integers(0, 99, (1031, 600), np.int32)
+    state = {"w": whole, "t": whole.T, "s": whole[::2, 100:], "b": whole % 2 == 0}
+    written: list[str] = []
+    write = write_chunks.write_plain
+
+    def recorded(path: str, data: np.ndarray, nbytes: int, *, synced: bool) -> bytes:
+        written.append(path.split("/")[-4])
+        return write(path, data, nbytes, synced=synced)
+
+    monkeypatch.setattr(write_chunks, "write_plain", recorded)
+    for threads in (1, 2):
+        # Rows do not divide: the last chunk of each leaf is padded.
+        options = xckpt.SaveOptions(chunk_bytes=1 << 19, threads=threads)
+        xckpt.save(tmp_path / "c", state, options=options, overwrite=True)
+        assert set(written) == set(state)
+        written.clear()
+        assert xckpt.open(tmp_path / "c").verify() == []
+        loaded, group = xckpt.load(tmp_path / "c"), zarr.open_group(tmp_path / "c", mode="r")
+        for name, array in state.items():
+            np.testing.assert_array_equal(loaded[name], array)
+            np.testing.assert_array_equal(np.asarray(group[name]), array)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("call", ["pwrite", "sync", "rename"])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, threads: int
+) -> None:
+    large = {"w": np.ones((600, 1000))}
+    options = xckpt.SaveOptions(chunk_bytes=1 << 20, threads=threads)
+    xckpt.save(tmp_path / "c", {"w": 1})
+
+    real = getattr(os, call)
+
+    def refuse(*arguments: object) -> object:
+        if call == "rename" and not str(arguments[0]).endswith(".__lock"):
+            return real(*arguments)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain_files if call == "sync" else plain_files.os, call, refuse)
+        with pytest.raises(StorageError, match=r"w: .*No space left.*the disk is full"):
+            xckpt.save(tmp_path / "c", large, options=options, overwrite=True)
+    assert os.listdir(tmp_path) == ["c"]
+    assert xckpt.load(tmp_path / "c") == {"w": 1}

@@ -44,10 +44,14 @@ def made_table(leaves: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def inference_tables(inference: Inference) -> Iterator[RenderableType]:
-    """What is certain, ambiguous and left over; names that differ by a number are one line."""
-    rules = [_rule_cells(rule) for rule in inference.mapping.rules]
+    """What is certain, assumed, ambiguous, left over; names that differ by a number are one."""
+    rules = [_rule_cells(rule) for rule in inference.mapping.rules if not rule.assumes]
     title = f"{len(inference.certain)} certain, in {len(rules)} rules"
     yield _titled(title, ("source", "target", "operations"), rules)
+    assumed = [(*_rule_cells(rule), rule.assumes) for rule in inference.mapping.assumed]
+    if assumed:
+        title = f"\n{len(inference.assumed)} assumed, in {len(assumed)} rules"
+        yield _titled(title, ("source", "target", "operations", "what is assumed"), assumed)
     doubts = (
         (_folded(doubt.sources), _folded(doubt.targets), doubt.reason)
         for doubt in inference.ambiguous

@@ -48,7 +48,12 @@ LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of what torch wrote before 1.6: a pickle of a number."""
 
 
-def _files(path: FilePath) -> Files:
+def find_saved(path: FilePath) -> Files:
+    """The files of torch.save that a path means.
+
+    Raises:
+        NotACheckpointError: there are none, or several that do not belong together.
+    """
     if path.is_file() or named(path, f".bin{INDEX}"):
         return find_files(path, ".bin")
     if (path / WEIGHTS).is_file():
@@ -175,7 +180,7 @@ class TorchSaveSource(MappedSource):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         place = existing_path(path)
-        files = _files(place)
+        files = find_saved(place)
         read = map_named(place, _tree, [(file.name, file) for file in files.paths])
         trees = {file: tree for file, (tree, _) in zip(files.paths, read, strict=True)}
         super().__init__(place, _merged(files, trees))

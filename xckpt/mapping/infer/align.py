@@ -38,6 +38,9 @@ KEYS: dict[str, Callable[[Path], Path]] = {
 }
 """Reason for a pair -> what leaves are compared by, the strictest first."""
 
+SAME_ORDER = "same order"
+"""Reason for pairs of modules that their numbers alone tell apart."""
+
 DEEPEST_PREFIX = 3
 """Most components of a prefix that only one of the trees has."""
 
@@ -62,6 +65,8 @@ class Pair:
     """Axis that a stack may be along -> the layouts of its leaves; None: there is no stack."""
     reason: str
     """How it was found."""
+    assumes: str = ""
+    """What it takes for granted; see `xckpt.mapping.infer.assumptions`."""
 
     @property
     def first(self) -> tuple[ModelLeaf, ModelLeaf]:

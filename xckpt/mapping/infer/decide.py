@@ -6,6 +6,7 @@
 2. the roles call for it (torch's ``weight`` is Flax's ``kernel`` transposed), and no pair of these
    trees whose shapes do decide goes the other way.
 
+What neither names nor shapes show of such a pair it assumes (`xckpt.mapping.infer.assumptions`).
 Even then, three things that no shape shows are left open: a transposed convolution's kernel, which
 some models flip; the first layer after a flattened convolution, whose inputs are in the order of
 the framework's images; a stack that fits along several axes, where no other stack tells which.
@@ -21,35 +22,47 @@ the framework's images; a stack that fits along several axes, where no other sta
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import Doubt, Pair
+from xckpt.mapping.infer.assumptions import Trees, assume, assumptions_of
 from xckpt.mapping.infer.leaves import PARTS, LeafGroup, ModelLeaf
 from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Split, Stack, Unstack
 
 STACKED = "layer"
 """The index of a stack's rule."""
 TRANSPOSED_CONVOLUTIONS = ("transpose", "deconv", "upconv", "upsample", "convt")
+UPWARDS = frozenset(("up", "ups"))
+"""Words for what a transposed convolution does, if its kernel is even."""
 
 
-def decide(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Doubt]]:
-    """The pairs whose first layout is certain, and doubts about the others."""
+def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]]:
+    """The pairs whose first layout is taken, and doubts about the others."""
+    alternatives = {pair.source: len(pair.fits) for pair in pairs}
     pairs = _along_one_axis(pairs)
     kinds: dict[object, set[str]] = defaultdict(set)
     for pair in pairs:
         if len(pair.layouts) == 1:
             kinds[_class(pair)].add(pair.layouts[0].kind)
     channels = {_in_torch(p).shape[0] for p in pairs if p.layouts[0].kind == "convolution"}
-    widths = set(_widths(pairs))
+    widths = set(_widths(pair for pair in pairs if not _may_be_flattened(pair, channels)))
+    paired = {
+        leaf.name for pair in pairs for side in (pair.source, pair.target) for leaf in side.leaves
+    }
     certain: list[Pair] = []
     doubts: list[Doubt] = []
     for pair in pairs:
-        reason = _doubt(pair, kinds[_class(pair)]) or _flattened_doubt(pair, channels, widths)
+        reason = (
+            _scaled(pair, trees, paired)
+            or _doubt(pair, kinds[_class(pair)])
+            or _flattened_doubt(pair, channels, widths)
+        )
         if reason:
             doubts.append(Doubt(pair.source.leaves, pair.target.leaves, reason))
         else:
-            certain.append(pair)
+            kind = kinds[_class(pair)]
+            certain.append(assume(pair, trees, kind, alternatives[pair.source]))
     return certain, doubts
 
 
@@ -90,9 +103,38 @@ def _doubt(pair: Pair, kinds: set[str]) -> str:
     return ""
 
 
+def _scaled(pair: Pair, trees: Trees, paired: Collection[str]) -> str:
+    """Why the numbers of a leaf alone are not its weights; empty if they are.
+
+    Args:
+        pair: the leaf and its counterpart.
+        trees: what the leaves of both trees say.
+        paired: names of the leaves that have a counterpart.
+    """
+    for leaf in (*pair.source.leaves, *pair.target.leaves):
+        scales = trees.scales.get(leaf.name)
+        if scales is not None and scales not in paired:
+            return f"{leaf.name} is stored with scales, {scales}, which the other side lacks"
+    return ""
+
+
 def _is_transposed_convolution(pair: Pair) -> bool:
     words = [word for leaf in pair.first for word in leaf.path if isinstance(word, str)]
-    return any(part in word for word in words for part in TRANSPOSED_CONVOLUTIONS)
+    if any(part in word for word in words for part in TRANSPOSED_CONVOLUTIONS):
+        return True
+    space = _in_torch(pair).shape[2:]
+    return not UPWARDS.isdisjoint(words) and all(size % 2 == 0 for size in space)
+
+
+def _may_be_flattened(pair: Pair, channels: set[int]) -> bool:
+    """Whether a layer's inputs may be a convolution's flattened output.
+
+    Args:
+        pair: the layer.
+        channels: output channels of the convolutions.
+    """
+    inputs = _in_torch(pair).shape[-1] if pair.layouts[0].kind == "transposed" else 0
+    return any(inputs > each and inputs % each == 0 for each in channels)
 
 
 def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
@@ -101,20 +143,17 @@ def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
     Args:
         pair: the layer.
         channels: output channels of the convolutions.
-        widths: sizes that some layer gives.
+        widths: sizes that some layer gives of which no order is in doubt.
     """
-    if pair.layouts[0].kind != "transposed":
-        return ""
-    inputs = _in_torch(pair).shape[-1]
-    if inputs in widths or not any(inputs > each and inputs % each == 0 for each in channels):
+    if not _may_be_flattened(pair, channels) or _in_torch(pair).shape[-1] in widths:
         return ""
     return (
-        f"its {inputs} inputs may be a convolution's flattened output, "
+        f"its {_in_torch(pair).shape[-1]} inputs may be a convolution's flattened output, "
         f"channels first in torch and last in Flax"
     )
 
 
-def _widths(pairs: Sequence[Pair]) -> Iterator[int]:
+def _widths(pairs: Iterable[Pair]) -> Iterator[int]:
     """The size of each layer's output."""
     for pair in pairs:
         leaf = _in_torch(pair)
@@ -145,6 +184,8 @@ class Finding:
     """The layout's name."""
     reason: str = ""
     """How it was found."""
+    assumes: str = ""
+    """What it takes for granted."""
 
     @property
     def is_stack(self) -> bool:
@@ -185,6 +226,7 @@ def _finding(pairs: Sequence[Pair]) -> Finding:
         operations,
         first.layouts[0].kind,
         first.reason,
+        assumptions_of(pairs),
     )
 
 

@@ -58,7 +58,8 @@ def fold(
             stacks.append(_stack_rule(finding))
         else:
             templates = tuple(_split(name)[0] for name in _names(finding))
-            groups[len(finding.sources), templates, finding.operations].append(finding)
+            key = len(finding.sources), templates, finding.operations, finding.assumes
+            groups[key].append(finding)
     rules: list[Rule] = []
     for group in groups.values():
         folded = _folded(group, sources, targets)
@@ -89,7 +90,7 @@ def _names(finding: Finding) -> list[str]:
 def _literal_rule(finding: Finding) -> Rule:
     names = [literal(name) for name in _names(finding)]
     count = len(finding.sources)
-    return Rule(names[:count], names[count:], finding.operations)
+    return Rule(names[:count], names[count:], finding.operations, assumes=finding.assumes)
 
 
 def _stack_rule(finding: Finding) -> Rule:
@@ -97,7 +98,8 @@ def _stack_rule(finding: Finding) -> Rule:
         [_counted(names) for names in side] for side in (finding.sources, finding.targets)
     )
     count = max(len(names) for names in finding.sources + finding.targets)
-    return Rule(sources, targets, finding.operations, {STACKED: range(count)})
+    indices = {STACKED: range(count)}
+    return Rule(sources, targets, finding.operations, indices, assumes=finding.assumes)
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -149,7 +151,8 @@ def _folded(
         stated = {name: each for name, each in ranges.items() if each is not None}
         if len(stated) < len(ranges) or prod(map(len, stated.values())) != len(group):
             return None
-    return Rule(texts[:count], texts[count:], group[0].operations, stated)
+    operations, assumes = group[0].operations, group[0].assumes
+    return Rule(texts[:count], texts[count:], operations, stated, assumes=assumes)
 
 
 def _match_only(

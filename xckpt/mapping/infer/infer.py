@@ -7,7 +7,8 @@
 5. `put_together` makes one finding of all parts of a leaf, and `fold` makes rules of findings.
 
 Nothing is chosen between two candidates: both are reported. An inferred mapping may have gaps,
-which `LeafMapping.check` names; what is in it is certain.
+which `LeafMapping.check` names. What is in it is certain, but for what a rule says that it assumes:
+nothing is loaded through such a rule before `LeafMapping.accept`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from itertools import chain
 from typing import Any
 
 from xckpt.mapping.infer.align import Doubt, align
+from xckpt.mapping.infer.assumptions import Trees
 from xckpt.mapping.infer.decide import Finding, decide, put_together
 from xckpt.mapping.infer.fold import fold
 from xckpt.mapping.infer.leaves import ModelLeaf, leaves_of, taken_apart
@@ -28,7 +30,7 @@ from xckpt.mapping.names import specs_of
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Leaves that certainly belong together."""
+    """Leaves that belong together."""
 
     sources: tuple[str, ...]
     """LeafMapping names; several for a stack, or where one leaf of the other tree holds several."""
@@ -39,6 +41,8 @@ class Match:
     """The layout's name, such as ``"transposed"``."""
     reason: str
     """How they were found."""
+    assumes: str = ""
+    """What neither names nor shapes show, and the operations take for granted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,11 @@ class Inference:
     """What `infer` found."""
 
     mapping: LeafMapping
-    """The rules for what is certain."""
+    """The rules for what is certain, and for what is assumed; these say so in `Rule.assumes`."""
     certain: tuple[Match, ...]
-    """What the mapping's rules say, leaf by leaf."""
+    """What the mapping's rules say, leaf by leaf, and names and shapes show."""
+    assumed: tuple[Match, ...]
+    """The same for what they do not show: read it, then `LeafMapping.accept`."""
     ambiguous: tuple[Ambiguity, ...]
     """What may belong together; the mapping has no rule for it."""
     unmatched: Unmatched
@@ -78,8 +84,8 @@ class Inference:
 def infer(source: object, target: object) -> Inference:
     """Propose the mapping from one model's leaves to another's.
 
-    Properties that neither names nor shapes show are assumed to be the same on both sides: the
-    order of rotary channels in a head, a scale stored minus one, a query scaled in advance.
+    Where something matters that neither names nor shapes show, such as the order of rotary
+    channels in a head, the match is not certain but assumed, and says what it takes for granted.
 
     Args:
         source: a tree (nested containers, or a flat dict) of anything with ``.shape`` and
@@ -87,7 +93,7 @@ def infer(source: object, target: object) -> Inference:
         target: likewise.
 
     Returns:
-        The mapping of what is certain, and what is not.
+        The mapping of what is certain or assumed, and what is neither.
 
     Raises:
         MappingError: two leaves of a tree have one mapping name.
@@ -108,14 +114,15 @@ def infer(source: object, target: object) -> Inference:
     sources, targets = leaves_of(source_specs), leaves_of(target_specs)
     alignment = align(taken_apart(sources, targets), taken_apart(targets, sources))
     match_modules(alignment)
-    decided, doubts = decide(alignment.pairs)
+    decided, doubts = decide(alignment.pairs, Trees.of(sources, targets))
     findings, doubts_of_parts = put_together(decided)
-    certain = tuple(map(_match, findings))
+    matches = tuple(map(_match, findings))
     ambiguous = _ambiguities([*doubts, *doubts_of_parts, *alignment.doubts])
-    reported = [*certain, *ambiguous]
+    reported = [*matches, *ambiguous]
     return Inference(
         LeafMapping(fold(findings, source_specs, target_specs)),
-        certain,
+        tuple(match for match in matches if not match.assumes),
+        tuple(match for match in matches if match.assumes),
         ambiguous,
         Unmatched(
             _unmatched(alignment.sources, chain(*(e.sources for e in reported)), alignment.misfits),
@@ -131,6 +138,7 @@ def _match(finding: Finding) -> Match:
         tuple(operation.to_document() for operation in finding.operations),
         finding.layout,
         finding.reason,
+        finding.assumes,
     )
 
 

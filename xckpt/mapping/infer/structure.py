@@ -20,13 +20,14 @@ A module that fits several becomes a doubt.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import product
 
-from xckpt.mapping.infer.align import Alignment, Doubt
+from xckpt.mapping.infer.align import SAME_ORDER, Alignment, Doubt
 from xckpt.mapping.infer.layouts import layouts
 from xckpt.mapping.infer.leaves import CONCEPTS, LeafGroup, ModelLeaf, Path
 
@@ -205,9 +206,26 @@ def _match_groups(
                 continue
             pairs = list(zip(source, target, strict=True))
             if all(_fit(one, other, parents) and one.is_alike(other) for one, other in pairs):
-                reason = "same shapes" if len(pairs) == 1 else "same order"
+                reason = "same shapes" if len(pairs) == 1 else _reason(pairs, parents)
                 for one, other in pairs:
                     _accept(alignment, one, other, reason)
+
+
+def _reason(pairs: Sequence[tuple[_Module, _Module]], parents: Mapping[Path, set[Path]]) -> str:
+    """Why the modules of two groups are paired in order.
+
+    Numbers count calls on both sides (``net.0``, ``Dense_0``) unless they are part of a word
+    (``fc1``); then the order counts only where another one would fit as well.
+    """
+    in_words = any(
+        re.search(r"[A-Za-z]\d+$", leaf.name.replace("/", ".").split(".")[-2])
+        for pair in pairs
+        for module in pair
+        for leaf in module.all_leaves
+    )
+    others = ((one, other) for (one, _), (_, other) in product(pairs, pairs) if one is not other)
+    unsure = in_words and sum(_fit(one, other, parents) for one, other in others) > len(pairs)
+    return SAME_ORDER if unsure else "same shapes in order"
 
 
 def _match_alone(

@@ -163,6 +163,7 @@ def _under(rule: Rule, before: str, after: str) -> Rule:
         rule.operations,
         rule.indices,
         [f"{before if each in rule.source else after}{each}" for each in rule.optional],
+        rule.assumes,
     )
 
 
@@ -205,9 +206,8 @@ def _moment_rule(rule: Rule, before: _Slot, after: _Slot) -> list[Rule]:
     operations = _without_absent(operations, other, Tie)
     if one.dtype != other.dtype:
         operations.append(Cast((one.dtype, other.dtype)))
-    return [
-        Rule(one.names, other.names, operations, {**one.indices, **other.indices, **rule.indices})
-    ]
+    indices = {**one.indices, **other.indices, **rule.indices}
+    return [Rule(one.names, other.names, operations, indices, assumes=rule.assumes)]
 
 
 def _on_moments(operations: Iterable[Operation]) -> list[Operation]:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from math import prod
 from operator import attrgetter
 
 import numpy as np
@@ -27,12 +26,15 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.cell_blocks import cell_blocks
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
+from xckpt.storage.chunks.digests import Digests
+from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.chunks.plain_files import (
     PlainFile,
     is_leading,
@@ -40,7 +42,7 @@ from xckpt.storage.chunks.plain_files import (
     slab_elements,
     stored_bytes,
 )
-from xckpt.storage.integrity import Integrity, file_problem
+from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
     answer,
@@ -48,6 +50,9 @@ from xckpt.storage.location import (
     open_store,
     storage_errors,
 )
+
+ENUMERATED = 1 << 16
+"""Chunks of an array that are listed at a time."""
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
 """TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
@@ -78,9 +83,10 @@ def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
     """The chunks that a non-empty box of an array meets; by default all of its chunks."""
     if array.count:
         box = Box.whole(array.shape) if box is None else box
-        numbers, boxes = cells(box.offsets, box.ends, array.shape, array.chunk)
-        for number, cell in zip(numbers.tolist(), boxes, strict=True):
-            yield Chunk(array, number, cell)
+        for block in cell_blocks(box, array.chunk, ENUMERATED):
+            numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
+            for number, cell in zip(numbers.tolist(), boxes, strict=True):
+                yield Chunk(array, number, cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +117,8 @@ class ChunkSource:
     root: Location
     """The root group's place."""
     manifest: Manifest
-    mapped: bool
-    """Whether local files are memory-mapped."""
+    memory_bytes: int
+    """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
     integrity: Integrity = field(init=False)
     closed: bool = False
     """Whether nothing may be read any more."""
@@ -127,8 +133,8 @@ class ChunkSource:
         return f"<ChunkSource {self.root}>"
 
     def __post_init__(self) -> None:
-        total = count_chunks(self.manifest)
-        self.integrity = Integrity(self.home, self.root, self.manifest, total)
+        digests = Digests(self.root, count_chunks(self.manifest), self.manifest.digests)
+        self.integrity = Integrity(self.home, self.root, self.manifest, digests)
 
     @property
     def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
@@ -245,7 +251,7 @@ class ChunkSource:
         Raises:
             CorruptCheckpointError: they differ.
         """
-        if digest != self.integrity.digest(chunk.array, chunk.number):
+        if digest != self.integrity.digests.of(chunk.array, chunk.number):
             raise self.damage(chunk, "its digest differs from the one saved")
         with self._lock:
             self.bytes_read += chunk.nbytes
@@ -264,7 +270,7 @@ class ChunkSource:
             raise ValueError(f"{self.home} is closed; open it again")
 
     def _check_file(self, chunk: Chunk) -> None:
-        most = _most_bytes(chunk.array, self.manifest.codecs)
+        most = most_bytes(chunk.array, self.manifest.codecs)
         problem = file_problem(self.root, chunk.array.key(chunk.box.offsets), most)
         if problem:
             raise self.damage(chunk, f"the file is {problem}")
@@ -277,7 +283,7 @@ class ChunkSource:
     @property
     def _store(self) -> ts.KvStore:
         if self._chunks is None:
-            self._chunks = open_store(self.root, mapped=self.mapped)
+            self._chunks = open_store(self.root)
         return self._chunks
 
     def _open(self, array: ZarrArray) -> ts.TensorStore:
@@ -323,17 +329,6 @@ def _take_value(
         raise ValueError(f"OUT_OF_RANGE: {len(read.value):,} bytes instead of {into.nbytes:,}")
     into.reshape(-1).view(np.uint8)[:] = np.frombuffer(read.value, np.uint8)
     return digest_array(into)
-
-
-def _most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
-    """The most bytes of an object of an array: chunks, checksums, a shard's index.
-
-    TensorStore does not mind what follows a chunk with a checksum.
-    """
-    unit = array.shard or array.chunk
-    chunks = prod(unit) // prod(array.chunk)
-    index = 0 if array.shard is None else chunks * 16 + 4
-    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index
 
 
 def _damage(error: Exception) -> str:

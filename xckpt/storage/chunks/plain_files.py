@@ -12,10 +12,13 @@ read is an error, not a signal that ends the process.
    transpose: they would go through memory three times more as a whole chunk.
 3. `PlainFile.digest` is that of what was read; until it has been compared the elements are
    unverified.
+4. `write_plain` writes a file from the caller's memory, in the steps that TensorStore takes for a
+   key: fill ``KEY.__lock``, sync it, rename it to ``KEY``, sync the folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -28,10 +31,13 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.array import plain_bools
+from xckpt.storage.chunks.file_checks import status_problem
+from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.foreign.files import OpenFile
-from xckpt.storage.integrity import status_problem
 
 SLAB_BYTES = 1 << 19
 """Bytes of a slab, where rows are not longer: half of a usual second-level cache."""
@@ -126,6 +132,79 @@ class PlainFile:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._file.close()
+
+
+def write_plain(path: str, data: NDArray[np.generic], nbytes: int, *, synced: bool = True) -> bytes:
+    """Write a chunk's elements to its file; folders above it are made, and not synced.
+
+    Args:
+        path: the file.
+        data: the elements, of any strides.
+        nbytes: how long the file is; zeros pad it.
+        synced: whether it is durable then; else the caller syncs it with others.
+
+    Returns:
+        The digest of the elements.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    staged = f"{path}.__lock"
+    digest = xxhash.xxh3_128()
+    position = 0
+    try:
+        with contextlib.closing(_new_file(staged)) as file:
+            for slab in _contents(data):
+                digest.update(slab.data)
+                file.write_from(position, slab)
+                position += len(slab)
+            if position < nbytes:
+                os.ftruncate(file.descriptor, nbytes)
+            if synced:
+                sync(file)
+        os.rename(staged, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        raise
+    if synced:
+        sync_folder(os.path.dirname(path))
+    return digest.digest()
+
+
+def sync(file: OpenFile) -> None:
+    """Make a file's content durable."""
+    os.fsync(file.descriptor)
+
+
+def _new_file(path: str) -> OpenFile:
+    try:
+        return OpenFile(Path(path), create=True)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return OpenFile(Path(path), create=True)
+
+
+def _contents(data: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of elements in C order, slab by slab; each stays until the next."""
+    if data.flags.c_contiguous:
+        content = data.reshape(-1)
+        step = max(1, SLAB_BYTES // data.itemsize)
+        slabs = (content[start : start + step] for start in range(0, len(content), step))
+    else:
+        memory = np.empty(slab_elements(data.shape, data.itemsize), data.dtype)
+        slabs = _in_c_order(data, memory)
+    for slab in slabs:
+        yield plain_bools(slab).view(np.uint8)
+
+
+def _in_c_order(
+    data: NDArray[np.generic], memory: NDArray[np.generic]
+) -> Iterator[NDArray[np.generic]]:
+    for box in slab_boxes(data.shape, data.itemsize):
+        slab = memory[: box.elements]
+        copy_bits(slab.reshape(box.sizes), data[box.slices()])
+        yield slab
 
 
 def slab_boxes(sizes: Shape, itemsize: int) -> Iterator[Box]:

@@ -27,14 +27,15 @@ from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.window import ChunkRequests, ChunkWindow
+from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host_exchange import Exchange
 from xckpt.storage.location import storage_errors
 
 
 def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:
     """The chunks that items read; destination ``n`` is that of item ``n``."""
-    requests = ChunkRequests()
+    requests = ChunkRequests(source.memory_bytes)
     for item in items:
         array = source.arrays[item.storage_index.fqn][item.storage_index.index or 0]
         requests.add(array, Box(item.storage_offsets, item.lengths))
@@ -177,11 +178,11 @@ def read_items(
         lambda number: destinations[number].memory(),
         lambda number: destinations[number].landed(),
         threads=options.threads,
-        budget=options.memory_bytes,
+        budget=requests.budget,
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
-            _SharedChunks(source, requests, window, exchange).start(share, options.memory_bytes)
+            _SharedChunks(source, requests, window, exchange).start(share, requests.budget)
         own = [request for number, request in requests.items() if number not in elsewhere]
         window.read(own, requests.arrays)
     if exchange is not None:

@@ -1,7 +1,6 @@
 """Many chunks in flight: the one loop over chunks, for loads, slices, verification, conversions.
 
-1. `ChunkRequests` splits boxes of arrays into chunks. A chunk that several boxes meet is requested
-   once, with a part for each.
+1. `xckpt.storage.chunks.requests` says which chunks are wanted, and where their parts go.
 2. `ChunkWindow.submit` begins a chunk as soon as the pool's budget has room for it: into its
    destination's own memory if it fills a contiguous part of it (`direct_view`), else into scratch
    memory, or slab by slab from its file.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -29,68 +28,12 @@ from xckpt.core.targets.casting import CastingCopies
 from xckpt.errors import XckptError
 from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
-from xckpt.storage.chunks.chunk import Chunk, ChunkSource, PendingRead, allocate, chunks_of
+from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
+from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
+from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT
 
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a chunk that goes to one destination."""
-
-    destination: int
-    """The number of the destination."""
-    box: Box | None
-    """Which elements, counted from the chunk's first; None for all of it."""
-    region: tuple[slice, ...]
-    """Where they go in the destination; empty for all of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkRequest:
-    """A chunk and everything that is wanted of it."""
-
-    chunk: Chunk
-    parts: list[Part] = field(default_factory=list)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the chunk's elements."""
-        return self.chunk.nbytes
-
-
-class ChunkRequests(dict[int, ChunkRequest]):
-    """Requests by the number of the chunk's digest in the checkpoint.
-
-    Example:
-        >>> array = ZarrArray("w", 0, "int8", (0,), (9,), (4,))
-        >>> requests = ChunkRequests()
-        >>> requests.add(array, Box((4,), (5,)))
-        >>> [(n, str(request.chunk.box)) for n, request in requests.items()]
-        [(1, '[4, 8)'), (2, '[8, 9)')]
-        >>> [parts for array, parts in requests.destinations]
-        [2]
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.destinations: list[tuple[ZarrArray, int]] = []
-        """For each destination, the array that it is read from, and how many parts it gets."""
-
-    def add(self, array: ZarrArray, box: Box) -> None:
-        """Request a non-empty box of an array for the next destination."""
-        chunks = list(chunks_of(array, box))
-        for chunk in chunks:
-            request = self.setdefault(array.first + chunk.number, ChunkRequest(chunk))
-            request.parts.append(_part(len(self.destinations), box, chunk.box))
-        self.destinations.append((array, len(chunks)))
-
-    @property
-    def arrays(self) -> list[ZarrArray]:
-        """The arrays that are read, each once."""
-        by_path = {request.chunk.array.path: request.chunk.array for request in self.values()}
-        return list(by_path.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,7 +56,7 @@ class ChunkWindow:
     """Chunks in flight. Leaving the ``with`` block ends all reads and raises the first failure.
 
     Args:
-        source: the chunks; their arrays' digests are fetched already (`Integrity.prepare`).
+        source: the chunks; their arrays' digests are fetched already (`Digests.prepare`).
         memory: the memory of the destination with a number; called from several threads.
         landed: called when one more part of a destination is there and verified.
         threads: how many finish chunks; None chooses.
@@ -150,19 +93,21 @@ class ChunkWindow:
         large: deque[ChunkRequest] = deque()
         for request in requests:
             (small if request.nbytes <= SMALL_BYTES else large).append(request)
-        while large and self.pool.has_room(large[0].nbytes) and not self.pool.failed:
+        while large and self.pool.has_room(large[0].held) and not self.pool.failed:
             self.submit(large.popleft())
         # Now that TensorStore is busy with large chunks.
-        documents = self._source.integrity.request_documents(arrays)
+        wanted = list(arrays)
+        documents = self._source.integrity.request_documents(wanted[:DOCUMENTS_IN_FLIGHT])
         for request in (*small, *large):
             if not self.pool.failed:
                 self.submit(request)
         self._finish_queue()
         self._source.integrity.check(documents)
+        self._source.integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
 
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
-        size = request.nbytes
+        size = request.held
         while self._queue and not self.pool.has_room(size):
             self._finish(self._queue.popleft())
         self.pool.reserve(size)
@@ -172,7 +117,9 @@ class ChunkWindow:
             self.pool.release(size)
             self._refuse(error)
             return
-        if size <= SMALL_BYTES or (self.pool.alone if begun.under_way else self.pool.single):
+        if request.nbytes <= SMALL_BYTES or (
+            self.pool.alone if begun.under_way else self.pool.single
+        ):
             self._queue.append(begun)
         else:
             self.pool.submit(partial(self._finish, begun))
@@ -267,7 +214,7 @@ class ChunkWindow:
             self._refuse(error)
         finally:
             self._in_flight.remove(begun)
-            self.pool.release(request.nbytes)
+            self.pool.release(request.held)
 
     def _refuse(self, error: XckptError) -> None:
         if self._on_error is None:
@@ -300,26 +247,16 @@ def read_box(
     """
     stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
     _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
-    requests = ChunkRequests()
+    requests = ChunkRequests(source.memory_bytes)
     views: list[NDArray[np.generic]] = []
     for number, part in zip(numbers.tolist(), shared, strict=True):
         requests.add(arrays[number], part.relative_to(arrays[number].offset))
         views.append(into[(*part.slices(box.offsets), ...)])
-    budget = budget or IN_FLIGHT * max((request.nbytes for request in requests.values()), default=0)
+    largest = max((request.held for request in requests.values()), default=0)
+    budget = min(budget, requests.budget) or IN_FLIGHT * largest
     with (
         source.integrity.noticing_replacement(),
         ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
     ):
-        source.integrity.prepare(requests.arrays)
+        source.integrity.digests.prepare(requests.arrays)
         window.read(requests.values(), requests.arrays)
-
-
-def _part(destination: int, wanted: Box, chunk: Box) -> Part:
-    """The part of a chunk that a box has; both are counted from the array's first element."""
-    if wanted == chunk:
-        return Part(destination, None, ())
-    shared = wanted.meets(chunk)
-    assert shared is not None
-    whole = shared == chunk
-    region = shared.slices(wanted.offsets)
-    return Part(destination, None if whole else shared.relative_to(chunk.offsets), region)

@@ -1,15 +1,16 @@
 """Carrying out one rank's writes: each chunk digested and written from the caller's own memory.
 
-`WriteOrders` come with the rank's plan; `Written` is its report.
+`WriteOrders` come with the rank's plan; `Written` is its report (`xckpt.storage.chunks.orders`).
 
 1. An item is resolved to a NumPy view, within the memory budget.
-2. Its zarr chunks (or zarr shards: what needs a single writer) are its units. A unit's view
-   goes to TensorStore, uncopied if it is in C order, and while TensorStore writes it the digest of
-   each chunk in it is taken from the same memory.
-3. A small unit that is all of its chunk is written as a value under the chunk's key: a state has
+2. Its zarr chunks (or zarr shards: what needs a single writer) are its units. What a local file
+   holds as it is goes there in slabs, each digested on its way (`write_plain`), in threads.
+3. Any other unit's view goes to TensorStore, uncopied if it is in C order, and while TensorStore
+   writes it the digest of each chunk in it is taken from the same memory. The thread that begins it
+   waits, later, until it is durable: the caller's or, where there are processors for it, another
+   (`Pool.alone`).
+4. A small unit that is all of its chunk is written as a value under the chunk's key: a state has
    many of them, and opening an array for each would cost more than the rest.
-4. The thread that begins a unit waits, later, until it is durable: the caller's or, where there
-   are processors for it, another (`Pool.alone`).
 5. The digests are reported.
 """
 
@@ -24,7 +25,6 @@ from functools import partial
 from operator import itemgetter
 from typing import TypeAlias
 
-import msgspec
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
@@ -35,45 +35,14 @@ from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray, leaf_arrays
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
-from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenArray
+from xckpt.storage.chunks.plain_files import is_leading, is_plain, stored_bytes, write_plain
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
-
-
-class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
-    """What the coordinator sends to a rank: where to write, and the arrays of its leaves."""
-
-    location: Location
-    """Where the root group is staged."""
-    codecs: tuple[str, ...]
-    """Those behind ``bytes``; the coordinator's for all ranks."""
-    arrays: tuple[ZarrArray, ...]
-    """Every array that the rank writes parts of, leaf by leaf."""
-
-
-class WrittenArray(msgspec.Struct, array_like=True, gc=False):
-    """The chunks of one array that a rank has written."""
-
-    leaf: str
-    number: int
-    cells: bytes
-    """Numbers of the chunks, int64."""
-    digests: bytes
-    """A digest for each, in the same order."""
-
-
-class Written(msgspec.Struct, array_like=True):
-    """What a rank reports."""
-
-    arrays: list[WrittenArray]
-    values: dict[str, ValueEntry | BytesEntry]
-
-
-prepare_structs(WriteOrders, Written)
 
 
 @dataclass(slots=True)
@@ -115,6 +84,29 @@ class _UnderWay:
     reservation: _Reservation | None
 
 
+class _Arrays:
+    """The zarr arrays that a rank writes to, found by what they hold."""
+
+    def __init__(self, arrays: Iterable[ZarrArray]) -> None:
+        self._by_leaf = by_leaf(arrays)
+        self._lookups: dict[str, BoxLookup] = {}
+
+    def holding(self, item: WriteItem) -> ZarrArray:
+        """The array that holds an item; a PlanError if there is none."""
+        assert item.tensor_data is not None
+        name, box = item.index.fqn, item.tensor_data.chunk
+        arrays = self._by_leaf.get(name, [])
+        if len(arrays) == 1 and arrays[0].box.holds(box):
+            return arrays[0]
+        if name not in self._lookups:
+            boxes = [(array.offset, array.shape) for array in arrays]
+            self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))
+        number = self._lookups[name].holder(box)
+        if number is None:
+            raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
+        return arrays[number]
+
+
 class ChunkWrites:
     """The writes of one rank."""
 
@@ -127,9 +119,9 @@ class ChunkWrites:
         self.where = where
         # The memory driver keeps what is written without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
+        self._location = orders.location
         self._root = open_store(replace(orders.location, access=where.access))
-        self._arrays = by_leaf(orders.arrays)
-        self._lookups: dict[str, BoxLookup] = {}
+        self._arrays = _Arrays(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
         self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self._values: dict[str, ValueEntry | BytesEntry] = {}
@@ -172,14 +164,19 @@ class ChunkWrites:
         units = self._units(item)
         reservation = _Reservation(pool, size, len(units))
         for unit in units:
-            if size > SMALL_BYTES and not pool.alone:
-                pool.submit(partial(self._begin_and_wait, unit, reservation))
+            if self._is_plain_file(unit):
+                if pool.single:
+                    self._write_file(unit, reservation)
+                else:
+                    pool.submit(partial(self._write_file, unit, reservation))
+            elif size > SMALL_BYTES and not pool.alone:
+                pool.submit(lambda unit=unit: self._wait(self._begin(unit, reservation)))
             else:
                 self._begun.append(self._begin(unit, reservation))
 
     def _units(self, item: WriteItem) -> list[_Unit]:
         """The units that an item consists of, with views of its data."""
-        array = self._array_of(item)
+        array = self._arrays.holding(item)
         assert item.tensor_data is not None
         place = item.tensor_data.chunk.relative_to(array.offset)
         boxes = _unit_boxes(item, array, place)
@@ -229,8 +226,35 @@ class ChunkWrites:
 
     def _is_content(self, unit: _Unit) -> bool:
         """Whether a unit's elements in C order are what is stored, neither padded nor encoded."""
+        plain = not self.codecs and unit.array.shard is None
+        return plain and unit.data.shape == unit.array.chunk
+
+    def _is_plain_file(self, unit: _Unit) -> bool:
+        """Whether they are what is stored in a local file, first of all."""
+        return (
+            unit.data.nbytes > SMALL_BYTES
+            and self._location.driver == "file"
+            and is_plain(unit.array, self.codecs)
+            and is_leading(unit.data.shape, unit.array.chunk)
+        )
+
+    def _write_file(self, unit: _Unit, reservation: _Reservation) -> None:
+        """Write a unit to its file, until it is as durable as the orders say."""
         array = unit.array
-        return not self.codecs and array.shard is None and unit.data.shape == array.chunk
+        path = f"{self._location.path}/{array.key(unit.box.offsets)}"
+        try:
+            with storage_errors(f"{self.where}: {array.leaf}"):
+                synced = not self._location.unsynced
+                digest = write_plain(path, unit.data, stored_bytes(array), synced=synced)
+        finally:
+            reservation.unit_done()
+        self._note(unit, [(unit.number, digest)])
+        self.progress.add(unit.data.nbytes)
+
+    def _note(self, unit: _Unit, digests: list[tuple[int, bytes]]) -> None:
+        """Keep the digests of a unit's chunks for the report."""
+        with self._lock:
+            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(digests)
 
     def _begin(self, unit: _Unit, reservation: _Reservation | None) -> _UnderWay:
         """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
@@ -239,9 +263,7 @@ class ChunkWrites:
             written = self._write(unit, data)
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
-        digests = _digests(unit, data)
-        with self._lock:
-            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(digests)
+        self._note(unit, _digests(unit, data))
         return under_way
 
     def _write(self, unit: _Unit, data: NDArray[np.generic]) -> _Future:
@@ -267,24 +289,6 @@ class ChunkWrites:
                 under_way.reservation.unit_done()
         self._under_way.remove(under_way)
         self.progress.add(under_way.nbytes)
-
-    def _begin_and_wait(self, unit: _Unit, reservation: _Reservation) -> None:
-        self._wait(self._begin(unit, reservation))
-
-    def _array_of(self, item: WriteItem) -> ZarrArray:
-        """The zarr array that holds an item."""
-        assert item.tensor_data is not None
-        name, box = item.index.fqn, item.tensor_data.chunk
-        arrays = self._arrays.get(name, [])
-        if len(arrays) == 1 and arrays[0].box.holds(box):
-            return arrays[0]
-        if name not in self._lookups:
-            boxes = [(array.offset, array.shape) for array in arrays]
-            self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))
-        number = self._lookups[name].holder(box)
-        if number is None:
-            raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
-        return arrays[number]
 
     def _resolve(self, item: WriteItem) -> NDArray[np.generic]:
         """An item's data on the host, little-endian, of exactly the planned dtype and sizes."""

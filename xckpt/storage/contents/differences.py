@@ -10,16 +10,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.box import Shape
+from xckpt.core.geometry.cell_blocks import cell_at
 from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.values import encode_value, shown_value
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.chunks.chunk import allocate, chunks_of
+from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.chunks.digests import BLOCK
 from xckpt.storage.contents.slabs import any_order
 from xckpt.storage.stored_array import StoredArray
 
@@ -71,7 +74,7 @@ def _prepare(checkpoint: Checkpoint, names: Sequence[str]) -> None:
         return
     source = checkpoint.chunk_source
     with source.integrity.noticing_replacement():
-        source.integrity.prepare(_arrays(checkpoint, names))
+        source.integrity.digests.prepare(_arrays(checkpoint, names))
 
 
 def _arrays(checkpoint: Checkpoint, names: Iterable[str]) -> list[ZarrArray]:
@@ -89,30 +92,44 @@ def _by_digests(first: Checkpoint, second: Checkpoint, name: str) -> str | None:
     ours, theirs = _arrays(first, [name]), _arrays(second, [name])
     if [_grid(array) for array in ours] != [_grid(array) for array in theirs]:
         return None
-    differing: list[Box] = []
+    found, where = 0, None
     for one, other in zip(ours, theirs, strict=True):
-        digests = first.chunk_source.integrity.digests(one)
-        others = second.chunk_source.integrity.digests(other)
-        if digests != others:
-            differing += [
-                chunk.box.shifted(one.offset)
-                for chunk in chunks_of(one)
-                if _part(digests, chunk.number) != _part(others, chunk.number)
-            ]
-    if not differing:
+        numbers = _differing(first, one, second, other)
+        if where is None and numbers.many:
+            where = cell_at(numbers.first, one.shape, one.chunk).shifted(one.offset)
+        found += numbers.many
+    if where is None:
         return ""
     count = sum(array.count for array in ours)
-    if not differing[0].sizes:
+    if not where.sizes:
         return "in its one element"
-    return f"in {len(differing):,} of {count:,} chunks, first in {differing[0]}"
+    return f"in {found:,} of {count:,} chunks, first in {where}"
+
+
+class _Numbers(NamedTuple):
+    """Chunks of an array."""
+
+    many: int
+    first: int
+    """The number of the first of them."""
+
+
+def _differing(first: Checkpoint, one: ZarrArray, second: Checkpoint, other: ZarrArray) -> _Numbers:
+    """The chunks of two arrays of one grid that have other digests."""
+    ours = first.chunk_source.integrity.digests.blocks(one)
+    theirs = second.chunk_source.integrity.digests.blocks(other)
+    count, least = 0, -1
+    for number, digests in enumerate(zip(ours, theirs, strict=True)):
+        rows = [np.frombuffer(each, np.uint8).reshape(-1, DIGEST_BYTES) for each in digests]
+        at = np.flatnonzero((rows[0] != rows[1]).any(axis=1))
+        if at.size:
+            least = number * BLOCK + int(at[0]) if least < 0 else least
+            count += at.size
+    return _Numbers(count, least)
 
 
 def _grid(array: ZarrArray) -> tuple[Shape, Shape, Shape]:
     return array.offset, array.shape, array.chunk
-
-
-def _part(digests: bytes, number: int) -> bytes:
-    return digests[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
 
 
 def _by_reading(first: StoredArray, second: StoredArray, memory_bytes: int) -> str:

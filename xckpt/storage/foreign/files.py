@@ -43,16 +43,24 @@ _Answer: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
 class OpenFile:
-    """A local file open for reading, or for writing in place; closed when it is deleted."""
+    """A local file open for reading, or for writing in place; closed when it is deleted.
+
+    Args:
+        path: the file.
+        write: whether it may be written.
+        create: whether it is made, or emptied if it is there.
+    """
 
     free_bytes: int = 0
     """Largest gap between two ranges, bytes, that is read along to save a request."""
 
-    def __init__(self, path: Path, *, write: bool = False) -> None:
+    def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
         self.path = path
         flags = os.O_RDWR if write else os.O_RDONLY
+        if create:
+            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         # Opening a pipe that someone has put here would wait for its other end.
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
     @property
     def most_bytes(self) -> int:

@@ -41,7 +41,7 @@ from torch.distributed import checkpoint as dcp
 from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import CheckpointExistsError
-from xckpt.storage.chunks.write_chunks import WriteOrders
+from xckpt.storage.chunks.orders import WriteOrders
 from xckpt.storage.location import Access, Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 

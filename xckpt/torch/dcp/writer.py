@@ -35,7 +35,7 @@ from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions
-from xckpt.storage.chunks.write_chunks import WriteOrders
+from xckpt.storage.chunks.orders import WriteOrders
 from xckpt.storage.foreign.paths import is_location
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter

@@ -1,0 +1,258 @@
+"""Pairs of models whose names and shapes suggest a mapping that gives other weights.
+
+Each is refused: the mapping has a gap that `check` names, or a rule that says what it assumes. What
+frameworks really call alike stays certain.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from flax.traverse_util import unflatten_dict
+
+import xckpt
+from xckpt.convert import convert
+from xckpt.errors import MappingError
+from xckpt.mapping.infer.infer import infer
+from xckpt.mapping.mapping import LeafMapping
+from xckpt.mapping.spec import TensorSpec
+
+D, H, HEAD, LAYERS = 8, 2, 4, 2
+Shapes = dict[str, tuple[int, ...]]
+
+
+def specs(shapes: Shapes, dtype: str = "float32") -> dict[str, TensorSpec]:
+    return {name: TensorSpec(shape, dtype) for name, shape in shapes.items()}
+
+
+def attention(torch: str, flax: str, q: str, k: str, to_q: str, to_k: str) -> tuple[Shapes, Shapes]:
+    """Queries and keys of two layers, and an MLP that is not square."""
+    source: Shapes = {f"{torch}.{n}.mlp.fc.weight": (12, D) for n in range(LAYERS)}
+    target: Shapes = {f"{flax}_{n}/mlp/fc/kernel": (D, 12) for n in range(LAYERS)}
+    for n in range(LAYERS):
+        source |= {f"{torch}.{n}.attention.{each}.weight": (D, D) for each in (q, k)}
+        target |= {f"{flax}_{n}/attention/{each}/kernel": (D, D) for each in (to_q, to_k)}
+    return source, target
+
+
+FUSED: Shapes = {"h.0.attn.query_key_value.weight": (3 * D, D), "h.0.fc.weight": (12, D)}
+FC: Shapes = {"h_0/fc/kernel": (D, 12)}
+CONVOLVED: Shapes = {"conv.weight": (32, 3, 3, 3), "out.weight": (10, 128)}
+CONVOLVED_FLAX: Shapes = {"conv/kernel": (3, 3, 3, 32), "out/kernel": (128, 10)}
+
+TRAPS: dict[str, tuple[Shapes, Shapes]] = {
+    "rotary pairs of wq, wk": attention("layers", "layers", "wq", "wk", "q_proj", "k_proj"),
+    "rotary halves of q_proj": attention("layers", "layers", "q_proj", "k_proj", "query", "key"),
+    "rotary order of to_q": attention("blocks", "blocks", "to_q", "to_k", "q_proj", "k_proj"),
+    "heads of a query": (
+        {"a.attention.wq.weight": (H * HEAD, D), "a.fc.weight": (12, D)},
+        {"a/attention/query/kernel": (D, H, HEAD), "a/fc/kernel": (D, 12)},
+    ),
+    "interleaved qkv, cut in three": (FUSED, FC | {"h_0/attn/query_key_value/kernel": (D, 3, D)}),
+    "interleaved qkv, cut in heads": (
+        FUSED,
+        FC | {"h_0/attn/query_key_value/kernel": (D, 3, H, HEAD)},
+    ),
+    "interleaved qkv, named otherwise": (FUSED, FC | {"h_0/attn/qkv/kernel": (D, 3 * D)}),
+    "fused qkv, cut": (
+        {"h.0.attn.qkv.weight": (3 * D, D), "h.0.fc.weight": (12, D)},
+        FC | {"h_0/attn/qkv/kernel": (D, 3, H, HEAD)},
+    ),
+    "interleaved gate and up": (
+        {"mlp.gate_up_proj.weight": (24, D)},
+        {"mlp/gate_up_proj/kernel": (D, 2, 12)},
+    ),
+    "gate and up, named otherwise": (
+        {"mlp.gate_up_proj.weight": (24, D)},
+        {"mlp/gate_up/kernel": (D, 24)},
+    ),
+    "upwards by an even kernel": (
+        {"up.0.weight": (8, 8, 2, 2), "down.0.weight": (8, 3, 3, 3)},
+        {"up_0/kernel": (2, 2, 8, 8), "down_0/kernel": (3, 3, 3, 8)},
+    ),
+    "ups by an even kernel": (
+        {"ups.1.weight": (8, 8, 4, 4), "ups.0.weight": (8, 8, 4, 4)},
+        {"ups_1/kernel": (4, 4, 8, 8), "ups_0/kernel": (4, 4, 8, 8)},
+    ),
+    "an even kernel of as many channels": (
+        {"decoder.expand.weight": (8, 8, 2, 2)},
+        {"decoder/expand/kernel": (2, 2, 8, 8)},
+    ),
+    "a transposed convolution by its name": (
+        {"deconv.weight": (8, 8, 3, 3)},
+        {"deconv/kernel": (3, 3, 8, 8)},
+    ),
+    "flattened into a square layer": (
+        CONVOLVED | {"fc.weight": (128, 128)},
+        CONVOLVED_FLAX | {"fc/kernel": (128, 128)},
+    ),
+    "flattened into the first of two square layers": (
+        CONVOLVED | {"fc1.weight": (128, 128), "fc2.weight": (128, 128)},
+        CONVOLVED_FLAX | {"fc1/kernel": (128, 128), "fc2/kernel": (128, 128)},
+    ),
+    "flattened into a narrower layer": (
+        {"conv.weight": (32, 3, 3, 3), "fc.weight": (10, 512)},
+        {"conv/kernel": (3, 3, 3, 32), "fc/kernel": (512, 10)},
+    ),
+    "experts with equal dimensions": (
+        {"experts.weight": (8, 8, 8)},
+        {"experts/kernel": (8, 8, 8)},
+    ),
+    "experts beside layers": (
+        {"moe.experts.weight": (8, 8, 8), "fc.weight": (12, 8)},
+        {"moe/experts/kernel": (8, 8, 8), "fc/kernel": (8, 12)},
+    ),
+    "words in another order": (
+        {f"mlp.w{n}.weight": (8, 8) for n in (1, 2, 3)} | {"head.weight": (9, 8)},
+        {f"mlp/Dense_{n}/kernel": (8, 8) for n in range(3)} | {"head/kernel": (8, 9)},
+    ),
+    "linear1 and linear2": (
+        {f"b.linear{n}.weight": (8, 8) for n in (1, 2)} | {"head.weight": (9, 8)},
+        {f"b/Dense_{n}/kernel": (8, 8) for n in range(2)} | {"head/kernel": (8, 9)},
+    ),
+    "norm1 and norm2": (
+        {f"b.norm{n}.{role}": (8,) for n in (1, 2) for role in ("weight", "bias")},
+        {f"b/LayerNorm_{n}/{role}": (8,) for n in range(2) for role in ("scale", "bias")},
+    ),
+    "fc1 to fc3": (
+        {f"fc{n}.weight": (8, 8) for n in (1, 2, 3)} | {"head.weight": (9, 8)},
+        {f"Dense_{n}/kernel": (8, 8) for n in range(3)} | {"head/kernel": (8, 9)},
+    ),
+    "stacked along one of two axes": (
+        {f"layers.{n}.a.weight": (4, 4) for n in range(4)}
+        | {f"layers.{n}.b.weight": (6, 5) for n in range(4)},
+        {"layers/a/kernel": (4, 4, 4), "layers/b/kernel": (4, 5, 6)},
+    ),
+    "stacked scales": (
+        {f"layers.{n}.n.weight": (4,) for n in range(4)}
+        | {f"layers.{n}.b.weight": (6, 5) for n in range(4)},
+        {"layers/n/scale": (4, 4), "layers/b/kernel": (4, 5, 6)},
+    ),
+    "GPT-2's convolutions, all square": (
+        {f"h.0.attn.{name}.weight": (8, 8) for name in ("c_attn", "c_proj")},
+        {f"h_0/attn/{name}/kernel": (8, 8) for name in ("c_attn", "c_proj")},
+    ),
+    "every layer square": ({"a.fc.weight": (8, 8)}, {"a/fc/kernel": (8, 8)}),
+    "a scale less one": (
+        {"layers.0.input_layernorm.weight": (8,), "fc.weight": (9, 8)},
+        {"layers_0/input_layernorm/scale": (8,), "fc/kernel": (8, 9)},
+    ),
+    "a final scale less one": (
+        {"model.norm.weight": (8,), "fc.weight": (9, 8)},
+        {"norm/scale": (8,), "fc/kernel": (8, 9)},
+    ),
+    "einsum of as many heads as channels": (
+        {"attn.q_einsum.weight": (4, 4, 2)},
+        {"attn/q_einsum/kernel": (4, 4, 2)},
+    ),
+    "scales that the other side lacks": (
+        {"fc.weight": (16, 8), "fc.weight_scale_inv": (1, 1)},
+        {"fc/kernel": (8, 16)},
+    ),
+    "scales of an 8-bit layer": (
+        {"fc.weight": (16, 8), "fc.SCB": (16,)},
+        {"fc/kernel": (8, 16)},
+    ),
+    "blocks and their scales": (
+        {"down_proj_blocks": (4, 8), "down_proj_scales": (4,)},
+        {"down_proj_blocks": (4, 8)},
+    ),
+    "scales on the target's side": (
+        {"fc.weight": (16, 8)},
+        {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize("backwards", [False, True], ids=["there", "back"])
+def test_a_trap_is_refused(trap: str, backwards: bool) -> None:
+    source, target = map(specs, reversed(TRAPS[trap]) if backwards else TRAPS[trap])
+    mapping = infer(source, target).mapping
+    if not mapping.assumed:
+        with pytest.raises(MappingError, match="does not fit"):
+            mapping.check(source, target)
+    else:
+        with pytest.raises(MappingError, match="the mapping assumes what"):
+            mapping.require_accepted()
+
+
+PLAIN: dict[str, tuple[Shapes, Shapes]] = {
+    "one name on both sides": (
+        {f"layers.{n}.self_attn.{each}.weight": (D, D) for n in (0, 1) for each in ("q_proj", "k")}
+        | {"layers.0.norm.weight": (D,), "head.weight": (9, D)},
+        {f"layers_{n}/self_attn/{each}/kernel": (D, D) for n in (0, 1) for each in ("q_proj", "k")}
+        | {"layers_0/norm/weight": (D,), "head/kernel": (D, 9)},
+    ),
+    "learned positions": (
+        {"position_embeddings.weight": (16, D), "attention.q.weight": (D, D), "h.weight": (9, D)},
+        {
+            "position_embeddings/embedding": (16, D),
+            "attention/query/kernel": (D, D),
+            "h/kernel": (D, 9),
+        },
+    ),
+    "a normalisation with a bias": (
+        {"ln_f.weight": (D,), "ln_f.bias": (D,)},
+        {"ln_f/scale": (D,), "ln_f/bias": (D,)},
+    ),
+    "layers of a Sequential": (
+        {f"net.{2 * n}.weight": (D, D) for n in range(3)} | {"head.weight": (9, D)},
+        {f"Dense_{n}/kernel": (D, D) for n in range(3)} | {"head/kernel": (D, 9)},
+    ),
+    "downwards by an odd kernel": (
+        {"up.0.conv.weight": (8, 8, 3, 3)},
+        {"up_0/conv/kernel": (3, 3, 8, 8)},
+    ),
+    "fused alike": ({"attn.qkv.weight": (3 * D, D)}, {"attn/qkv/kernel": (D, 3 * D)}),
+    "pooled into a layer": (
+        {"conv.weight": (64, 3, 3, 3), "fc.weight": (10, 64)},
+        {"conv/kernel": (3, 3, 3, 64), "fc/kernel": (64, 10)},
+    ),
+    "scales on both sides": (
+        {"fc.weight": (16, 8), "fc.weight_scale": (16,)},
+        {"fc/weight": (16, 8), "fc/weight_scale": (16,)},
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PLAIN)
+def test_what_is_called_alike_stays_certain(pair: str) -> None:
+    source, target = map(specs, PLAIN[pair])
+    inference = infer(source, target)
+    assert not inference.assumed
+    inference.mapping.check(source, target)
+
+
+def test_nothing_is_loaded_or_converted_before_it_is_accepted(tmp_path: Path) -> None:
+    shapes, wanted = TRAPS["rotary pairs of wq, wk"]
+    arrays = {name: np.random.rand(*shape).astype("f4") for name, shape in shapes.items()}
+    xckpt.save(tmp_path / "a", arrays)
+    like = unflatten_dict({name: np.zeros(shape, "f4") for name, shape in wanted.items()}, sep="/")
+    mapping = infer(specs(shapes), specs(wanted)).mapping
+    mapping.to_file(tmp_path / "mapping.toml")
+    assert LeafMapping.from_file(tmp_path / "mapping.toml") == mapping
+    assert mapping.inverse().assumed
+    words = r"rule layers\.\{layer\}\.attention\.w.\.weight -> .* and 1 more: .*rotate the channels"
+    for strict in (True, False):
+        with pytest.raises(MappingError, match=words):
+            xckpt.load(tmp_path / "a", like, mapping=mapping, strict=strict)
+    with pytest.raises(MappingError, match=words):
+        convert(tmp_path / "a", tmp_path / "b", mapping=mapping)
+    assert not (tmp_path / "b").exists()
+    assert mapping.accept("another thing") == mapping
+    loaded = xckpt.load(tmp_path / "a", like, mapping=mapping.accept("rotate"))
+    name = "layers.1.attention.wk.weight"
+    made = loaded["layers_1"]["attention"]["k_proj"]["kernel"]
+    np.testing.assert_array_equal(made, arrays[name].T)
+
+
+def test_weights_with_scales_are_not_cast_alone(tmp_path: Path) -> None:
+    weight = np.ones((4, 4), np.float32).astype(ml_dtypes.float8_e4m3fn)
+    xckpt.save(tmp_path / "a", {"w": weight, "w_scale_inv": np.ones((1, 1), "f4")})
+    with pytest.raises(MappingError, match="w: its scales are w_scale_inv"):
+        convert(tmp_path / "a", tmp_path / "b", dtype="bfloat16")
+    convert(tmp_path / "a", tmp_path / "c")

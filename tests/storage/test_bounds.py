@@ -1,0 +1,114 @@
+"""What a manifest claims is bounded before it is allocated; the limit and its option are named."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+
+import xckpt
+from xckpt.core.manifest.codec import encode
+from xckpt.core.manifest.entries import Manifest, TensorEntry
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks import digests
+
+MEBIBYTE = 1 << 20
+
+
+def hollow(path: Path, chunks: int) -> Path:
+    """A checkpoint of chunks of one element, whose digests are a sparse file; no chunk is there."""
+    path.mkdir()
+    size = chunks * 16
+    (path / "xckpt.digests").touch()
+    os.truncate(path / "xckpt.digests", size)
+    hashed, zeros = xxhash.xxh3_128(), bytes(8 * MEBIBYTE)
+    for start in range(0, size, len(zeros)):
+        hashed.update(zeros[: size - start])
+    leaf = TensorEntry("model/w", "uint8", (chunks,), (1,))
+    (path / "xckpt.json").write_bytes(encode(Manifest((leaf,), hashed.hexdigest()), digest_bytes))
+    return path
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return hollow(tmp_path_factory.mktemp("hollow") / "many", 1 << 24)
+
+
+def test_chunks_without_number_are_refused(many: Path) -> None:
+    tracemalloc.start()
+    with pytest.raises(
+        xckpt.LeafTooLargeError,
+        match=r"model/w: .* 16,777,216 chunks takes 16.0 GiB, more than memory_bytes \(256.0 "
+        r"MiB\); raise LoadOptions\(memory_bytes=\)",
+    ):
+        xckpt.load(many)
+    with pytest.raises(xckpt.LeafTooLargeError, match="memory_bytes"):
+        xckpt.open(many).array("model/w")[5:-5]
+    assert tracemalloc.get_traced_memory()[1] < 64 * MEBIBYTE
+    tracemalloc.stop()
+
+
+def test_verify_ends_in_bounded_memory(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xckpt.storage.checkpoint.MOST_PROBLEMS", 100)
+    tracemalloc.start()
+    options = xckpt.LoadOptions(memory_bytes=8 * MEBIBYTE)
+    problems = xckpt.open(many, options=options).verify()
+    assert tracemalloc.get_traced_memory()[1] < 64 * MEBIBYTE
+    tracemalloc.stop()
+    chunks = [problem for problem in problems if problem.kind == "chunk"]
+    assert len(chunks) > 100 and any("not looked at" in problem for problem in chunks)
+
+
+def test_a_slice_needs_the_digests_of_its_block_only(tmp_path: Path) -> None:
+    """As a checkpoint with more digests than a block: they are fetched as they are needed."""
+    path = tmp_path / "ckpt"
+    saved = np.arange(70_000, dtype=np.uint8)
+    folder = hollow(path, len(saved))
+    all_digests = b"".join(digest_bytes(bytes([value])) for value in saved)
+    (folder / "xckpt.digests").write_bytes(all_digests)
+    leaf = TensorEntry("w", "uint8", saved.shape, (1,))
+    manifest = Manifest((leaf,), digest_bytes(all_digests).hex())
+    (folder / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
+    (folder / "w" / "c").mkdir(parents=True)
+    for number in (0, digests.BLOCK - 1, digests.BLOCK, len(saved) - 1):
+        (folder / f"w/c/{number}").write_bytes(bytes([saved[number]]))
+    source = xckpt.open(path).chunk_source
+    assert not source.integrity.digests.problem()
+    from xckpt.core.manifest.entries import array_document, arrays
+
+    [array] = arrays(manifest)
+    (folder / "w" / "zarr.json").write_bytes(array_document(array, (), manifest.zarr_json))
+    stored = xckpt.open(path).array("w")
+    assert stored[0:1] == saved[:1] and stored[-1:] == saved[-1:]
+    around = slice(digests.BLOCK - 1, digests.BLOCK + 1)
+    np.testing.assert_array_equal(stored[around], saved[around])
+    with pytest.raises(xckpt.CorruptCheckpointError, match="the chunk is missing"):
+        stored[1:2]
+
+
+def test_a_long_digest_file_that_differs_is_altered(tmp_path: Path) -> None:
+    path = hollow(tmp_path / "ckpt", 1 << 17)
+    with (path / "xckpt.digests").open("r+b") as file:
+        file.seek(1 << 20)
+        file.write(b"x")
+    assert [problem.kind for problem in xckpt.open(path).verify()][:1] == ["digests"]
+    os.truncate(path / "xckpt.digests", 1 << 20)
+    assert "altered" in xckpt.open(path).verify()[0]
+    (path / "xckpt.digests").unlink()
+    assert "missing" in xckpt.open(path).verify()[0]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("chunks", [1 << 27, 1 << 32])
+def test_billions_of_chunks(tmp_path: Path, chunks: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    path = hollow(tmp_path / "ckpt", chunks)
+    with pytest.raises(xckpt.LeafTooLargeError, match="memory_bytes"):
+        xckpt.load(path)
+    assert any("not looked at" in problem for problem in xckpt.open(path).verify())
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10

@@ -1,0 +1,213 @@
+"""The rows of `tests/test_mistakes.py` that only several ranks can make, on real ones.
+
+Each ends on every rank with one message, in little time, and leaves nothing at the path.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import xckpt
+from tests.support.ranks import Ranks, die
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def error_of(call: Any) -> tuple[str, str]:
+    """Class and message of what a call raises."""
+    try:
+        call()
+    except xckpt.XckptError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def state_of(mistake: str, rank: int) -> Any:
+    if mistake == "shapes differ":
+        return {"w": torch.ones(3 + rank)}
+    if mistake == "dtypes differ":
+        return {"w": torch.ones(3, dtype=torch.float16 if rank else torch.float32)}
+    if mistake == "local shards in place of a DTensor":
+        return {"model": {"w": torch.arange(4.0).chunk(2)[rank].clone()}, "b": torch.zeros(2)}
+    if mistake == "a value of each rank's own":
+        return {"w": torch.ones(3), "seed": 17 + rank}
+    if mistake == "a tensor and a value":
+        return {"w": torch.ones(()) if rank else 1.0}
+    if mistake == "several leaves that cannot be saved":
+        return {"f": len, "g": {1}} if rank else {"f": 1, "g": 2}
+    return {"w": torch.ones(3)}
+
+
+def on_rank_save(rank: int, path: Path, mistake: str) -> tuple[str, str]:
+    if mistake == "paths differ":
+        path = path / str(rank)
+    options = xckpt.SaveOptions(chunk_bytes=1 << (20 + rank if mistake == "options differ" else 20))
+    overwrite = mistake == "overwrite differs" and rank == 1
+    state = state_of(mistake, rank)
+    return error_of(lambda: xckpt.save(path, state, options=options, overwrite=overwrite))
+
+
+@pytest.mark.parametrize(
+    "mistake, kind, words",
+    [
+        ("shapes differ", "PlanError", ["w: shape (3,) on rank 0 but (4,) on rank 1"]),
+        ("dtypes differ", "PlanError", ["w: dtype float32 on rank 0 but float16 on rank 1"]),
+        ("a tensor and a value", "PlanError", ["w: type float on rank 0 but tensor on rank 1"]),
+        (
+            "local shards in place of a DTensor",
+            "PlanError",
+            [
+                "only one rank's would be kept. Give each rank its own as xckpt.PerRank(value), or "
+                "make it a DTensor or a sharded array",
+                "- model/w: differs between rank 0 and rank 1",
+            ],
+        ),
+        ("a value of each rank's own", "PlanError", ["- seed: differs between rank 0 and rank 1"]),
+        (
+            "paths differ",
+            "PlanError",
+            ["the argument path is '{path}/0' on rank 0, but '{path}/1' on rank 1"],
+        ),
+        (
+            "options differ",
+            "PlanError",
+            ["the argument chunk_bytes is 1048576 on rank 0, but 2097152 on rank 1"],
+        ),
+        (
+            "overwrite differs",
+            "PlanError",
+            ["the argument overwrite is False on rank 0, but True on rank 1"],
+        ),
+        (
+            "several leaves that cannot be saved",
+            "UnsupportedLeafError",
+            [
+                "1 rank failed to",
+                "\n  - rank 1: UnsupportedLeafError: 2 leaves cannot be saved"
+                "\n      - f: a builtins.builtin_function_or_method is neither",
+                "\n      - g: a builtins.set is neither",
+            ],
+        ),
+    ],
+)
+def test_a_save_of_ranks_that_disagree(
+    two_ranks: Ranks, tmp_path: Path, mistake: str, kind: str, words: list[str]
+) -> None:
+    first, second = two_ranks.run(on_rank_save, tmp_path / "c", mistake)
+    assert first == second and first[0] == kind, first
+    for word in words:
+        assert word.format(path=tmp_path / "c") in first[1], first[1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def on_rank_load(rank: int, path: Path, mistake: str) -> tuple[str, str]:
+    like: Any = {"w": torch.zeros(3)}
+    call: dict[str, Any] = {}
+    if mistake == "paths differ":
+        path = path.with_name("other") if rank else path
+    elif mistake == "one has no like":
+        like = like if rank else None
+    elif mistake == "rules differ":
+        call["strict"] = rank == 0
+    else:
+        like, call["cast"] = {"w": torch.zeros(3, dtype=(torch.half, torch.double)[rank])}, True
+    return error_of(lambda: xckpt.load(path, like, **call))
+
+
+@pytest.mark.parametrize(
+    "mistake, words",
+    [
+        ("paths differ", "the argument path is '{path}' on rank 0, but '{other}' on rank 1"),
+        ("one has no like", "the argument like is None on rank 0, but given on rank 1"),
+        ("rules differ", "the argument missing is 'error' on rank 0, but 'ignore' on rank 1"),
+        ("dtypes differ", "w: wanted as float16 on rank 0, but as float64 on rank 1"),
+    ],
+)
+def test_a_load_of_ranks_that_disagree(
+    two_ranks: Ranks, tmp_path: Path, mistake: str, words: str
+) -> None:
+    for name in ("one", "other"):
+        xckpt.save(tmp_path / name, {"w": np.ones(3, np.float32)})
+    first, second = two_ranks.run(on_rank_load, tmp_path / "one", mistake)
+    assert first == second and first[0] == "PlanError", first
+    assert words.format(path=tmp_path / "one", other=tmp_path / "other") in first[1], first[1]
+
+
+def on_rank_zero_alone(rank: int, path: Path) -> tuple[str, str, float]:
+    group: Any = dist.new_group()
+    if rank:
+        time.sleep(2)
+        return "", "", 0.0
+    started = time.monotonic()
+    kind, text = error_of(lambda: xckpt.save(path, {"w": torch.ones(3)}, group=group, timeout=1))
+    return kind, text, time.monotonic() - started
+
+
+def test_only_rank_zero_calls(two_ranks: Ranks, tmp_path: Path) -> None:
+    """Without a timeout it logs a warning: `tests/torch/test_waiting.py`."""
+    (kind, text, seconds), _ = two_ranks.run(on_rank_zero_alone, tmp_path / "c")
+    assert kind == "RanksFailedError" and seconds < 5
+    assert "rank 1: sent nothing for 1 s; is it alive, and did it call the same save" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+class Deadly(xckpt.planner.DefaultSavePlanner):
+    def finish_plan(self, new_plan: Any) -> Any:
+        die()
+
+
+def on_rank_killed(rank: int, path: Path) -> tuple[str, str]:
+    planner = Deadly() if rank == 1 else None
+    return error_of(lambda: xckpt.save(path, {"w": torch.ones(3)}, planner=planner))
+
+
+def test_a_rank_is_killed(tmp_path: Path) -> None:
+    with Ranks(2) as ranks:
+        (ok, answer), dead = ranks.attempt(on_rank_killed, tmp_path / "c")
+    assert ok and dead == (False, "ended with code -9")
+    assert answer[0] == "RanksFailedError"
+    assert "rank 1: the process was probably killed (out of memory?)" in answer[1]
+    assert not (tmp_path / "c").exists()
+
+
+SCRIPT = """
+import sys, numpy as np, xckpt
+try:
+    xckpt.save(sys.argv[1], {"w": np.ones(3)})
+except xckpt.NoGroupError as error:
+    print(error)
+"""
+
+
+@pytest.mark.thorough
+def test_torchrun_without_a_process_group(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py"), str(tmp_path / "c")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    said = "WORLD_SIZE says that there are 2 processes (torchrun), but no process group joins them"
+    assert done.stdout.count(said) == 2
+    assert done.stdout.count("call torch.distributed.init_process_group()") == 2
+    assert done.stdout.count("group=xckpt.LocalGroup()") == 2
+    assert not (tmp_path / "c").exists()

@@ -1,0 +1,188 @@
+"""Another library's checkpoint as a whole: which files it is made of; copied, deleted.
+
+1. `own_files` asks each format which files of a local path are the checkpoint's: the file itself,
+   an index and the files that it names, ``.metadata`` and the files that it names, or what Orbax
+   puts into a step. Every other file is the user's: it is neither copied nor deleted.
+2. `copy_files` stages the copy as a sink stages an output, links what it can, and renames.
+3. `delete_files` deletes the file first without which no reader takes the rest for a checkpoint.
+
+On local file systems only: in a bucket the formats know no step that commits several objects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, cast
+
+from xckpt.errors import NotACheckpointError, StorageError
+from xckpt.formats.dcp.metadata import MAX_BYTES, parse
+from xckpt.formats.detect import detect
+from xckpt.formats.file_sets import Files, find_files
+from xckpt.formats.orbax.step import find_item
+from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
+from xckpt.formats.safetensors.source import SUFFIX
+from xckpt.formats.torch_save.source import find_saved
+from xckpt.storage.commit.folder import link_or_copy, sync_folder
+from xckpt.storage.commit.output import OutputPath
+from xckpt.storage.foreign.files import read_whole
+from xckpt.storage.foreign.paths import find_path
+from xckpt.storage.location import storage_errors
+
+
+@dataclass(frozen=True, slots=True)
+class OwnFiles:
+    """The files of a checkpoint of another library."""
+
+    format: str
+    place: Path
+    """The file that it is, or the folder that it lies in."""
+    files: tuple[Path, ...]
+    """The one without which the others are no checkpoint comes first."""
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one file and no folder."""
+        return self.files == (self.place,)
+
+    def foreign(self, path: Path) -> str:
+        """Why what is at a path is not replaced by a copy; empty if it may be."""
+        try:
+            there = own_files(path)
+        except NotACheckpointError:
+            return f"it is no checkpoint of the format {self.format}"
+        if there.format != self.format:
+            return f"it is a checkpoint of the format {there.format}, not {self.format}"
+        other = [] if there.single else sorted(set(_files_below(path)) - set(there.files))
+        return f"it holds other files: {', '.join(each.name for each in other[:5])}" * bool(other)
+
+
+def own_files(path: str | os.PathLike[str]) -> OwnFiles:
+    """The files of what lies at a path.
+
+    Raises:
+        NotACheckpointError: it is no checkpoint of another library, or several.
+        StorageError: it is not on a local file system.
+
+    Example:
+        >>> from safetensors.numpy import save_file
+        >>> import numpy as np
+        >>> save_file({"w": np.zeros(3)}, "owned.safetensors")
+        >>> own_files("owned.safetensors").format
+        'safetensors'
+    """
+    format = detect(path)
+    if format not in _FILES:
+        raise NotACheckpointError(f"{path} is a checkpoint of xckpt")
+    place = find_path(path)
+    if not isinstance(place, Path):
+        raise StorageError(
+            f"{place} is a checkpoint of the format {format}, and these are copied and deleted on "
+            f"local file systems only: use the bucket's own tools, or convert it"
+        )
+    with storage_errors(place):
+        root, files = _FILES[format](place)
+    return OwnFiles(format, root, files)
+
+
+def copy_files(source: OwnFiles, target: Path, *, overwrite: bool) -> None:
+    """Copy a checkpoint's files; the copy is there as a whole or not at all.
+
+    Raises:
+        CheckpointExistsError: the target is taken.
+        StorageError: the system refused.
+    """
+    target = Path(os.path.realpath(target))
+    staged = OutputPath(target, source.foreign, overwrite, source.single).begin()
+    try:
+        with storage_errors(target):
+            for file in source.files:
+                new = staged.folder / (
+                    target.name if source.single else file.relative_to(source.place)
+                )
+                new.parent.mkdir(parents=True, exist_ok=True)
+                link_or_copy(file, new)
+        staged.publish()
+    except BaseException:
+        staged.abort()
+        raise
+
+
+def delete_files(found: OwnFiles) -> None:
+    """Delete a checkpoint's files, and the folders that are empty then.
+
+    Raises:
+        StorageError: the system refused.
+    """
+    with storage_errors(found.place):
+        marker, *others = found.files
+        marker.unlink()
+        sync_folder(marker.parent)
+        for file in others:
+            file.unlink(missing_ok=True)
+        above = {folder for file in found.files for folder in file.parents}
+        inner = {folder for folder in above if found.place in (folder, *folder.parents)}
+        for folder in sorted(inner, reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def _of_file_set(files: Files, place: Path) -> tuple[Path, tuple[Path, ...]]:
+    paths = (*filter(None, [files.index_path]), *files.paths)
+    is_file = place.is_file() and files.index_path is None
+    return place if is_file else paths[0].parent, paths  # pyright: ignore[reportReturnType]
+
+
+def _of_safetensors(place: Path) -> tuple[Path, tuple[Path, ...]]:
+    return _of_file_set(find_files(place, SUFFIX), place)
+
+
+def _of_torch(place: Path) -> tuple[Path, tuple[Path, ...]]:
+    files = find_saved(place)
+    for file in files.paths:
+        if detect(str(file)) != "torch":
+            raise NotACheckpointError(f"{file} is no file of torch.save")
+    return _of_file_set(files, place)
+
+
+def _of_dcp(place: Path) -> tuple[Path, tuple[Path, ...]]:
+    metadata = place / ".metadata"
+    described = parse(read_whole(metadata, MAX_BYTES))
+    places = [where for tensor in described.tensors.values() for where in tensor.places]
+    names = dict.fromkeys(where.file for where in (*places, *described.objects.values()))
+    return place, (metadata, *(place / name for name in names))
+
+
+def _of_orbax(place: Path) -> tuple[Path, tuple[Path, ...]]:
+    item = cast(Path, find_item(place))
+    if item != place and item not in items_in(place):
+        raise NotACheckpointError(
+            f"{place} is a folder of steps of Orbax; give the path of a step: {item.parent}"
+        )
+    marks = [place / CHECKPOINT, item / TREE]
+    own = (
+        file
+        for file in _files_below(place)
+        if file.parent not in (place, item) or _ORBAX.fullmatch(file.name)
+    )
+    return place, tuple(sorted(own, key=lambda file: file not in marks))
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+
+
+_ORBAX: Final = re.compile(r"_.*|manifest\..*|commit_success\.txt|checkpoint|metadata|metrics")
+"""Orbax's files in the folder of a step or an item; all folders in them are Orbax's."""
+
+_FILES: Final[Mapping[str, Callable[[Path], tuple[Path, tuple[Path, ...]]]]] = {
+    "safetensors": _of_safetensors,
+    "torch": _of_torch,
+    "dcp": _of_dcp,
+    "orbax": _of_orbax,
+}
+"""Format -> from what the caller gave to the checkpoint's place and its files."""

@@ -1,0 +1,199 @@
+"""The digests of a checkpoint's chunks, as much of their file in memory as is needed.
+
+A manifest of a few bytes can claim billions of chunks, each with a digest.
+
+1. A file of up to `FEW_BYTES` is read and checked as a whole.
+2. Of a longer one, `Digests.prepare` fetches the digests of the arrays that are about to be read,
+   all at a time, where an array has no more than `BLOCK`; of a larger array, `Digests.of` fetches
+   blocks when their first chunk comes, and keeps the last ones.
+3. `Digests.problem` hashes the whole file, range by range.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import tensorstore as ts
+import xxhash
+
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.manifest.own_keys import DIGESTS
+from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.location import Location, answer, open_store, storage_errors
+
+FEW_BYTES = 1 << 20
+"""A digest file up to this size (bytes) is read and checked as a whole."""
+
+BLOCK = 1 << 16
+"""Digests that are fetched at a time, of an array that has more: 1 MiB."""
+
+KEPT_BLOCKS = 16
+"""How many of these are in memory."""
+
+RANGE_BYTES = 1 << 23
+"""Of a file that is hashed."""
+
+_Block = tuple[str, int]
+"""The path of an array, and the number of a block of it."""
+
+
+@dataclass(slots=True)
+class Digests:
+    """The digests of one checkpoint."""
+
+    root: Location
+    """The root group's place."""
+    total: int
+    """Number of chunks in the whole checkpoint."""
+    expected: str
+    """Digest of the whole file, hex."""
+    _whole: bytes = b""
+    _blocks: dict[_Block, bytes] = field(default_factory=dict[_Block, bytes])
+    """Those that stay: of arrays that have one block."""
+    _last: OrderedDict[_Block, bytes] = field(default_factory=OrderedDict[_Block, bytes])
+    """The blocks of larger arrays that were used last."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def few(self) -> bool:
+        """Whether the file is read as a whole."""
+        return self.total * DIGEST_BYTES <= FEW_BYTES
+
+    def require(self) -> None:
+        """Refuse a manifest that has many more chunks than digests, before they are enumerated.
+
+        Raises:
+            CorruptCheckpointError: the digest file is missing or too short.
+        """
+        if not self.few:
+            self._answered(self._ask(self.total - 1, 1), 1, f"{self.total:,} chunks")
+
+    def prepare(self, wanted: Iterable[ZarrArray]) -> None:
+        """Fetch the digests of arrays, once.
+
+        Raises:
+            CorruptCheckpointError: the digest file was altered, or is too short.
+        """
+        new = {a.path: a for a in wanted if (a.path, 0) not in self._blocks and a.count <= BLOCK}
+        if self.few:
+            if new and not self._whole:
+                self.check()
+            self._blocks |= {(path, 0): self._whole[_range(a)] for path, a in new.items()}
+            return
+        asked = {path: self._ask(a.first, a.count) for path, a in new.items() if a.count}
+        for path, future in asked.items():
+            self._blocks[path, 0] = self._answered(future, new[path].count, new[path].leaf)
+
+    def of(self, array: ZarrArray, number: int) -> bytes:
+        """The digest of chunk ``number`` of a prepared array.
+
+        Raises:
+            CorruptCheckpointError: the digest file is too short.
+        """
+        start = number % BLOCK * DIGEST_BYTES
+        return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
+
+    def blocks(self, array: ZarrArray) -> Iterator[bytes]:
+        """All digests of a prepared array's chunks, `BLOCK` at a time.
+
+        Raises:
+            CorruptCheckpointError: the digest file is too short.
+        """
+        for number in range(-(-array.count // BLOCK)):
+            yield self._block(array, number)
+
+    def _block(self, array: ZarrArray, number: int) -> bytes:
+        found = self._blocks.get((array.path, number))
+        if found is not None:
+            return found
+        key = array.path, number
+        with self._lock:
+            if key not in self._last:
+                first = array.first + number * BLOCK
+                count = min(BLOCK, array.count - number * BLOCK)
+                self._last[key] = self._answered(self._ask(first, count), count, array.leaf)
+                if len(self._last) > KEPT_BLOCKS:
+                    self._last.popitem(last=False)
+            self._last.move_to_end(key)
+            return self._last[key]
+
+    def _ask(self, first: int, count: int) -> ts.Future[ts.KvStore.ReadResult]:
+        """Begin to read ``count`` digests of the file."""
+        where = slice(first * DIGEST_BYTES, (first + count) * DIGEST_BYTES)
+        return open_store(self.root).read(DIGESTS, byte_range=where)
+
+    def _answered(self, asked: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
+        """A range of the digest file, which must have ``count`` digests in it."""
+        with storage_errors(self.root.child(DIGESTS)):
+            try:
+                digests = answer(asked, self.root).value
+            except ValueError as error:
+                if not str(error).startswith("OUT_OF_RANGE"):
+                    raise
+                digests = b""
+        if len(digests) != count * DIGEST_BYTES:
+            raise CorruptCheckpointError(
+                f"{self.root}: {DIGESTS} is missing or too short for {what}"
+            )
+        return digests
+
+    def check(self) -> None:
+        """Refuse a manifest that lies among files of another checkpoint; a long file is not read.
+
+        Raises:
+            CorruptCheckpointError: the digest file is not the manifest's.
+        """
+        if self.few:
+            problem = self.problem()
+            if problem:
+                raise CorruptCheckpointError(f"{self.root}: {problem}")
+
+    def problem(self) -> str:
+        """What is wrong with the digest file as a whole; empty if nothing.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        if file_problem(self.root, DIGESTS, self.total * DIGEST_BYTES):
+            return f"{DIGESTS}: altered"
+        if not self.few:
+            return self._long_problem()
+        with storage_errors(self.root.child(DIGESTS)):
+            content = answer(open_store(self.root).read(DIGESTS), self.root)
+        if content.state != "value":
+            return f"{DIGESTS}: missing"
+        whole = len(content.value) == self.total * DIGEST_BYTES
+        if not whole or digest_bytes(content.value).hex() != self.expected:
+            return f"{DIGESTS}: altered"
+        self._whole = content.value
+        return ""
+
+    def _long_problem(self) -> str:
+        """`problem` of a file that is not kept."""
+        hashed = xxhash.xxh3_128()
+        store, size = open_store(self.root), self.total * DIGEST_BYTES
+        for start in range(0, size, RANGE_BYTES):
+            stop = min(start + RANGE_BYTES, size)
+            with storage_errors(self.root.child(DIGESTS)):
+                try:
+                    content = answer(store.read(DIGESTS, byte_range=slice(start, stop)), self.root)
+                except ValueError as error:
+                    if not str(error).startswith("OUT_OF_RANGE"):
+                        raise
+                    return f"{DIGESTS}: altered"
+            if content.state != "value":
+                return f"{DIGESTS}: missing"
+            if len(content.value) != stop - start:
+                return f"{DIGESTS}: altered"
+            hashed.update(content.value)
+        return "" if hashed.hexdigest() == self.expected else f"{DIGESTS}: altered"
+
+
+def _range(array: ZarrArray) -> slice:
+    """Where an array's digests are in the file."""
+    return slice(array.first * DIGEST_BYTES, (array.first + array.count) * DIGEST_BYTES)

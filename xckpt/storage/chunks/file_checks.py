@@ -1,0 +1,49 @@
+"""What a local file must be before TensorStore reads it.
+
+A checkpoint's folder may hold anything under the names that a manifest implies.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from math import prod
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.storage.location import Location
+
+
+def file_problem(location: Location, key: str, most: int) -> str:
+    """Why a local file must not be read: it is no plain file, or longer than ``most`` bytes.
+
+    TensorStore reads a file as a whole: a huge one would end the process, a pipe would hang it.
+    Empty if nothing is wrong, if the file is missing, and for other stores.
+    """
+    if location.driver != "file":
+        return ""
+    try:
+        status = os.stat(f"{location.path}/{key}")
+    except OSError:
+        return ""
+    return status_problem(status, most)
+
+
+def status_problem(status: os.stat_result, most: int) -> str:
+    """Why a file of this status must not be read; as of `file_problem`."""
+    if not stat.S_ISREG(status.st_mode):
+        return "no plain file"
+    if status.st_size > most:
+        return f"{status.st_size:,} bytes long, where at most {most:,} are expected"
+    return ""
+
+
+def most_bytes(array: ZarrArray, codecs: tuple[str, ...]) -> int:
+    """The most bytes of an object of an array: chunks, checksums, a shard's index.
+
+    TensorStore does not mind what follows a chunk with a checksum.
+    """
+    unit = array.shard or array.chunk
+    chunks = prod(unit) // prod(array.chunk)
+    index = 0 if array.shard is None else chunks * 16 + 4
+    return prod(unit) * item_size(array.dtype) + chunks * 4 * len(codecs) + index

@@ -1,0 +1,118 @@
+"""Which chunks are to be read, and where their parts go.
+
+`ChunkRequests` splits boxes of arrays into chunks. A chunk that several boxes meet is requested
+once, with a part for each. How many there are is known before they are listed, and limited by the
+memory of the options: a manifest of a few bytes can claim billions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.cell_blocks import count_met
+from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import LeafTooLargeError
+from xckpt.storage.chunks.chunk import Chunk, chunks_of
+
+REQUEST_BYTES = 1 << 10
+"""Memory that a chunk takes which is to be read, without its elements: its boxes, digest, parts."""
+
+READ_BYTES = 1 << 14
+"""Memory of a chunk in flight, without its elements: few bytes are no reason for many reads."""
+
+FEWEST_CHUNKS = 1 << 16
+"""So many can always be requested."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a chunk that goes to one destination."""
+
+    destination: int
+    """The number of the destination."""
+    box: Box | None
+    """Which elements, counted from the chunk's first; None for all of it."""
+    region: tuple[slice, ...]
+    """Where they go in the destination; empty for all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRequest:
+    """A chunk and everything that is wanted of it."""
+
+    chunk: Chunk
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the chunk's elements."""
+        return self.chunk.nbytes
+
+    @property
+    def held(self) -> int:
+        """Bytes that it takes while it is in flight."""
+        return self.nbytes + READ_BYTES
+
+
+class ChunkRequests(dict[int, ChunkRequest]):
+    """Requests by the number of the chunk's digest in the checkpoint.
+
+    Example:
+        >>> array = ZarrArray("w", 0, "int8", (0,), (9,), (4,))
+        >>> requests = ChunkRequests()
+        >>> requests.add(array, Box((4,), (5,)))
+        >>> [(n, str(request.chunk.box)) for n, request in requests.items()]
+        [(1, '[4, 8)'), (2, '[8, 9)')]
+        >>> [parts for array, parts in requests.destinations]
+        [2]
+    """
+
+    def __init__(self, memory_bytes: int = FEWEST_CHUNKS * REQUEST_BYTES) -> None:
+        super().__init__()
+        self._memory_bytes = memory_bytes
+        self.destinations: list[tuple[ZarrArray, int]] = []
+        """For each destination, the array that it is read from, and how many parts it gets."""
+
+    def add(self, array: ZarrArray, box: Box) -> None:
+        """Request a non-empty box of an array for the next destination.
+
+        Raises:
+            LeafTooLargeError: so many chunks are within the box that the list of them has no room.
+        """
+        count = len(self) + count_met(box, array.chunk)
+        if count > max(FEWEST_CHUNKS, self._memory_bytes // REQUEST_BYTES):
+            raise LeafTooLargeError(
+                f"{array.leaf or 'the root'}: {box} lies in chunks of {array.chunk}: the list of "
+                f"{count:,} chunks takes {readable_bytes(count * REQUEST_BYTES)}, more than "
+                f"memory_bytes ({readable_bytes(self._memory_bytes)}); raise "
+                "LoadOptions(memory_bytes=), or load less at a time"
+            )
+        chunks = list(chunks_of(array, box))
+        for chunk in chunks:
+            request = self.setdefault(array.first + chunk.number, ChunkRequest(chunk))
+            request.parts.append(_part(len(self.destinations), box, chunk.box))
+        self.destinations.append((array, len(chunks)))
+
+    @property
+    def budget(self) -> int:
+        """What is over of the memory for the elements of chunks, bytes."""
+        return max(self._memory_bytes - len(self) * REQUEST_BYTES, self._memory_bytes // 8)
+
+    @property
+    def arrays(self) -> list[ZarrArray]:
+        """The arrays that are read, each once."""
+        by_path = {request.chunk.array.path: request.chunk.array for request in self.values()}
+        return list(by_path.values())
+
+
+def _part(destination: int, wanted: Box, chunk: Box) -> Part:
+    """The part of a chunk that a box has; both are counted from the array's first element."""
+    if wanted == chunk:
+        return Part(destination, None, ())
+    shared = wanted.meets(chunk)
+    assert shared is not None
+    whole = shared == chunk
+    region = shared.slices(wanted.offsets)
+    return Part(destination, None if whole else shared.relative_to(chunk.offsets), region)
