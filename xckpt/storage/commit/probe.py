@@ -60,8 +60,13 @@ def look(store: ts.KvStore, target: Location) -> tuple[ts.KvStore.ReadResult, bo
     return seen, CLAIM.encode() in keys
 
 
-def check_listing(store: ts.KvStore, target: Location) -> None:
+def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:
     """Have a bucket list the claim that was just written, where a refusal looks like an empty list.
+
+    Args:
+        store: at the target.
+        target: for errors.
+        claimed: the claim's generation; it is removed if it is not listed.
 
     Raises:
         StorageError: these credentials may not list.
@@ -69,6 +74,7 @@ def check_listing(store: ts.KvStore, target: Location) -> None:
     if target.driver == "gcs":
         only = ts.KvStore.KeyRange(CLAIM, f"{CLAIM}\0")
         if not _permitted("list", store.list(only), target):
+            answer(store.write(CLAIM, None, if_equal=claimed), target)
             raise _may_not("list", target)
 
 
