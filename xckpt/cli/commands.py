@@ -25,6 +25,7 @@ from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command, gc_command
+from xckpt.core.text.printable import printable
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ class Commands(click.Group):
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
             text = "\n".join([str(error), *getattr(error, "__notes__", ())])
             raise Failure(in_options(text, command)) from error
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            for line in ("interrupted", *getattr(error, "__notes__", ())):
+                click.echo(f"xckpt: {printable(line)}", err=True)
             ctx.exit(INTERRUPTED)
 
 

@@ -27,6 +27,9 @@ from xckpt.progress import Progress
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
 
+IN_FLIGHT = 256
+"""Small objects on their way at a time: after one has failed, so many are waited for."""
+
 RETRIES: Final = 16
 """How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
 REQUEST_SECONDS: Final = 60.0
