@@ -217,13 +217,11 @@ class Location:
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
 
 
-def context(access: Access | None = None, *, mapped: bool = False) -> ts.Context:
+def context(access: Access | None = None) -> ts.Context:
     """A TensorStore context; ``memory://`` lives as long as the process.
 
     Args:
         access: how often and how many at a time a storage is asked.
-        mapped: read local files through memory maps, which saves a copy. A committed checkpoint
-            doesn't change; still, network file systems should be read without.
 
     Raises:
         StorageError: see `check_process`.
@@ -232,12 +230,12 @@ def context(access: Access | None = None, *, mapped: bool = False) -> ts.Context
     access = access or Access()
     if access.request_timeout != REQUEST_SECONDS:
         os.environ.setdefault(_STALL, str(math.ceil(access.request_timeout)))
-    return _context(mapped, access.retries, access.concurrency)
+    return _context(access.retries, access.concurrency)
 
 
 @functools.cache
-def _context(mapped: bool, retries: int, concurrency: int) -> ts.Context:
-    spec: dict[str, object] = {"file_io_mode": {"mode": "memmap"}} if mapped else {}
+def _context(retries: int, concurrency: int) -> ts.Context:
+    spec: dict[str, object] = {}
     for store in ("s3", "gcs"):
         spec[f"{store}_request_retries"] = {"max_retries": retries, **DELAYS}
         if concurrency:
@@ -282,16 +280,14 @@ def check_process() -> None:
         )
 
 
-def open_store(location: Location, *, mapped: bool = False) -> ts.KvStore:
+def open_store(location: Location) -> ts.KvStore:
     """The key-value store at a location.
 
     Raises:
         StorageError: the store cannot be opened.
     """
     with storage_errors(location):
-        return ts.KvStore.open(
-            location.store_spec(), context=context(location.access, mapped=mapped)
-        ).result()
+        return ts.KvStore.open(location.store_spec(), context=context(location.access)).result()
 
 
 Answered = TypeVar("Answered", covariant=True)

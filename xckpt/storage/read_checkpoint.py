@@ -108,8 +108,7 @@ class ZarrStorageReader:
         parsed = self._parse(manifest)
         self._requested = None
         root = self.location.within(parsed.root)
-        mapped = self.options.memory_map and self.location.driver == "file"
-        self.source = ChunkSource(self.location, root, parsed, mapped, self.options.memory_bytes)
+        self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
         self._may_share = ranks > 1 and self.options.share_reads
         return to_metadata(parsed)
 

@@ -63,11 +63,11 @@ class SavePlanner(abc.ABC):
         ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
 
-    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
-        """Name, type and bytes of each small leaf that ranks of the same type must have alike.
+    def replicas(self) -> Iterable[tuple[str, str, object]]:
+        """Name, type and data of each small leaf that ranks of the same type must have alike.
 
-        Called on every rank of a group of several, after `set_up_planner`. By default there are
-        none, and nothing is compared.
+        The data are a tensor of any framework or a NumPy array. Called on every rank of a group of
+        several, after `set_up_planner`. By default there are none, and nothing is compared.
         """
         return ()
 
@@ -176,11 +176,11 @@ class DefaultSavePlanner(SavePlanner):
             f"options=xckpt.SaveOptions(serialise=...)"
         )
 
-    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+    def replicas(self) -> Iterable[tuple[str, str, object]]:
         """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
         values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
         tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
-        return small_replicas(tensors, values, self._bytes, self._containers, self.adapters)
+        return small_replicas(tensors, values, self._bytes, self._containers)
 
     def create_local_plan(self) -> SavePlan:
         """An item for each local shard and value."""

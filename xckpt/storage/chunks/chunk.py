@@ -117,8 +117,6 @@ class ChunkSource:
     root: Location
     """The root group's place."""
     manifest: Manifest
-    mapped: bool
-    """Whether local files are memory-mapped."""
     memory_bytes: int
     """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
     integrity: Integrity = field(init=False)
@@ -285,7 +283,7 @@ class ChunkSource:
     @property
     def _store(self) -> ts.KvStore:
         if self._chunks is None:
-            self._chunks = open_store(self.root, mapped=self.mapped)
+            self._chunks = open_store(self.root)
         return self._chunks
 
     def _open(self, array: ZarrArray) -> ts.TensorStore:

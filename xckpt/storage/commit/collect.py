@@ -20,9 +20,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import ManifestError
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys_in, rescue
 from xckpt.storage.commit.folder import LEFTOVER, Lock, lock
 from xckpt.storage.commit.leftovers import (
@@ -152,10 +155,16 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
         yield _measured(folder / CLAIM, folder, Fate.UNKNOWN, [folder / CLAIM, *own])
 
 
+def root_of(manifest: bytes) -> str | None:
+    """The root that a manifest names; None if it cannot be read."""
+    try:
+        return parse(manifest, digest_bytes).root
+    except ManifestError:
+        return None
+
+
 def _root_in(folder: Path) -> tuple[str | None, bool]:
     """The root that the manifest in a folder names, and whether there is a manifest."""
-    from xckpt.storage.commit.keys import root_of
-
     try:
         return root_of((folder / MANIFEST).read_bytes()), True
     except FileNotFoundError:

@@ -253,11 +253,12 @@ def _begin_folder(
         able = look_into(folder)
     else:
         claim, resumed = claim_folder(folder, rescue, identity)
-        able = look_into(claim.folder, claim.descriptor)
-        staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
-        staged.access = target.access
         with contextlib.ExitStack() as undo:
-            undo.callback(staged.abort)
+            abort = StagedFolder(folder, claim.folder, claim).abort
+            undo.callback(claim.release if resumed else abort)
+            able = look_into(claim.folder, claim.descriptor)
+            staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
+            staged.access = target.access
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 check_fitness(target, able, planned)
                 staged.in_batch = _has_many_files(planned, folder.parent)
@@ -266,7 +267,7 @@ def _begin_folder(
         step = decide(target, found, Place.PLAIN_FOLDER, overwrite=overwrite)
     assert step is Step.GENERATION
     check_fitness(target, able, planned, beside=True)
-    return stage_beside(target, planned)
+    return stage_beside(target, planned, in_batch=_has_many_files(planned, folder))
 
 
 def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
