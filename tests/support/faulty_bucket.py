@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 import time
@@ -61,6 +62,12 @@ class Answer:
             f"<Message>{self.code}</Message></Error>"
         ).encode()
 
+    @property
+    def google(self) -> bytes:
+        """What Google's storage says instead."""
+        error = {"code": self.status, "message": self.code, "errors": [{"reason": self.code}]}
+        return json.dumps({"error": error}).encode()
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -105,6 +112,12 @@ class FaultyBucket(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
         self.fault: Faults = never
+        self.url = ""
+        """The bucket's, for users."""
+        self.name = ""
+        """A name for the test."""
+        self.dropped: tuple[str, ...] = ()
+        """Headers that do not reach the bucket's own server, in lower case."""
         self.seen: list[Request] = []
         """All requests, in the order in which they came."""
         self.released = threading.Event()
@@ -141,7 +154,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
         if isinstance(fault, Answer):
-            self._answer(fault.status, fault.headers, fault.content)
+            google = url.path.startswith(("/storage/", "/upload/"))
+            content = fault.google if google and fault.code else fault.content
+            self._answer(fault.status, fault.headers, content)
         elif isinstance(fault, Reset) and not fault.done:
             self._cut()
         else:
@@ -152,7 +167,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, content: bytes, fault: Fault) -> None:
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
         with contextlib.closing(upstream):
-            upstream.request(self.command, self.path, content or None, dict(self.headers.items()))
+            passed = {k: v for k, v in self.headers.items() if k.lower() not in self.server.dropped}
+            upstream.request(self.command, self.path, content or None, passed)
             answer = upstream.getresponse()
             data = answer.read()
         kept = {

@@ -25,6 +25,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
 from xckpt.storage.absent import what_file_is_there, what_is_there
@@ -34,7 +35,7 @@ from xckpt.storage.chunks.file_checks import file_bytes, file_problem
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import read_box
-from xckpt.storage.host_exchange import Exchange, host_identity
+from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
@@ -81,6 +82,8 @@ class ZarrStorageReader:
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
+        self.patience = PATIENCE
+        """Seconds that a silent rank of this host is waited for."""
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
@@ -125,7 +128,7 @@ class ZarrStorageReader:
         # Where there are no sockets, each rank reads for itself.
         with contextlib.suppress(OSError):
             host, numbers = host_identity(), np.array(wanted, np.int64).tobytes()
-            self._exchange = Exchange()
+            self._exchange = Exchange(self.patience)
             announcement = Announcement(host, self._exchange.address, numbers)
             plan = replace(plan, storage_data=announcement)
         return plan
