@@ -119,7 +119,7 @@ def test_markup_is_text(tmp_path: Path) -> None:
     """What rich would take for a colour or a link is printed as it is."""
     name = "[bold red]w[/] [link=http://x]y[/link] :skull:"
     xckpt.save(tmp_path / "ckpt", {name: np.ones(3)})
-    command = [sys.executable, "-m", "xckpt.cli", "ls", str(tmp_path / "ckpt")]
+    command = [sys.executable, "-m", "xckpt", "ls", str(tmp_path / "ckpt")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 0 and "[bold red]w" in ended.stdout, ended.stderr
 
@@ -211,7 +211,7 @@ def test_mappings_with_absurd_numbers(tmp_path: Path, what: str) -> None:
     (tmp_path / "m.toml").write_text(ABSURD_RULES[what])
 
     def call() -> object:
-        mapping = Mapping.load(tmp_path / "m.toml")
+        mapping = Mapping.from_file(tmp_path / "m.toml")
         return xckpt.load(path, {"v": np.zeros(3)}, mapping=mapping)
 
     done = outcome(call)
@@ -237,7 +237,7 @@ def test_a_conversion_is_interrupted(tmp_path: Path) -> None:
     """Ctrl-C says what is kept, and the same command goes on."""
     path, target = tmp_path / "ckpt", tmp_path / "out.safetensors"
     xckpt.save(path, {f"w{n}": np.ones((1024, 1024), np.float32) for n in range(96)})
-    command = [sys.executable, "-m", "xckpt.cli", "convert", str(path), str(target)]
+    command = [sys.executable, "-m", "xckpt", "convert", str(path), str(target)]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     stop = time.monotonic() + 60
     while time.monotonic() < stop and run.poll() is None:
