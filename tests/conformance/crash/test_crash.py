@@ -55,15 +55,11 @@ def test_files_that_are_synced_together(place: Implementation, law: str) -> None
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
     "place",
-    [
-        *(IMPLEMENTATION, places.Generations(), places.InPlace(), places.Slabs()),
-        *(places.Together(), places.TogetherBeside()),
-    ],
+    [IMPLEMENTATION, places.Generations(), places.InPlace(), places.Slabs()],
     ids=lambda p: p.name,
 )
 def test_every_power_cut(place: Implementation, law: str) -> None:
-    together = isinstance(place, places.Together)  # with fewer operations
-    check(place, law, 1_000_000, 300 if together else 700)
+    check(place, law, 1_000_000, 700)
 
 
 def test_all_laws_are_judged() -> None:
