@@ -79,8 +79,8 @@ def _work(rank: int, ranks: int, folder: str, rounds: int, quick: bool, told: An
     arguments = arguments_of(xckpt.storage.ZarrStorageWriter(path))
     works: list[Callable[[], object]] = [
         lambda: xckpt.save(path, tree, overwrite=True),
-        lambda: compare_ranks(group, arguments, equal.replicas),
-        lambda: compare_ranks(group, arguments, stage.replicas),
+        lambda: compare_ranks(group, arguments, equal.replicas, equal.adapters),
+        lambda: compare_ranks(group, arguments, stage.replicas, stage.adapters),
     ]
     times = [[_slowest(work) for work in works] for _ in range(rounds)]
     if rank == 0:

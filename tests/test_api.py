@@ -22,7 +22,7 @@ def test_everything_in_every_layout(tmp_path: Path, layout: str, place: str) -> 
     path = place.format(folder=tmp_path, name=tmp_path.name)
     state = everything()
     xckpt.save(path, state, options=LAYOUTS[layout])
-    for options in (xckpt.LoadOptions(memory_map=False), xckpt.LoadOptions(threads=1)):
+    for options in (xckpt.LoadOptions(threads=2), xckpt.LoadOptions(threads=1)):
         assert same(xckpt.load(path, options=options), expected(state))
     checkpoint = xckpt.open(path)
     assert checkpoint.verify() == []

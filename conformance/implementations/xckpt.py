@@ -108,8 +108,7 @@ class Xckpt:
         return xckpt.LoadOptions(
             threads=1 + number % 2,
             memory_bytes=(1 << 20, 100)[number // 2 % 2],
-            memory_map=number // 4 % 2 == 0,
-            share_reads=number // 8 % 2 == 0,
+            share_reads=number // 4 % 2 == 0,
         )
 
     def save(

@@ -45,32 +45,32 @@ GENERATION = "0123456789ab"
 
 @dataclass(frozen=True, slots=True)
 class XckptReader:
-    """xckpt, reading local files through memory maps or not."""
+    """xckpt, reading in the caller's thread or in several."""
 
-    memory_map: bool
+    threads: int
 
     @property
     def name(self) -> str:
-        return f"xckpt {xckpt.__version__}, {'mapped' if self.memory_map else 'read'}"
+        return f"xckpt {xckpt.__version__}, {self.threads} threads"
 
     @property
     def errors(self) -> tuple[type[Exception], ...]:
         return (xckpt.XckptError,)
 
     def load(self, path: Path) -> dict[str, Read]:
-        options = xckpt.LoadOptions(memory_map=self.memory_map, threads=2)
+        options = xckpt.LoadOptions(threads=self.threads)
         tree = xckpt.load(path, options=options)
         return {name: read_of(leaf) for name, leaf in flatten(tree).leaves.items()}
 
     def verify(self, path: Path) -> Sequence[str]:
-        options = xckpt.LoadOptions(memory_map=self.memory_map, threads=2)
+        options = xckpt.LoadOptions(threads=self.threads)
         return xckpt.open(path, options=options).verify()
 
     def digest(self, data: bytes) -> str:
         return xxhash.xxh3_128_hexdigest(data)
 
 
-READERS = (XckptReader(memory_map=True), XckptReader(memory_map=False))
+READERS = (XckptReader(threads=2), XckptReader(threads=1))
 
 
 def read_of(leaf: object) -> Read:

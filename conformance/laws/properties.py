@@ -259,6 +259,8 @@ def ranks_without(implementation: Implementation, case: Case) -> None:
     """A rank that holds or wants nothing of a leaf may omit it."""
     saved = [{name: each for name, each in rank.items() if each.shards} for rank in case.held()]
     wanted = [{name: each for name, each in rank.items() if each.boxes} for rank in case.wanted()]
+    if not any(wanted):
+        raise judge.Unfit  # a load of nothing at all may be refused
     with fresh_folder() as folder:
         implementation.save(folder / "ckpt", saved)
         check_loaded(case.whole(), wanted, implementation.load(folder / "ckpt", wanted))

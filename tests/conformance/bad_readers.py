@@ -27,4 +27,4 @@ class EatsMemory(XckptReader):
         return super().load(path)
 
 
-READERS = (Dies(memory_map=True), EatsMemory(memory_map=True))
+READERS = (Dies(threads=2), EatsMemory(threads=2))

@@ -17,4 +17,4 @@ class Hangs(XckptReader):
         return super().load(path)
 
 
-READERS = (Hangs(memory_map=True),)
+READERS = (Hangs(threads=2),)

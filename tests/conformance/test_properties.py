@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 
 from conformance.cases import Case, cases
 from conformance.implementation import Even, Refused, find
+from conformance.judge import Unfit
 from conformance.laws.properties import LAWS
 from tests.support.examples import examples
 
@@ -15,7 +16,10 @@ from tests.support.examples import examples
 @given(case=cases())
 @examples(20)
 def test_xckpt_keeps(law: str, case: Case) -> None:
-    LAWS[law](find("conformance.implementations.xckpt"), case)
+    try:
+        LAWS[law](find("conformance.implementations.xckpt"), case)
+    except Unfit:
+        reject()
 
 
 # The law itself is judged by `make conformance-reshard`, on hundreds of cases each.

@@ -37,6 +37,7 @@ MANIFEST = f"{CORE}/manifest/test_codec.py"
 COMMIT, DAMAGE = f"{STORAGE}/commit/test_staging.py", f"{STORAGE}/test_corruption.py"
 BOTH = f"{READER}::test_a_manifest_that_breaks_a_rule_is_refused_by_both"
 GOLDEN = "tests/conformance/test_golden.py"
+ODD = f"{STORAGE}/commit/test_odd_file_systems.py"
 LOST = "tests/conformance/crash/test_lost_answers.py"
 TWINS = f"{GOLDEN}::test_some_corrupt_twins_are_refused"
 
@@ -143,6 +144,12 @@ SHOWN: dict[str, tuple[str, ...]] = {
         f"{COMMIT}::test_save_refuse_overwrite",
         "tests/conformance/crash/test_crash.py::test_every_kill_and_some_power_cuts",
     ),
+    "Without locks, or where files are forced": (
+        f"{ODD}::test_an_overwrite_that_cannot_be_safe_is_refused",
+    ),
+    "9. to tell names apart": (f"{ODD}::test_names_that_differ_in_case",),
+    "All else may live": (f"{COMMIT}::test_remains_of_another_host_are_kept",),
+    "Several ranks MUST do the same": ("tests/engine/test_load.py::test_all_ranks_alike",),
     "A file that is replaced by a rename": (
         f"{COMMIT}::test_a_lock_that_a_killed_save_left_spoils_no_manifest",
     ),

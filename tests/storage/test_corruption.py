@@ -93,10 +93,10 @@ class Linked(Damaged):
         return True
 
 
-def outcome(checkpoint: Path, *, memory_map: bool) -> xckpt.XckptError | None:
+def outcome(checkpoint: Path, *, alone: bool) -> xckpt.XckptError | None:
     """How a load of a damaged checkpoint ends: refused, or with the data that were saved."""
     try:
-        loaded = xckpt.load(checkpoint, options=xckpt.LoadOptions(memory_map=memory_map))
+        loaded = xckpt.load(checkpoint, options=xckpt.LoadOptions(threads=1 if alone else 2))
     except (xckpt.CorruptCheckpointError, xckpt.ManifestError, xckpt.StorageError) as error:
         return error
     except xckpt.NotACheckpointError as error:
@@ -113,9 +113,9 @@ def found_by_verify(checkpoint: Path) -> Sequence[str]:
         return [str(error)]
 
 
-def examine(checkpoint: Path, file: Path, folders: dict[Path, str], *, memory_map: bool) -> None:
+def examine(checkpoint: Path, file: Path, folders: dict[Path, str], *, alone: bool) -> None:
     """A damaged file is refused and named, or it holds nothing that a load needs."""
-    error = outcome(checkpoint, memory_map=memory_map)
+    error = outcome(checkpoint, alone=alone)
     listed = found_by_verify(checkpoint)
     leaf = owner(file, folders)
     if file.name == "zarr.json" and leaf in (None, "none"):
@@ -145,7 +145,7 @@ def test_flipped_bits(saved: Path) -> None:
     for number, file in enumerate(files(saved)):
         for content in flips(file.read_bytes(), 1, seed=number):
             with Damaged(file, content):
-                examine(saved, file, folders, memory_map=number % 2 == 0)
+                examine(saved, file, folders, alone=number % 2 == 0)
     assert found_by_verify(saved) == []
 
 
@@ -157,7 +157,7 @@ def test_bytes_flipped_all_over(saved: Path) -> None:
         for position in range(number % STRIDE, len(content), STRIDE):
             flipped = bytes([content[position] ^ 1 << position % 8])
             with Damaged(file, content[:position] + flipped + content[position + 1 :]):
-                error = outcome(saved, memory_map=position % 2 == 0)
+                error = outcome(saved, alone=position % 2 == 0)
                 needed = owner(file, folders) not in (None, "none") or file.name != "zarr.json"
                 assert error is not None or not needed or file in chunks(saved)
 
@@ -185,22 +185,22 @@ def test_damaged_files(saved: Path, every: int) -> None:
         for damage in list(DAMAGES.values())[number % every :: every]:
             with Damaged(file, damage(file.read_bytes())) as differs:
                 if differs:
-                    examine(saved, file, folders, memory_map=number % 2 == 0)
+                    examine(saved, file, folders, alone=number % 2 == 0)
 
 
-@pytest.mark.parametrize("memory_map", [False, True])
-def test_deleted_files(saved: Path, memory_map: bool) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_deleted_files(saved: Path, alone: bool) -> None:
     folders = array_paths(saved)
     for file in files(saved):
         with Damaged(file, None):
-            examine(saved, file, folders, memory_map=memory_map)
+            examine(saved, file, folders, alone=alone)
 
 
 def test_deleted_folders(saved: Path, tmp_path: Path) -> None:
     for folder in [path for path in saved.rglob("*") if path.is_dir()]:
         folder.rename(tmp_path / "away")
         try:
-            error = outcome(saved, memory_map=False)
+            error = outcome(saved, alone=False)
             assert (error is None) is (folder.name == "none")
             assert found_by_verify(saved)
         finally:
@@ -213,7 +213,7 @@ def test_swapped_chunks(saved: Path) -> None:
         first, second = one.read_bytes(), other.read_bytes()
         with Damaged(one, second), Damaged(other, first):
             if first != second:
-                assert outcome(saved, memory_map=True) is not None
+                assert outcome(saved, alone=True) is not None
                 assert found_by_verify(saved)
 
 
@@ -253,7 +253,7 @@ def test_chunks_of_an_earlier_save(saved: Path, earlier: Path) -> None:
         stale = (earlier / file.relative_to(saved)).read_bytes()
         with Damaged(file, stale) as differs:
             if differs:
-                error = outcome(saved, memory_map=True)
+                error = outcome(saved, alone=True)
                 assert error is not None and str(owner(file, folders)) in str(error)
 
 
@@ -301,7 +301,7 @@ def test_edited_zarr_json(saved: Path, edit: str) -> None:
             if not differs or leaf == "none":
                 continue
             edited += 1
-            error = outcome(saved, memory_map=True)
+            error = outcome(saved, alone=True)
             assert error is not None
             assert f"{file.relative_to(saved)}: edited" in str(error)
             with pytest.raises(xckpt.CorruptCheckpointError):
@@ -312,7 +312,7 @@ def test_edited_zarr_json(saved: Path, edit: str) -> None:
 def test_zarr_json_in_another_spelling_is_refused_too(saved: Path) -> None:
     file = saved / "even" / "zarr.json"
     with Damaged(file, json.dumps(json.loads(file.read_bytes())).encode()):
-        error = outcome(saved, memory_map=True)
+        error = outcome(saved, alone=True)
         assert error is not None and "even/zarr.json: edited" in str(error)
 
 
@@ -356,15 +356,15 @@ def test_linked_files(saved: Path, tmp_path: Path) -> None:
         elsewhere = tmp_path / str(number)
         elsewhere.write_bytes(content)
         with Linked(file, elsewhere):
-            assert outcome(saved, memory_map=True) is None
+            assert outcome(saved, alone=True) is None
             elsewhere.write_bytes(b"x" * len(content))
-            assert outcome(saved, memory_map=True) is not None
+            assert outcome(saved, alone=True) is not None
             elsewhere.unlink()
-            assert outcome(saved, memory_map=False) is not None
+            assert outcome(saved, alone=False) is not None
         with Linked(file, file):
-            assert outcome(saved, memory_map=True) is not None
+            assert outcome(saved, alone=True) is not None
             assert found_by_verify(saved)
-    assert outcome(saved, memory_map=True) is None
+    assert outcome(saved, alone=True) is None
 
 
 HOSTILE = """
@@ -374,7 +374,7 @@ import xckpt
 path = sys.argv[1]
 damage, names = sys.argv[2], sys.argv[3:]
 for name in names:
-    for mapped in (True, False):
+    for threads in (1, 2):
         file = os.path.join(path, name)
         with open(file, "rb") as stream:
             content = stream.read()
@@ -389,7 +389,7 @@ for name in names:
             os.unlink(file)
             os.mkdir(file)
         for read in (lambda: xckpt.load(path, options=options), lambda: verify()):
-            options = xckpt.LoadOptions(memory_map=mapped)
+            options = xckpt.LoadOptions(threads=threads)
             def verify():
                 problems = xckpt.open(path, options=options).verify()
                 assert problems

@@ -15,8 +15,8 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import SourceLeaf, TargetLeaf
 from xckpt.errors import UnsupportedLeafError
-from xckpt.torch.adapter import ADAPTER
-from xckpt.torch.leaf import TensorLeaf, TensorTarget
+from xckpt.torch.adapter import ADAPTER, JOINED, MOST_JOINED
+from xckpt.torch.leaf import _NAMES, TensorLeaf, TensorTarget, to_numpy
 
 
 def source_of(leaf: torch.Tensor) -> TensorLeaf:
@@ -284,3 +284,20 @@ def test_copy_into() -> None:
         ADAPTER.copy_into(torch.zeros(2), np.ones(2))
     with pytest.raises(ValueError, match="shape"):
         ADAPTER.copy_into(torch.zeros(2), np.ones(1, np.float32))
+
+
+def test_small_tensors_are_joined_whatever_their_dtype_and_strides() -> None:
+    """The bytes are those of each tensor, types in the order of their first ones."""
+    tensors: list[torch.Tensor] = []
+    for dtype in _NAMES:
+        raw = torch.arange(64, dtype=torch.uint8) % 2
+        tensors += [raw.view(dtype)[:2], raw.view(dtype).reshape(2, -1).T]
+    tensors += [torch.zeros(()), torch.zeros(0), torch.ones(1 << 14), torch.ones(2).conj()]
+    tensors.append(torch.tensor([1 + 2j]).conj())
+    expected: dict[object, bytes] = {}
+    for number, tensor in enumerate(tensors):
+        joins = tensor.dtype in JOINED and tensor.numel() <= MOST_JOINED
+        key = tensor.dtype if joins else number
+        expected[key] = expected.get(key, b"") + to_numpy(tensor).tobytes()
+    assert sorted(array.tobytes() for array in ADAPTER.joined(tensors)) == sorted(expected.values())
+    assert set(_NAMES) > JOINED and len(expected) < len(tensors) - len(JOINED)

@@ -13,15 +13,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from xckpt.convert.conversion import Conversion, Opened
 from xckpt.convert.target_tree import find_places, target_tree
-from xckpt.convert.to_checkpoint import ConvertingWriter
+from xckpt.convert.to_checkpoint import IDENTITY, ConvertingWriter
 from xckpt.convert.to_sink import PREPARE, SinkTarget, SinkWriter
 from xckpt.convert.units.assertions import check_assertions
 from xckpt.convert.units.plan import plan_units
@@ -86,7 +86,8 @@ def convert(
 
     Memory stays within ``options.memory_bytes``, whatever the size of the model. After an error or
     a kill, what was written to a local folder is kept in a hidden folder beside ``dst``, and the
-    same call resumes from it.
+    same call resumes from it. A note on the exception says where, and how large it is; `xckpt.gc`
+    removes it.
 
     Args:
         src: what to convert: an xckpt checkpoint, a safetensors file or folder, an Orbax or DCP
@@ -147,7 +148,7 @@ def convert(
     _check_executor(executor, [conversion.path, os.fspath(dst)])
     to_sink = open_sink(dst, format, overwrite=overwrite) is not None
     watch = Watch.of("convert", dst, options) if is_watched(options) else None
-    with ExitStack() as stack:
+    with _saying_what_stays(dst), ExitStack() as stack:
         stack.enter_context(watch or nullcontext())
         bar = with_progress(options, f"convert {os.path.basename(dst)}", group.rank)
         work = _Work(
@@ -159,6 +160,20 @@ def convert(
         )
         all_reduce(work.watched_group, PREPARE, work.check_source, lambda _: b"")
         return work.into_sink(format) if to_sink else work.into_checkpoint()
+
+
+@contextmanager
+def _saying_what_stays(dst: Path) -> Iterator[None]:
+    """Note, on whatever ends a conversion, what it leaves beside ``dst`` for one that goes on."""
+    try:
+        yield
+    except BaseException as error:
+        from xckpt.storage.commit.collect import kept_for_later
+
+        stays = kept_for_later(dst, IDENTITY)
+        if stays:
+            error.add_note(stays)
+        raise
 
 
 @dataclass(eq=False)

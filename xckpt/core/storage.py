@@ -104,3 +104,11 @@ class StorageReader(Protocol):
     def close(self) -> None:
         """Every rank, last, also after a failure: release what a peer might wait for."""
         ...
+
+
+@runtime_checkable
+class PatientReader(Protocol):
+    """A reader that waits for other ranks itself."""
+
+    patience: float
+    """Seconds that a silent rank is waited for."""

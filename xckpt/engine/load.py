@@ -31,9 +31,9 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
-from xckpt.core.storage import StorageReader
+from xckpt.core.storage import PatientReader, StorageReader
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group, operation
+from xckpt.engine.ranks.group import CarefulGroup, Group, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
 from xckpt.engine.ranks.wire import LoadPlanCodec
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
@@ -140,6 +140,8 @@ def load_state(
     planner.begin_load(in_place=in_place)
     load = _Load(state_dict, storage_reader, planner, others, watch, arguments or {})
     together = operation(group) if group.size > 1 else nullcontext()
+    if isinstance(storage_reader, PatientReader) and isinstance(group, CarefulGroup):
+        storage_reader.patience = group.timeout
     if watch is None:
         with together:
             return load.run(group)
@@ -220,8 +222,9 @@ class _Load:
 
     def _find(self) -> _Found:
         """The coordinator: the format and the manifest of what is there."""
+        is_last = self.restarts.next_is_last()
         with self.step("find"):
-            return _Found(*self._found(), self.restarts.next_is_last())
+            return _Found(*self._found(), is_last)
 
     def _found(self) -> tuple[str, bytes]:
         try:

@@ -124,7 +124,10 @@ class _Save:
         options = getattr(self.writer, "options", None)
         compares = not isinstance(options, SaveOptions) or options.compare_replicas is not False
         arguments = arguments_of(self.writer)
-        compare_ranks(group, arguments, lambda: self._set_up().replicas() if compares else ())
+        adapters = loaded_adapters(self.rank)
+        compare_ranks(
+            group, arguments, lambda: self._set_up().replicas() if compares else (), adapters
+        )
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""

@@ -14,6 +14,11 @@ from dataclasses import dataclass, field
 from xckpt.mapping.spec import TensorSpec
 from xckpt.mapping.traced import Traced
 
+PROJECTIONS = frozenset(
+    ["q", "k", "wq", "wk", "qproj", "kproj", "toq", "tok", "query", "key", "queryproj", "keyproj"]
+)
+"""What the layers are called that make queries and keys."""
+
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
@@ -65,10 +70,10 @@ class Trace:
             self.assertions.append(Assertion(tensor, expected, f"{reason} ({self.rule})"))
 
     def rotates(self, tensor: Traced, channels: int) -> None:
-        """Note how many channels of each head of `tensor` are rotated."""
+        """Note how many channels of each head are rotated, where `tensor` makes queries or keys."""
         for copy in tensor.copies[:1]:
-            if copy.source:
-                *above, _, _ = ["", *re.split(r"[./]", copy.source)]
+            *above, layer, _ = ["", "", *re.split(r"[./]", copy.source)]
+            if layer.lower().replace("_", "") in PROJECTIONS:
                 self.rotated.setdefault("/".join(above), {})[copy.source] = channels
 
     def uneven_rotations(self) -> Iterator[str]:

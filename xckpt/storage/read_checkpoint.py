@@ -19,36 +19,41 @@ import numpy as np
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
+from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load import LoadPlanner
+from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
 from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.chunks.file_checks import file_bytes, file_problem
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import read_box
-from xckpt.storage.host_exchange import Exchange, host_identity
+from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
-def read_manifest(location: Location) -> bytes:
-    """The bytes of the manifest at a location.
+def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
+    """The bytes of the manifest at a location, which take no more than ``memory_bytes``.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
-        ManifestError: it is absurdly long.
+        ManifestError: it is too long.
         StorageError: the storage refused.
     """
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(what_file_is_there(folder))
+        if memory_bytes is not None and folder is not None:
+            size = file_bytes(folder / MANIFEST)
+            check_memory(COPIES * size, f"{location}: the manifest of {size:,} bytes", memory_bytes)
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
@@ -77,6 +82,8 @@ class ZarrStorageReader:
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
+        self.patience = PATIENCE
+        """Seconds that a silent rank of this host is waited for."""
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
@@ -91,14 +98,14 @@ class ZarrStorageReader:
             ManifestError: the manifest cannot be trusted.
         """
         self.location.access.start()
-        data = read_manifest(self.location)
+        data = read_manifest(self.location, self.options.memory_bytes)
         self._parse(data)
         return data
 
     def _parse(self, data: bytes) -> Manifest:
         if self._parsed is None or self._parsed[0] != data:
             try:
-                self._parsed = data, parse(data, digest_bytes)
+                self._parsed = data, parse(data, digest_bytes, self.options.memory_bytes)
             except ManifestError as error:
                 raise type(error)(f"{self.location}: {error}", error.problems) from error
         return self._parsed[1]
@@ -108,8 +115,7 @@ class ZarrStorageReader:
         parsed = self._parse(manifest)
         self._requested = None
         root = self.location.within(parsed.root)
-        mapped = self.options.memory_map and self.location.driver == "file"
-        self.source = ChunkSource(self.location, root, parsed, mapped, self.options.memory_bytes)
+        self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
         self._may_share = ranks > 1 and self.options.share_reads
         return to_metadata(parsed)
 
@@ -122,7 +128,7 @@ class ZarrStorageReader:
         # Where there are no sockets, each rank reads for itself.
         with contextlib.suppress(OSError):
             host, numbers = host_identity(), np.array(wanted, np.int64).tobytes()
-            self._exchange = Exchange()
+            self._exchange = Exchange(self.patience)
             announcement = Announcement(host, self._exchange.address, numbers)
             plan = replace(plan, storage_data=announcement)
         return plan

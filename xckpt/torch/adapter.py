@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Final, Protocol, cast
 
 import numpy as np
@@ -69,6 +70,16 @@ _SPECIALISTS: Final = (
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 """Classes that no specialist can claim: nearly all leaves of nearly all states."""
+
+JOINED: Final = frozenset(
+    {
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.bool),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+    }
+)
+"""The dtypes that torch can copy everywhere; it has no copies of its packed ones."""
+MOST_JOINED: Final = 1 << 13
+"""Most elements of a tensor that is worth a copy to be read with others."""
 
 
 class TorchAdapter(Adapter[torch.Tensor]):
@@ -158,6 +169,18 @@ class TorchAdapter(Adapter[torch.Tensor]):
     def to_numpy(self, data: torch.Tensor) -> NDArray[np.generic]:
         """A tensor as a NumPy array: its own memory on the CPU, else a copy on the host."""
         return to_numpy(data)
+
+    def joined(self, data: Sequence[torch.Tensor]) -> Iterator[NDArray[np.generic]]:
+        """Small tensors of one dtype and device in one array; larger ones as they are."""
+        small: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+        for tensor in data:
+            if tensor.numel() > MOST_JOINED or tensor.dtype not in JOINED:
+                yield to_numpy(tensor)
+            else:
+                alike = small.setdefault((tensor.dtype, tensor.device), [])
+                alike.append(tensor.reshape(-1))
+        for tensors in small.values():
+            yield to_numpy(torch.cat(tensors))
 
     def writable_numpy(self, buffer: torch.Tensor) -> NDArray[np.generic] | None:
         """A tensor's own memory, if it is on the CPU and holds the values as they are."""

@@ -9,10 +9,10 @@ has all compared (``SaveOptions(compare_replicas=True)``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from operator import itemgetter
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +43,11 @@ def small_replicas(
     values: Mapping[str, Value],
     encode: Callable[[Value], bytes],
     containers: Mapping[str, str],
-    adapters: Adapters,
-) -> Iterator[tuple[str, str, NDArray[np.uint8]]]:
-    """Name, type and bytes of each leaf that is whole on this rank, small, and not `PerRank`."""
+) -> Iterator[tuple[str, str, object]]:
+    """Name, type and data of each leaf that is whole on this rank, small, and not `PerRank`.
+
+    The data are the framework's tensor; of a value the bytes that stand for it.
+    """
     own = tuple(f"{name}/" for name, kind in containers.items() if kind == KIND)
     for name, value in values.items():
         if not (own and name.startswith(own)):
@@ -63,5 +65,32 @@ def small_replicas(
         left -= size
         if left < 0:
             return
-        array = np.ascontiguousarray(adapters.to_numpy(leaf.data(0)))
-        yield name, f"{leaf.dtype} {tuple(leaf.shape)}", array.reshape(-1).view(np.uint8)
+        yield name, f"{leaf.dtype} {tuple(leaf.shape)}", leaf.data(0)
+
+
+@runtime_checkable
+class Joining(Protocol):
+    """An adapter that hands out many small tensors quicker together than one by one."""
+
+    def joined(self, data: Sequence[Any]) -> Iterable[NDArray[np.generic]]:
+        """The elements of tensors in fewer arrays, in one order for equal types and shapes."""
+        ...
+
+
+def joined(data: Iterable[object], adapters: Adapters) -> Iterator[NDArray[np.generic]]:
+    """The elements of any frameworks' tensors, in fewer arrays where that is quicker.
+
+    Example:
+        >>> from xckpt.core.adapter import NO_ADAPTERS
+        >>> [array.tolist() for array in joined([np.arange(2), np.ones(1)], NO_ADAPTERS)]
+        [[0, 1], [1.0]]
+    """
+    by_type: dict[type[object], list[object]] = {}
+    for each in data:
+        by_type.setdefault(type(each), []).append(each)
+    for same in by_type.values():
+        owner = None if isinstance(same[0], np.ndarray) else adapters.owner(same[0])
+        if isinstance(owner, Joining):
+            yield from owner.joined(same)
+        else:
+            yield from map(adapters.to_numpy, same)

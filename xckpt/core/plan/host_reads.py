@@ -42,6 +42,8 @@ class SharedReads(msgspec.Struct, array_like=True, frozen=True):
     """Address of each rank that publishes for this one -> the chunks that come from there."""
     addresses: dict[int, str] = {}
     """Each rank that takes from this one -> where it listens."""
+    ranks: dict[str, int] = {}
+    """Address in ``sources`` -> the rank that listens there."""
 
     @property
     def takers(self) -> dict[int, int]:
@@ -90,7 +92,8 @@ def _share_on_host(announced: Mapping[int, Announcement]) -> Iterator[SharedRead
     for one in announced:
         takers = sorted({taker for takers in publish[one].values() for taker in takers})
         addresses = {taker: announced[taker].address for taker in takers}
-        yield SharedReads(one, publish[one], sources[one], addresses)
+        ranks = {each.address: n for n, each in announced.items() if each.address in sources[one]}
+        yield SharedReads(one, publish[one], sources[one], addresses, ranks)
 
 
 def _wanted_by(

@@ -63,11 +63,11 @@ class SavePlanner(abc.ABC):
         ``storage_meta`` comes from the storage (`StorageWriter.storage_meta`).
         """
 
-    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
-        """Name, type and bytes of each small leaf that ranks of the same type must have alike.
+    def replicas(self) -> Iterable[tuple[str, str, object]]:
+        """Name, type and data of each small leaf that ranks of the same type must have alike.
 
-        Called on every rank of a group of several, after `set_up_planner`. By default there are
-        none, and nothing is compared.
+        The data are a tensor of any framework or a NumPy array. Called on every rank of a group of
+        several, after `set_up_planner`. By default there are none, and nothing is compared.
         """
         return ()
 
@@ -176,11 +176,11 @@ class DefaultSavePlanner(SavePlanner):
             f"options=xckpt.SaveOptions(serialise=...)"
         )
 
-    def replicas(self) -> Iterable[tuple[str, str, NDArray[np.uint8]]]:
+    def replicas(self) -> Iterable[tuple[str, str, object]]:
         """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
         values = {n: leaf for n, leaf in self._leaves.items() if isinstance(leaf, _PlainValue)}
         tensors = {n: leaf for n, leaf in self._leaves.items() if not isinstance(leaf, _PlainValue)}
-        return small_replicas(tensors, values, self._bytes, self._containers, self.adapters)
+        return small_replicas(tensors, values, self._bytes, self._containers)
 
     def create_local_plan(self) -> SavePlan:
         """An item for each local shard and value."""
@@ -191,7 +191,7 @@ class DefaultSavePlanner(SavePlanner):
         digests: dict[str, bytes] = {}
         for name, leaf in self._leaves.items():
             if isinstance(leaf, _PlainValue):
-                digests[name] = hashlib.blake2b(self._bytes(leaf), digest_size=16).digest()
+                digests[name] = hashlib.blake2b(self._bytes(leaf, name), digest_size=16).digest()
             elif not leaf.sharded:
                 array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
                 digests[name] = hashlib.blake2b(
@@ -240,7 +240,7 @@ class DefaultSavePlanner(SavePlanner):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
             raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
         if isinstance(leaf, _PlainValue):
-            return io.BytesIO(self._bytes(leaf))
+            return io.BytesIO(self._bytes(leaf, name))
         return self._view(leaf, write_item)
 
     def _view(self, leaf: SourceLeaf, item: WriteItem) -> object:
@@ -264,10 +264,13 @@ class DefaultSavePlanner(SavePlanner):
             self._lookups[name] = BoxLookup(boxes)
         return self._lookups[name].holder(box)
 
-    def _bytes(self, leaf: _PlainValue) -> bytes:
+    def _bytes(self, leaf: _PlainValue, name: str = "a leaf") -> bytes:
         if leaf.kind == "opaque":
             assert self.serialise is not None
-            return self.serialise(leaf.value)
+            content = self.serialise(leaf.value)
+            if not isinstance(content, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name}: serialise gave a {type(content).__name__}, not bytes")
+            return content
         return encode_value(leaf.value).encode("utf-8", "surrogatepass")
 
 

@@ -1,7 +1,8 @@
 """Do all ranks call alike, and save the same? Asked first, and answered with 16 bytes a rank.
 
 1. Every rank hashes what all should have alike: the arguments of the call, and the small leaves
-   that are replicas (`SavePlanner.replicas`). It sends one hash of their names and one of the rest.
+   that are replicas (`SavePlanner.replicas`), many at once (`joined`). It sends one hash
+   of their names and one of the rest.
 2. Where all ranks' are equal, that is all. Else one rank speaks for all that sent the same hashes.
 3. The speakers send the hash of each name, and learn which names several of them have. The stages
    of a pipeline have other leaves each: the coordinator remembers what they have in common, and
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -21,6 +23,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from xckpt.core.adapter import NO_ADAPTERS, Adapters
+from xckpt.core.part.replicas import joined
 from xckpt.core.problem import Problem
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce
@@ -34,8 +38,8 @@ SUMMARY = (
     "options=xckpt.SaveOptions(compare_replicas=False) keeps any one"
 )
 
-Leaves = Iterable[tuple[str, str, NDArray[np.uint8]]]
-"""Name, type and bytes of leaves that are to be alike."""
+Leaves = Iterable[tuple[str, str, object]]
+"""Name, type and data of leaves that are to be alike: tensors of any framework."""
 
 Hashes = NDArray[np.uint64]
 
@@ -69,7 +73,10 @@ _common: Final[dict[tuple[bytes, ...], bytes]] = {}
 
 
 def compare_ranks(
-    group: Group, arguments: Mapping[str, str], replicas: Callable[[], Leaves] = tuple
+    group: Group,
+    arguments: Mapping[str, str],
+    replicas: Callable[[], Leaves] = tuple,
+    adapters: Adapters = NO_ADAPTERS,
 ) -> None:
     """Refuse a call whose ranks have not the same arguments or replicas.
 
@@ -77,15 +84,16 @@ def compare_ranks(
         group: the ranks that save or load.
         arguments: name -> value in words, of the call.
         replicas: the leaves that ranks which have them must have alike; may raise.
+        adapters: know the frameworks of the leaves.
 
     Raises:
         PlanError: something differs; everything that does is listed with the ranks.
     """
-    mine = _Own(arguments)
+    mine = _Own(arguments, adapters)
     comparison = _Comparison()
 
     def summary() -> bytes:
-        mine.digest(replicas())
+        mine.take(replicas())
         return mine.summary()
 
     answer = all_reduce(group, COMPARE, summary, comparison.ask)
@@ -95,7 +103,7 @@ def compare_ranks(
     speaks = group.rank in question.speakers
     common = question.common
     if common is None:
-        names = mine.hashes.tobytes if speaks else bytes
+        names = (lambda: mine.hashes().tobytes()) if speaks else bytes
         common = all_reduce(group, COMPARE, names, comparison.find_common)
     shared = np.frombuffer(common, np.uint64)
     details = (lambda: _encode(mine.details(shared))) if speaks else bytes
@@ -124,38 +132,48 @@ def arguments_of(storage: object) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Own:
-    """What this rank has."""
+    """What this rank has, leaves in the order of their names."""
 
     arguments: Mapping[str, str]
+    adapters: Adapters
     names: list[str] = field(default_factory=list[str])
     """Leaf name, NUL and type: another dtype or shape is another leaf here, for the plan says more
     about those."""
-    hashes: Hashes = field(default_factory=lambda: np.zeros(0, np.uint64))
-    digests: list[bytes] = field(default_factory=list[bytes])
+    data: list[object] = field(default_factory=list[object])
 
-    def digest(self, leaves: Leaves) -> None:
-        """Take the leaves."""
-        found = [(f"{n}\0{kind}", xxhash.xxh3_128_digest(data.data)) for n, kind, data in leaves]
-        texts = [name.encode("utf-8", "surrogatepass") for name, _ in found]
-        self.hashes = np.array([xxhash.xxh3_64_intdigest(text) for text in texts], np.uint64)
+    def take(self, leaves: Leaves) -> None:
+        """Take the leaves; ranks may have them in different orders."""
+        found = sorted(((f"{n}\0{kind}", data) for n, kind, data in leaves), key=itemgetter(0))
         self.names = [name for name, _ in found]
-        self.digests = [digest for _, digest in found]
+        self.data = [data for _, data in found]
 
     def summary(self) -> bytes:
-        """A hash of the names, and one of what they stand for and of the arguments.
+        """A hash of the names, and one of what they stand for and of the arguments."""
+        names = xxhash.xxh3_64(_text("\n".join(self.names)))
+        contents = xxhash.xxh3_64(_encode(self.arguments))
+        for array in joined(self.data, self.adapters):
+            contents.update(_bytes_of(array))
+        return names.digest() + contents.digest()
 
-        Ranks may have their leaves in different orders.
-        """
-        order: list[int] = np.argsort(self.hashes, kind="stable").tolist()
-        contents = _encode((self.arguments, b"".join([self.digests[number] for number in order])))
-        names = xxhash.xxh3_64_digest(self.hashes[order].data)
-        return names + xxhash.xxh3_64_digest(contents)
+    def hashes(self) -> Hashes:
+        """A hash of each name."""
+        return np.array([xxhash.xxh3_64_intdigest(_text(name)) for name in self.names], np.uint64)
 
     def details(self, common: Hashes) -> _Details:
         """Each argument, and the digest of each leaf that others have too."""
-        numbers: list[int] = np.flatnonzero(np.isin(self.hashes, common)).tolist()
-        leaves = {self.names[number]: self.digests[number] for number in numbers}
+        leaves: dict[str, bytes] = {}
+        for number in np.flatnonzero(np.isin(self.hashes(), common)).tolist():
+            array = self.adapters.to_numpy(self.data[number])
+            leaves[self.names[number]] = xxhash.xxh3_128_digest(_bytes_of(array))
         return _Details(dict(self.arguments), leaves)
+
+
+def _text(name: str) -> bytes:
+    return name.encode("utf-8", "surrogatepass")
+
+
+def _bytes_of(array: NDArray[np.generic]) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class _Comparison:

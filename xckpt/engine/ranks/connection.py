@@ -19,6 +19,8 @@ HEADER: Final = struct.Struct("<B3xIIQ")
 GREETING_BYTES: Final = 256
 """The longest frame of a peer that has not shown yet that it belongs to the group."""
 ANY_LENGTH: Final = 1 << 63
+INTERRUPTED: Final = "this process was interrupted in the middle of a message"
+"""The end of a connection of which it is not known how far the message has come."""
 
 
 class Kind(IntEnum):
@@ -93,9 +95,9 @@ class Connection:
     def send(self, frame: Frame) -> None:
         """Send a frame, or as much of it as the socket takes now: `flush` sends the rest."""
         kind, operation, step, data = frame
-        self._outgoing.append(memoryview(HEADER.pack(kind, operation, step, len(data))))
-        if data:
-            self._outgoing.append(memoryview(data))
+        header = memoryview(HEADER.pack(kind, operation, step, len(data)))
+        # In one call, so that no interrupt comes between them.
+        self._outgoing.extend((header, memoryview(data)) if data else (header,))
         self.flush()
 
     def flush(self) -> None:
@@ -114,6 +116,9 @@ class Connection:
         except OSError:
             # `receive` takes what the peer has sent before it went, and finds its end.
             self._outgoing.clear()
+        except BaseException:
+            self.finish(INTERRUPTED)
+            raise
 
     def receive(self) -> None:
         """Take what has come; whole frames go to `frames`."""
@@ -132,6 +137,9 @@ class Connection:
             pass
         except OSError as error:
             self.finish(error)
+        except BaseException:
+            self.finish(INTERRUPTED)
+            raise
 
     def _full(self) -> None:
         """A header or the bytes behind it are there."""

@@ -86,10 +86,7 @@ class Links:
                 if not connection.is_sending:
                     self.sending.discard(connection)
                     self._selector.modify(connection.peer, READ, connection)
-            if connection.end:
-                self.sending.discard(connection)
-                self._selector.unregister(connection.peer)
-                connection.close()
+            self._drop_ended(connection)
         return [connection.rank for connection in touched if connection.rank >= 0]
 
     def _accept(self) -> None:
@@ -119,8 +116,16 @@ class Links:
                 return
         stranger.finish("it does not belong to the group")
 
+    def _drop_ended(self, connection: Connection) -> None:
+        if connection.end and connection.peer.fileno() >= 0:
+            self.sending.discard(connection)
+            self._selector.unregister(connection.peer)
+            connection.close()
+
     def flush(self, seconds: float) -> None:
         """Try to send what is still to be sent."""
+        for connection in self.to.values():
+            self._drop_ended(connection)
         deadline = time.monotonic() + seconds
         while self.sending and time.monotonic() < deadline:
             self.turn(deadline - time.monotonic())

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Final, NoReturn
 
 import msgspec
 
@@ -23,10 +23,13 @@ from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
-from xckpt.errors import RankFailure, RanksFailedError
+from xckpt.errors import RankFailure
 
 FAREWELL_SECONDS: Final = 0.25
 """How long a rank that gives up tries to tell the others."""
+Take = Callable[[int], bool]
+GiveUp = Callable[[Sequence[RankFailure]], object]
+
 _encode = msgspec.msgpack.Encoder().encode
 _failures = msgspec.msgpack.Decoder(list[RankFailure]).decode
 _ranks = msgspec.msgpack.Decoder(list[int]).decode
@@ -55,18 +58,19 @@ class Star:
         on_loss: Callable[[Sequence[RankFailure]], object] = lambda failures: None,
         death: Callable[[int], str] = lambda rank: "",
     ) -> None:
-        self.error: RanksFailedError | None = None
-        """Why no step can be taken any more."""
         self._rank = rank
         self._size = size
         self._others = [other for other in range(size) if other != rank]
         self._coordinator = coordinator
         self._links = links
         self._on_loss = on_loss
-        self._operation = 0
-        self._step = 0
-        self._failed: RanksFailedError | None = None
-        """Why the save or load that goes on has failed."""
+        self._operation = self._step = 0
+        self._failed: Sequence[RankFailure] = ()
+        """Why the save or load that goes on has failed; not as an error, which keeps its frames."""
+        self._over: Sequence[RankFailure] = ()
+        """Why no step can be taken any more."""
+        self._before: Sequence[RankFailure] = [RankFailure(rank, "RuntimeError", "it went on")]
+        """Why the last save or load failed, for a rank that comes to it late."""
         self._lost: list[RankFailure] = []
         """Ranks that this coordinator has lost and has not told of."""
         self.patience = Patience(rank, coordinator, links, death)
@@ -75,19 +79,18 @@ class Star:
         """The next save or load begins."""
         self._operation += 1
         self._step = 0
-        self._failed = None
+        self._failed = ()
         self.patience.suspects.clear()
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on."""
-        if self.error is None and self._failed is None:
-            failures = [RankFailure.of(self._rank, error)]
-            self._failed = given_up(failures)
+        if not self._over and not self._failed:
+            self._failed = self._before = failures = [RankFailure.of(self._rank, error)]
             self._farewell(Kind.LEFT, _encode(failures))
 
     def suspect(self, ranks: Sequence[int]) -> None:
         """Wait no longer than a moment for ranks that were waited for in vain elsewhere."""
-        if self.error is None and self._failed is None:
+        if not self._over and not self._failed:
             self.patience.suspect(ranks)
             if self._rank != self._coordinator:
                 self._send(self._coordinator, Kind.SUSPECTS, _encode(list(ranks)))
@@ -103,7 +106,12 @@ class Star:
             self._fail(self._lost)
         if self._rank != self._coordinator:
             self._send(self._coordinator, Kind.MESSAGE, data)
-            self._wait([self._coordinator], self._has_sent, timeout + GRACE_SECONDS)
+            link = self._links.to[self._coordinator]
+            self._wait(
+                [self._coordinator],
+                lambda rank: self._look(rank, keep=True) is None and not link.is_sending,
+                timeout + GRACE_SECONDS,
+            )
             return None
         received = self._receive(self._others, timeout)
         received[self._rank] = data
@@ -116,9 +124,7 @@ class Star:
             RanksFailedError: ranks are lost, or have left.
         """
         own = self._hand_out(parts, timeout)
-        if self._lost:
-            self._fail(self._lost)
-        return own
+        return self._fail(self._lost) if self._lost else own
 
     def broadcast(self, data: bytes | None, timeout: float) -> bytes:
         """The coordinator's bytes.
@@ -149,20 +155,16 @@ class Star:
         self._wait(self._others, take, timeout, self._lost.extend)
         return parts[self._rank]
 
-    def _has_sent(self, rank: int) -> bool:
-        """Whether this rank's message is on its way; what has come meanwhile stays."""
-        self._look(rank, keep=True)
-        return not self._links.to[rank].is_sending
-
     def _next_step(self) -> None:
-        if self.error is not None or self._failed is not None:
+        if self._over or self._failed:
             # The others have raised and are gone: a step would wait for them in vain.
-            raise self.error or self._failed  # type: ignore[misc]
+            raise given_up(self._over or self._failed)
         self._step += 1
 
-    def _send(self, rank: int, kind: Kind, data: bytes) -> None:
+    def _send(self, rank: int, kind: Kind, data: bytes, operation: int | None = None) -> None:
+        number = self._operation if operation is None else operation
         if rank in self._links.to and not self._links.to[rank].end:
-            self._links.send(rank, Frame(kind, self._operation, self._step, data))
+            self._links.send(rank, Frame(kind, number, self._step, data))
 
     def _receive(self, ranks: Sequence[int], timeout: float) -> dict[int, bytes]:
         """The message of each rank in this step."""
@@ -175,6 +177,10 @@ class Star:
             return found is not None
 
         self._wait(ranks, take, timeout)
+        if self._rank == self._coordinator:
+            self._links.turn(0)  # have others given up, while this process was stopped?
+            for rank in ranks:
+                self._look(rank)
         return received
 
     def _look(self, rank: int, *, keep: bool = False) -> bytes | None:
@@ -192,6 +198,8 @@ class Star:
                 return None
             link.frames.popleft()
             if operation < self._operation:
+                if kind == Kind.MESSAGE and self._rank == self._coordinator:
+                    self._send(rank, Kind.LOST, _encode(list(self._before)), operation)
                 continue
             if kind in (Kind.LOST, Kind.LEFT):
                 self._fail(_failures(data), told_by=rank)
@@ -207,11 +215,7 @@ class Star:
         return None
 
     def _wait(
-        self,
-        ranks: Sequence[int],
-        take: Callable[[int], bool],
-        timeout: float,
-        give_up: Callable[[Sequence[RankFailure]], object] | None = None,
+        self, ranks: Sequence[int], take: Take, timeout: float, give_up: GiveUp | None = None
     ) -> None:
         """See `Patience.wait`; raises for lost ranks unless ``give_up`` says otherwise."""
         self.patience.wait(ranks, take, timeout, give_up or self._fail, self._say_alive)
@@ -224,18 +228,17 @@ class Star:
                 if rank not in missing:
                     self._send(rank, Kind.ALIVE, b"")
 
-    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> None:
+    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> NoReturn:
         """Tell the others, and raise `RanksFailedError`."""
-        error = given_up(failures)
-        self._failed = error
+        self._failed = self._before = failures
         if self._rank == self._coordinator or told_by is None:
             self._farewell(Kind.LOST, _encode(list(failures)))
         if any(failure.kind in (SILENT, CLOSED) for failure in failures):
-            self.error = error
+            self._over = failures
             self._links.close()
             if told_by is None:
                 self._on_loss(failures)
-        raise error
+        raise given_up(failures)
 
     def _farewell(self, kind: Kind, data: bytes) -> None:
         """Send all others the last word, as far as that is quickly done."""

@@ -54,8 +54,9 @@ from xckpt.storage.location import (
 ENUMERATED = 1 << 16
 """Chunks of an array that are listed at a time."""
 
-_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
-"""TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
+_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE", "Unexpected EOF")
+"""What TensorStore says of a chunk that is there, but is not what its metadata says; the last, of a
+file that is cut off while it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +118,6 @@ class ChunkSource:
     root: Location
     """The root group's place."""
     manifest: Manifest
-    mapped: bool
-    """Whether local files are memory-mapped."""
     memory_bytes: int
     """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
     integrity: Integrity = field(init=False)
@@ -285,7 +284,7 @@ class ChunkSource:
     @property
     def _store(self) -> ts.KvStore:
         if self._chunks is None:
-            self._chunks = open_store(self.root, mapped=self.mapped)
+            self._chunks = open_store(self.root)
         return self._chunks
 
     def _open(self, array: ZarrArray) -> ts.TensorStore:

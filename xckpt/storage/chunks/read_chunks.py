@@ -29,7 +29,7 @@ from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
-from xckpt.storage.host_exchange import Exchange
+from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.location import storage_errors
 
 

@@ -67,8 +67,10 @@ def synced_together(place: Location, paths: Iterable[str]) -> Iterator[None]:
         StorageError: something could not be written.
     """
     folder = Path(place.path)
+    # TensorStore makes the folder with the first file in it.
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
     with storage_errors(place):
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(there, os.O_RDONLY)
     try:
         yield
         with storage_errors(place):

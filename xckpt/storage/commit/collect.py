@@ -20,11 +20,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import ManifestError
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys_in, rescue
-from xckpt.storage.commit.folder import LEFTOVER, Lock, lock
+from xckpt.storage.commit.folder import LEFTOVER, Lock, journals, lock, staging_folder
 from xckpt.storage.commit.leftovers import (
     Fate,
     fate,
@@ -35,6 +38,7 @@ from xckpt.storage.commit.leftovers import (
     staged_in,
     target_of,
 )
+from xckpt.storage.location import Location
 
 SHOWN = 5
 """Most leftovers that a message lists."""
@@ -67,7 +71,8 @@ class Leftover:
         aged = "" if self.age is None else f", {_spelled(self.age)} old"
         fates = {"dead": "dead", "alive": "still being written", "unknown": "perhaps alive"}
         state = "removed" if self.removed else fates[self.owner]
-        return f"{printable(self.path)}: {size} in {self.files:,} files{aged}: {state}"
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return f"{printable(self.path)}: {size} in {files}{aged}: {state}"
 
 
 def _spelled(seconds: float) -> str:
@@ -152,10 +157,16 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
         yield _measured(folder / CLAIM, folder, Fate.UNKNOWN, [folder / CLAIM, *own])
 
 
+def root_of(manifest: bytes) -> str | None:
+    """The root that a manifest names; None if it cannot be read."""
+    try:
+        return parse(manifest, digest_bytes).root
+    except ManifestError:
+        return None
+
+
 def _root_in(folder: Path) -> tuple[str | None, bool]:
     """The root that the manifest in a folder names, and whether there is a manifest."""
-    from xckpt.storage.commit.keys import root_of
-
     try:
         return root_of((folder / MANIFEST).read_bytes()), True
     except FileNotFoundError:
@@ -256,3 +267,19 @@ def in_words(parent: Path) -> str:
     lines = "".join(f"\n  - {each}" for each in shown)
     more = f"\n  ... and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return f"; {total} there were left by saves that were cut off (xckpt gc {parent}):{lines}{more}"
+
+
+def kept_for_later(path: str | os.PathLike[str], identity: str) -> str:
+    """What a resumable save to a local path has left, in words; empty if nothing."""
+    folder = Location.parse(path).folder
+    if folder is None:
+        return ""
+    target = Path(os.path.realpath(folder))
+    staged = staging_folder(target, identity)
+    if not staged.is_dir():
+        return ""
+    left = _measured(staged, target, Fate.UNKNOWN, [staged, *journals(staged)])
+    return (
+        f"{readable_bytes(left.bytes)} that were written are kept in {staged}: the same call "
+        f"goes on with them, and xckpt gc {target.parent} removes them"
+    )

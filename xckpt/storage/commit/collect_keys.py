@@ -25,9 +25,8 @@ import numpy as np
 import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST
-from xckpt.storage.commit.collect import Leftover, is_due
+from xckpt.storage.commit.collect import Leftover, is_due, root_of
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.storage.commit.keys import root_of
 from xckpt.storage.commit.leftovers import Fate
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 

@@ -25,31 +25,29 @@ import fcntl
 import os
 import posixpath
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import msgspec
 import tensorstore as ts
 
 from xckpt.core.commit import Found, Place, Step, decide
-from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import (
     BY_SHAPE,
     CLAIM,
     GENERATIONS,
     MANIFEST,
-    OwnKeys,
     object_sizes,
+    own_among,
 )
-from xckpt.errors import CheckpointExistsError, ManifestError, StorageError, VersionError
-from xckpt.storage.array import digest_bytes
+from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.commit.probe import check_conditions, look, note_left
+from xckpt.storage.commit.probe import check_conditions, check_listing, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
@@ -79,6 +77,8 @@ class KeyStaging:
     not."""
     planned: Manifest | None = None
     """What the checkpoint will hold, where that is known."""
+    descriptor: int = -1
+    """Of the folder, where files are synced together in the end."""
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -88,7 +88,7 @@ class KeyStaging:
             StorageError: the storage refused.
         """
         with storage_errors(self.target):
-            self._sync()
+            _sync(self)
             store = open_store(self.target)
             # Listed before the commit: what others begin to write after it is not to be touched.
             replaced = self.replaced(store)
@@ -97,16 +97,8 @@ class KeyStaging:
                 empty_stale_lock(self.target.folder, MANIFEST)
             self._write_manifest(store, manifest)
             self.committed = True
+            self._close()
             self.delete(store, replaced)
-
-    def _sync(self) -> None:
-        folder = self.location.folder
-        if folder is not None:
-            sync_tree(folder)
-            sync_folder(folder.parent)
-            if self.step is Step.GENERATION:
-                # The manifest may survive a power cut before the name of the generations' folder.
-                sync_folder(folder.parent.parent)
 
     def _write_manifest(self, store: ts.KvStore, manifest: bytes) -> None:
         self.sent = True
@@ -151,7 +143,7 @@ class KeyStaging:
         kinds = [own, *(own_keys(answer(note, self.target).value) for note in notes)]
         if CLAIM in keys and "" not in own.groups:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
-        return _own(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
+        return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
 
     def _keys(self, store: ts.KvStore) -> list[str]:
         """The keys at the path; of a local folder also its folders."""
@@ -170,6 +162,7 @@ class KeyStaging:
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
+        self._close()
         if self.committed or self.sent:
             return
         self.target.access.clean_up()
@@ -177,6 +170,11 @@ class KeyStaging:
             self._abort()
         except Exception as error:  # whatever it is, another one is under way
             note_left(self.target, self._written(), error, failed=True)
+
+    def _close(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
     def _abort(self) -> None:
         store = open_store(self.target)
@@ -191,7 +189,7 @@ class KeyStaging:
         elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
             # While the claim is ours, so is all that looks like ours, but for a committed manifest
             # and its generation.
-            listed = _own(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
+            listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
             if not self.delete(store, listed, self._written()):
                 answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
 
@@ -249,6 +247,21 @@ class KeyStaging:
         return left
 
 
+def _sync(staging: KeyStaging) -> None:
+    """Force what was staged in a local folder to disk."""
+    folder = staging.location.folder
+    if folder is not None and staging.descriptor >= 0:
+        from xckpt.storage.commit.batch import sync_all
+
+        sync_all(staging.descriptor, [folder])
+    if folder is not None:
+        sync_tree(folder)
+        sync_folder(folder.parent)
+        if staging.step is Step.GENERATION:
+            # The manifest may survive a power cut before the name of the generations' folder.
+            sync_folder(folder.parent.parent)
+
+
 def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: bool) -> KeyStaging:
     """Look at a path and open a place to write to among its keys; see `staging.begin`."""
     store = open_store(target)
@@ -270,12 +283,19 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     generation = write_if(store, CLAIM, text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
+    check_listing(store, target, generation)
     return KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
 
 
-def stage_beside(target: Location, planned: Manifest | None = None) -> KeyStaging:
-    """Stage beside the data that are at a path."""
-    return _beside(target, answer(open_store(target).read(MANIFEST), target), planned)
+def stage_beside(
+    target: Location, planned: Manifest | None = None, *, in_batch: bool = False
+) -> KeyStaging:
+    """Stage beside the data that are at a local path; perhaps sync all files together."""
+    staging = _beside(target, answer(open_store(target).read(MANIFEST), target), planned)
+    if in_batch:
+        staging.descriptor = os.open(target.path, os.O_RDONLY | os.O_CLOEXEC)
+        staging.location = replace(staging.location, unsynced=True)
+    return staging
 
 
 def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | None) -> KeyStaging:
@@ -285,21 +305,6 @@ def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | N
     return KeyStaging(
         Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
     )
-
-
-def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
-    """Those of some keys that are a checkpoint's own, and the folders above them, but for some.
-
-    Args:
-        keys: relative to the checkpoint's place; folders are among them.
-        kinds: what counts as its own.
-        kept: keys that do not count, nor does what is below them.
-    """
-    kinds = list(kinds)
-    own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
-    above = {str(parent) for key in own for parent in PurePosixPath(key).parents}
-    left = tuple(f"{key}/" for key in kept if key)
-    return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
 
 
 def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: bool) -> Found:
@@ -312,14 +317,6 @@ def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: 
     if any(key.startswith(f"{GENERATIONS}/".encode()) for key in keys):
         return Found.UNFINISHED
     return Found.FOREIGN if keys else Found.NOTHING
-
-
-def root_of(manifest: bytes) -> str | None:
-    """The root that a manifest names; None if it cannot be read."""
-    try:
-        return parse(manifest, digest_bytes).root
-    except (ManifestError, VersionError):
-        return None
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

@@ -9,61 +9,53 @@ slots, whose file descriptor it passes to each taker.
    answer the slot is free again.
 
 Sockets carry no data, only these few bytes; a rank that dies closes them, so no rank waits for it.
+One that hangs is given up, by its number, when an answer that it owes has not come for `patience`
+seconds. On Linux the sockets have no files; elsewhere the next exchange removes what was left.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import shutil
 import socket
-import struct
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from queue import LifoQueue
 from typing import IO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import StorageError
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, mapped, silent
 
 _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
 
+PATIENCE = 1800.0
+"""Seconds that a silent rank is waited for, unless the group of the load says otherwise."""
+
 _ALIGNMENT = 64
 """Bytes; enough for every dtype and every vector instruction."""
-
-_LOST = "another rank of this host was lost"
-
-Bytes = NDArray[np.uint8]
-
-
-def host_identity() -> str:
-    """Equal for processes that can reach each other's sockets and memory."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    started = boot.read_text().strip() if boot.exists() else ""
-    place = os.stat(tempfile.gettempdir())
-    return f"{socket.gethostname()}/{started}/{place.st_dev}/{place.st_ino}"
 
 
 class Exchange:
     """One rank's end: publishes chunks to takers, and takes chunks from sources."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="xckpt-")
-        self.address = os.path.join(self._folder, "socket")
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
         self._sockets: list[socket.socket] = []
         self._listener = self._socket()
-        self._listener.bind(self.address)
-        self._listener.listen(1024)
+        self.address, self._folder = listen(self._listener)
+        self._owed: dict[int, deque[float]] = {}
+        """Taker -> when the chunks were published that it has not answered."""
         self._threads: list[threading.Thread] = []
-        self._takers: dict[int, tuple[socket.socket, threading.Lock]] = {}
+        self._takers: dict[int, Peer] = {}
         self._slots: Bytes = np.empty((0, 0), np.uint8)
         """The shared memory, a slot a row."""
         self._free: LifoQueue[int] = LifoQueue()
@@ -77,6 +69,7 @@ class Exchange:
     def _socket(self) -> socket.socket:
         """A socket that `close` closes."""
         self._sockets.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        self._sockets[-1].settimeout(self._patience)
         return self._sockets[-1]
 
     def start(
@@ -99,13 +92,14 @@ class Exchange:
         """
         self._on_failure = on_failure
         for address, chunks in share.sources.items():
-            self._thread(self._take_from, self._socket(), address, len(chunks), share.rank, take)
+            source = Peer(share.ranks[address], self._socket(), self._patience)
+            self._thread(self._take_from, source, address, len(chunks), share.rank, take)
         if share.publish:
             slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
             count = max(1, min(budget // slot_bytes, len(share.publish)))
             with _anonymous_file() as file:
                 file.truncate(count * slot_bytes)
-                self._slots = _mapped(file.fileno(), count, slot_bytes)
+                self._slots = mapped(file.fileno(), count, slot_bytes)
                 for number in range(count):
                     self._free.put(number)
                 self._meet(share, file.fileno())
@@ -117,22 +111,28 @@ class Exchange:
         is called: it answers as long as the process is in the load. Such a call says no rank.
         """
         missing = share.takers
-        self._listener.settimeout(_PATIENCE)
+        deadline = time.monotonic() + self._patience
         while missing:
+            self._listener.settimeout(min(_PATIENCE, self._patience))
             try:
                 connection, _ = self._listener.accept()
             except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise silent(missing, self._patience) from None
                 for rank in missing:
-                    _call(share.addresses[rank], rank)
+                    call(share.addresses[rank], rank)
                 continue
-            connection.settimeout(None)
             self._sockets.append(connection)
+            if not is_own(connection):
+                connection.close()
+                continue
             # A peer that has hung up again stays missing.
             with contextlib.suppress(StorageError):
-                (rank,) = _receive(connection, 1)
-                _send_slots(connection, descriptor, self._slots)
-                self._takers[rank] = (connection, threading.Lock())
-                self._thread(self._await_answers, connection, missing.pop(rank))
+                (rank,) = Peer(min(missing), connection, self._patience).receive(1)
+                taker = self._takers[rank] = Peer(rank, connection, self._patience)
+                taker.send_slots(descriptor, self._slots)
+                self._owed[rank] = deque()
+                self._thread(self._await_answers, taker, missing.pop(rank))
 
     def slot(self, size: int) -> tuple[int, Bytes]:
         """A free slot's number and its first ``size`` bytes; waits until there is one.
@@ -150,9 +150,8 @@ class Exchange:
         """Tell the takers that ``chunk`` is in ``slot``; the publisher, too, calls `release`."""
         self._users[slot] = Countdown(len(takers) + 1)
         for taker in takers:
-            connection, lock = self._takers[taker]
-            with lock:
-                _send(connection, chunk, slot)
+            self._owed[taker].append(time.monotonic())
+            self._takers[taker].send(chunk, slot)
 
     def release(self, slot: int) -> None:
         """Count one user of a slot as done; with the last one the slot is free."""
@@ -185,30 +184,34 @@ class Exchange:
             each.close()
         for thread in self._threads:
             thread.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._slots = np.empty((0, 0), np.uint8)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _take_from(
         self,
-        connection: socket.socket,
+        source: Peer,
         address: str,
         count: int,
         rank: int,
         take: Callable[[int, Bytes], None],
     ) -> None:
         """Take ``count`` chunks from the rank that listens at an address."""
-        with _noticing_loss():
-            connection.connect(address)
-        _send(connection, rank)
-        slots = _receive_slots(connection)
+        source.connect(address)
+        source.send(rank)
+        slots = source.receive_slots()
         for _ in range(count):
-            chunk, slot = _receive(connection, 2)
+            chunk, slot = source.receive(2)
             take(chunk, slots[slot])
-            _send(connection, slot)
+            source.send(slot)
 
-    def _await_answers(self, connection: socket.socket, count: int) -> None:
+    def _await_answers(self, taker: Peer, count: int) -> None:
         """Free the slots whose content a taker has taken."""
+        owed = self._owed[taker.rank]
         for _ in range(count):
-            (slot,) = _receive(connection, 1)
+            # Nothing is owed before something is published.
+            (slot,) = taker.receive(1, since=lambda: owed[0] if owed else time.monotonic())
+            owed.popleft()
             self.release(slot)
 
     def _thread(self, target: Callable[..., None], *arguments: object) -> None:
@@ -221,71 +224,6 @@ class Exchange:
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def _call(address: str, rank: int) -> None:
-    """Connect to a rank and hang up.
-
-    Raises:
-        StorageError: the rank no longer listens.
-    """
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.connect(address)
-    except OSError as error:
-        raise _peer_lost(f"rank {rank} of this host failed before it began to read") from error
-
-
-@contextlib.contextmanager
-def _noticing_loss() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise _peer_lost(f"{_LOST}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _peer_lost(text: str) -> StorageError:
-    error = StorageError(text)
-    error.is_consequence = True
-    return error
-
-
-def _send(connection: socket.socket, *numbers: int) -> None:
-    with _noticing_loss():
-        connection.sendall(struct.pack(f"<{len(numbers)}q", *numbers))
-
-
-def _receive(connection: socket.socket, count: int) -> tuple[int, ...]:
-    with _noticing_loss():
-        message = connection.recv(8 * count, socket.MSG_WAITALL)
-    return _numbers(message, count)
-
-
-def _numbers(message: bytes, count: int) -> tuple[int, ...]:
-    if len(message) != 8 * count:
-        raise _peer_lost(f"{_LOST}: it closed its socket")
-    return struct.unpack(f"<{count}q", message)
-
-
-def _send_slots(connection: socket.socket, descriptor: int, slots: Bytes) -> None:
-    with _noticing_loss():
-        socket.send_fds(connection, [struct.pack("<2q", *slots.shape)], [descriptor])
-
-
-def _receive_slots(connection: socket.socket) -> Bytes:
-    with _noticing_loss():
-        shape, descriptors, _, _ = socket.recv_fds(connection, 16, 1)
-    try:
-        return _mapped(*descriptors, *_numbers(shape, 2))
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-
-
-def _mapped(descriptor: int, count: int, slot_bytes: int) -> Bytes:
-    """Shared memory, (count, slot_bytes)."""
-    mapped = mmap.mmap(descriptor, count * slot_bytes)
-    return np.frombuffer(mapped, np.uint8).reshape(count, slot_bytes)
 
 
 def _anonymous_file() -> IO[bytes]:

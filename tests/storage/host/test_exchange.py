@@ -15,9 +15,10 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
+from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import StorageError
-from xckpt.storage import host_exchange as module
-from xckpt.storage.host_exchange import Exchange, host_identity
+from xckpt.storage.host import exchange as module
+from xckpt.storage.host.exchange import Exchange
 
 SIZE = 1000
 PATIENCE = 20.0

@@ -1,0 +1,133 @@
+"""A process that saves to a file system that lacks something, or whose calls fail.
+
+`odd_files.c` stands between the process and the C library; it is compiled when it is needed. The
+process takes commands on stdin, a line of JSON each, and answers in the same way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from functools import reduce
+from operator import getitem
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+MANY = 5
+"""Leaves from which on a save syncs files together, here; see `xckpt.storage.commit.staging`."""
+
+ROOT = Path(__file__).parents[2]
+
+
+class Attempt(msgspec.Struct):
+    """A save, and the file system under it."""
+
+    path: str
+    step: int = 1
+    leaves: tuple[str, ...] = ("a/w", "b")
+    overwrite: bool = True
+    lacks: str = ""
+    """See ``ODD_LACKS`` in `odd_files.c`; the others are there too."""
+    fails: str = ""
+    names: int = 0
+
+
+class Outcome(msgspec.Struct):
+    """What came of it, seen without faults."""
+
+    error: str
+    """Class of the exception; empty if the save succeeded."""
+    text: str
+    there: int
+    """The step that loads at the path, verified; 0 if there is no checkpoint."""
+    left: list[str]
+    """Names beside the path."""
+
+
+class OddFiles:
+    """The process, seen from a test."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        """Compile into a folder; what is below ``root`` is odd."""
+        library = folder / "odd_files.so"
+        source = Path(__file__).with_suffix(".c")
+        compiler = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror"]
+        subprocess.run([*compiler, "-o", library, source, "-ldl"], check=True)
+        environment = {**os.environ, "LD_PRELOAD": str(library), "ODD_ROOT": os.path.realpath(root)}
+        pipe = subprocess.PIPE
+        command = [sys.executable, "-m", "tests.support.odd_files"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe)
+
+    def run(self, attempt: Attempt) -> Outcome:
+        """Save as the attempt says."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(msgspec.json.encode(attempt) + b"\n")
+        self.process.stdin.flush()
+        return msgspec.json.decode(self.process.stdout.readline(), type=Outcome)
+
+    def __enter__(self) -> OddFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
+    ) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        outcome = _attempt(msgspec.json.decode(line, type=Attempt))
+        print(msgspec.json.encode(outcome).decode(), flush=True)
+
+
+def _attempt(attempt: Attempt) -> Outcome:
+    import numpy as np
+
+    import xckpt
+    from xckpt.storage.commit import staging
+
+    staging.MANY = MANY
+    state: dict[str, Any] = {}
+    for leaf in attempt.leaves:
+        *above, name = leaf.split("/")
+        inner = state
+        for key in above:
+            inner = inner.setdefault(key, {})
+        inner[name] = np.full((64, 64), attempt.step, np.int32)
+    _set(ODD_LACKS=attempt.lacks, ODD_FAILS=attempt.fails, ODD_NAMES=attempt.names or "")
+    error = text = ""
+    try:
+        xckpt.save(attempt.path, {**state, "step": attempt.step}, overwrite=attempt.overwrite)
+    except Exception as failure:
+        error, text = type(failure).__name__, str(failure)
+    _set(ODD_LACKS=attempt.lacks, ODD_FAILS="", ODD_NAMES="")
+    there = 0
+    try:
+        checkpoint = xckpt.open(attempt.path)
+        assert checkpoint.verify() == []
+        loaded = xckpt.load(attempt.path)
+        for leaf in checkpoint:
+            assert np.all(reduce(getitem, leaf.split("/"), loaded) == loaded["step"])
+        there = loaded["step"]
+    except xckpt.NotACheckpointError:
+        pass
+    parent = os.path.dirname(attempt.path)
+    left = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
+    return Outcome(error, text, there, left)
+
+
+def _set(**settings: object) -> None:
+    os.environ.update({name: str(value) for name, value in settings.items()})
+    ctypes.CDLL(None).odd_reset()
+
+
+if __name__ == "__main__":
+    main()

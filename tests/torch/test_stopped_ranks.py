@@ -1,0 +1,226 @@
+"""Ranks that stop, die, come late or call again: all others end in time, and nothing stays.
+
+A rank stops itself by SIGSTOP, where the default of a signal handler cannot help. It is continued
+once the others have ended, and must learn what has happened.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+import xckpt
+from tests.support.ranks import Ranks
+from xckpt.errors import RanksFailedError, XckptError
+
+TIMEOUT = 1.5
+BAR = TIMEOUT + 2
+"""Seconds within which every rank that lives has to end, from when the other has stopped."""
+STATE = {"w": np.arange(1 << 18, dtype=np.float32), "step": 3}
+SAVING = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2)
+
+
+def open_files() -> set[str]:
+    """Sockets and shared memory that this process has open."""
+    found: set[str] = set()
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            link = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if link.startswith(("socket:", "/memfd:xckpt")):
+            found.add(link)
+    return found
+
+
+def leftovers(before: set[str]) -> list[str]:
+    """What a call has left in this process: files, and threads after a moment."""
+    threads: list[str] = []
+    files: list[str] = []
+    deadline = time.monotonic() + 2
+    while time.monotonic() < deadline:
+        gc.collect()  # errors and the frames of their tracebacks hold each other
+        threads = [t.name for t in threading.enumerate() if t.name.startswith("xckpt-")]
+        files = sorted(open_files() - before)
+        if not threads and not files:
+            return []
+        time.sleep(0.05)
+    return [*threads, *files]
+
+
+def stop(note: Path) -> None:
+    """Note when, and stop; somebody has to continue this process."""
+    note.write_text(str(time.monotonic()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Stopping:
+    """A progress function that stops the process once."""
+
+    def __init__(self, note: Path) -> None:
+        self.note: Path | None = note
+
+    def __call__(self, *_: Any) -> None:
+        if self.note is not None:
+            note, self.note = self.note, None
+            stop(note)
+
+
+def call(what: str, path: Path, group: Any, progress: Any) -> None:
+    """The save or load under attack."""
+    if what == "save":
+        options = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2, progress=progress)
+        xckpt.save(path / "new", STATE, group=group, timeout=TIMEOUT, options=options)
+    elif what == "async":
+        options = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2, progress=progress)
+        saving = xckpt.save_async(
+            path / "new", STATE, group=group, timeout=TIMEOUT, options=options
+        )
+        saving.result(60)
+    else:
+        like = {"w": np.zeros_like(STATE["w"]), "step": 0}
+        options = xckpt.LoadOptions(threads=2, progress=progress, share_reads=what == "shared load")
+        xckpt.load_into(path / "old", like, group=group, timeout=TIMEOUT, options=options)
+
+
+def on_rank(rank: int, what: str, victim: int, when: str, path: Path) -> Any:
+    group: Any = dist.new_group()
+    note = path / "stopped"
+    dist.barrier()
+    before = open_files()
+    progress = Stopping(note) if rank == victim and when == "in the middle" else None
+    if rank == victim and when == "before":
+        stop(note)
+    text, ranks = "", []
+    try:
+        call(what, path, group, progress)
+    except XckptError as error:
+        text, ranks = str(error), [failure.rank for failure in error.failures]
+    return text, ranks, time.monotonic() - float(note.read_text()), leftovers(before)
+
+
+@pytest.fixture(scope="module")
+def three_ranks() -> Iterator[Ranks]:
+    with Ranks(3) as ranks:
+        yield ranks
+
+
+def continued_in_time(ranks: Ranks, victim: int, note: Path) -> threading.Thread:
+    """Continue a rank once the others must have ended."""
+    process = ranks.processes[victim]
+
+    def run() -> None:
+        while not note.exists():
+            time.sleep(0.02)
+        time.sleep(BAR + 0.5)
+        os.kill(process.pid, signal.SIGCONT)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("when", ["before", "in the middle"])
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("what", ["save", "async", "shared load", "load"])
+def test_a_stopped_rank_is_named_in_time(
+    three_ranks: Ranks, tmp_path: Path, what: str, victim: int, when: str
+) -> None:
+    xckpt.save(tmp_path / "old", STATE, options=SAVING)
+    waker = continued_in_time(three_ranks, victim, tmp_path / "stopped")
+    answers = three_ranks.run(on_rank, what, victim, when, tmp_path)
+    waker.join()
+    for rank, (text, ranks, seconds, left) in enumerate(answers):
+        assert left == [], (rank, left)
+        assert text, rank
+        if rank != victim:
+            assert ranks == [victim], (rank, text)
+            assert f"rank {victim}: sent nothing for {TIMEOUT:g} s" in text
+            assert seconds < BAR, (rank, seconds)
+    assert not (tmp_path / "new").exists()
+    # A rank that was stopped while it wrote goes on a little; the next save removes that.
+    xckpt.save(tmp_path / "new", STATE)
+    assert sorted(os.listdir(tmp_path)) == ["new", "old", "stopped"]
+
+
+def on_rank_interrupted(rank: int, victim: int, path: Path) -> Any:
+    """One rank is interrupted, catches that, and calls again; the others call again too."""
+    group: Any = dist.new_group()
+    xckpt.save(path / "first", STATE, group=group, timeout=20)
+    started = time.monotonic()
+
+    interrupts = iter([True] if rank == victim else [])
+
+    def progress(*_: Any) -> None:
+        if next(interrupts, False):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.01)
+
+    options = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2, progress=progress)
+    text = ""
+    try:
+        xckpt.save(path / "second", STATE, group=group, timeout=20, options=options)
+    except KeyboardInterrupt:
+        text = "interrupted"
+    except RanksFailedError as error:
+        text = str(error)
+    seconds = time.monotonic() - started
+    xckpt.save(path / "third", STATE, group=group, timeout=20)
+    return text, seconds
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_interrupted_rank_is_named_and_all_can_call_again(
+    three_ranks: Ranks, tmp_path: Path, victim: int
+) -> None:
+    """What it sends of the next save is not taken for the save that it has left."""
+    answers = three_ranks.run(on_rank_interrupted, victim, tmp_path)
+    for rank, (text, seconds) in enumerate(answers):
+        assert seconds < 5
+        if rank == victim:
+            assert text == "interrupted"
+        else:
+            assert "1 rank left it before the end; this save or load cannot go on" in text
+            assert f"rank {victim}: KeyboardInterrupt" in text
+    assert sorted(os.listdir(tmp_path)) == ["first", "third"]
+
+
+def on_rank_calls_twice(rank: int, victim: int, path: Path) -> Any:
+    """A rank that does not say that it leaves: as if a second interrupt had cut that short."""
+    group: Any = dist.new_group()
+    text: list[str] = []
+    for attempt in range(2):
+        if rank == victim and attempt == 0:
+            from xckpt.torch.group import TorchGroup
+
+            quiet = TorchGroup(group, timeout=TIMEOUT)
+            quiet.begin()
+            text.append("left")
+            continue
+        try:
+            xckpt.save(path / str(attempt), STATE, group=group, timeout=TIMEOUT)
+            text.append("")
+        except RanksFailedError as error:
+            text.append(str(error))
+    return text
+
+
+def test_a_rank_in_the_next_save_is_not_taken_for_one_in_this(
+    three_ranks: Ranks, tmp_path: Path
+) -> None:
+    answers = three_ranks.run(on_rank_calls_twice, 1, tmp_path)
+    for rank, (first, second) in enumerate(answers):
+        assert second == "", (rank, second)
+        assert first == "left" or "rank 1: RuntimeError: it began another save or load" in first
+    assert os.listdir(tmp_path) == ["1"]

@@ -1,0 +1,1 @@
+"""Ranks of one host hand each other chunks through shared memory."""
