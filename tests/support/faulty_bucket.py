@@ -93,7 +93,15 @@ class Trickle:
     rate: int
 
 
-Fault: TypeAlias = "Answer | Silence | Reset | Trickle | None"
+@dataclass(frozen=True)
+class Altered:
+    """The answer comes with other headers, and whole where a range was asked for."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    whole: bool = False
+
+
+Fault: TypeAlias = "Answer | Silence | Reset | Trickle | Altered | None"
 Faults: TypeAlias = Callable[[Request], Fault]
 
 
@@ -167,7 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, content: bytes, fault: Fault) -> None:
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
         with contextlib.closing(upstream):
-            passed = {k: v for k, v in self.headers.items() if k.lower() not in self.server.dropped}
+            whole = {"range"} if isinstance(fault, Altered) and fault.whole else set[str]()
+            dropped = whole.union(self.server.dropped)
+            passed = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
             upstream.request(self.command, self.path, content or None, passed)
             answer = upstream.getresponse()
             data = answer.read()
@@ -190,6 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.05)
         else:
+            if isinstance(fault, Altered):
+                replaced = {name.lower() for name in fault.headers}
+                kept = {n: v for n, v in kept.items() if n.lower() not in replaced} | fault.headers
             self._answer(answer.status, kept, data)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
