@@ -38,6 +38,7 @@ from xckpt.storage.location import Location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
 from xckpt.torch.dcp.hook_watch import HookWatch
+from xckpt.torch.dcp.old_folders import naming_dcp
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
 from xckpt.torch.leaf import torch_dtype
@@ -218,7 +219,7 @@ class XckptStorageReader(dcp.StorageReader):
         watch = HookWatch("dcp.load", self.path, self.options)
         if dist.is_available() and dist.is_initialized():
             watch.meet(rank=dist.get_rank(), size=dist.get_world_size())
-        with watch.hook("find"):
+        with watch.hook("find"), naming_dcp(self.path):
             self._load = _OpenLoad(ZarrStorageReader(self.path, options=self.options), watch)
         return dcp.Metadata(
             torch_metadata(self._load.metadata, self._load.objects),
