@@ -111,4 +111,4 @@ def test_billions_of_chunks(tmp_path: Path, chunks: int) -> None:
     with pytest.raises(xckpt.LeafTooLargeError, match="memory_bytes"):
         xckpt.load(path)
     assert any("not looked at" in problem for problem in xckpt.open(path).verify())
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (256 + 64) << 10
