@@ -106,3 +106,12 @@ def test_the_commands_exist() -> None:
         command: Any = commands
         for word in words.split():
             command = command.commands[word]
+
+
+def test_the_page_of_buckets() -> None:
+    page = (ROOT / "docs" / "buckets.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "docs/buckets.md", "exec"), {})
+    for name in ("retries", "timeout", "request_timeout", "concurrency"):
+        assert f"| `{name}` | `XCKPT_{name.upper()}` |" in page
+        assert hasattr(xckpt.LoadOptions(), name)

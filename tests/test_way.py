@@ -82,5 +82,10 @@ def test_the_page_names_files_on_the_way(save: Way, load: Way) -> None:
 
 def test_the_way_of_a_call() -> None:
     way = trace(lambda: Box((0,), (Location.parse("memory://way").path != "",)).ends)
-    assert way.distinct_files == ["storage/location.py", "options.py", "core/geometry/box.py"]
+    assert way.distinct_files == [
+        "storage/location.py",
+        "storage/budget.py",
+        "options.py",
+        "core/geometry/box.py",
+    ]
     assert way.packages == ["storage"] and way.moves == 0

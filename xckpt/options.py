@@ -235,7 +235,9 @@ class LoadOptions(StorageOptions):
     threads: int | None = None
     """Threads that read and verify; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes of scratch memory at a time; a single chunk above this limit goes alone."""
+    """Bytes of scratch memory at a time; a single chunk above this limit goes alone. A manifest
+    whose objects take more is refused, and so are reads of so many chunks that the list of them
+    does (1 KiB a chunk); each of both may always take 64 MiB."""
     share_reads: bool = True
     """Ranks of one host read each chunk once and share it through memory."""
     deserialise: Callable[[bytes], object] | None = None

@@ -1,9 +1,11 @@
-"""`xckpt cp` and `xckpt rm`."""
+"""`xckpt cp`, `xckpt rm` and `xckpt gc`."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -67,3 +69,24 @@ def test_deleted_with_yes_but_not_what_is_no_checkpoint(saved: Path, tmp_path: P
     for path in (saved, tmp_path, tmp_path / "none"):
         refused = run("rm", path, "--yes")
         assert refused.exit_code == 2 and (saved / "notes.txt").exists()
+
+
+def test_what_was_left_is_listed_and_removed(saved: Path, tmp_path: Path) -> None:
+    left = tmp_path / "runs" / ".step.saving-0123456789abcdef"
+    left.mkdir(parents=True)
+    (left / "data").write_bytes(b"x" * 2048)
+    listed = run("gc", tmp_path, "--dry-run", "--older-than", "0s")
+    assert listed.exit_code == 0 and left.exists()
+    first, last = listed.stdout.splitlines()
+    assert re.fullmatch(
+        re.escape(str(left)) + r": 2\.0 KiB in 1 file, \d s old: perhaps alive", first
+    )
+    assert last == f"{tmp_path}: 0 B removed, 2.0 KiB left"
+    assert run("gc", tmp_path, "--older-than", "12h").stdout.endswith("0 B removed, 2.0 KiB left\n")
+    found = json.loads(run("gc", tmp_path, "--json").stdout)
+    assert [(each["path"], each["bytes"]) for each in found] == [(str(left), 2048)]
+    removed = run("gc", tmp_path, "--older-than", "0s")
+    assert removed.stdout.endswith("2.0 KiB removed, 0 B left\n")
+    assert not left.exists() and xckpt.exists(saved)
+    wrong = run("gc", tmp_path, "--older-than", "soon")
+    assert wrong.exit_code == 2 and "'soon' is no time: give 90s" in wrong.stderr

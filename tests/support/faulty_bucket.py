@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import socket
 import threading
 import time
@@ -61,6 +62,12 @@ class Answer:
             f"<Message>{self.code}</Message></Error>"
         ).encode()
 
+    @property
+    def google(self) -> bytes:
+        """What Google's storage says instead."""
+        error = {"code": self.status, "message": self.code, "errors": [{"reason": self.code}]}
+        return json.dumps({"error": error}).encode()
+
 
 @dataclass(frozen=True)
 class Silence:
@@ -86,7 +93,15 @@ class Trickle:
     rate: int
 
 
-Fault: TypeAlias = "Answer | Silence | Reset | Trickle | None"
+@dataclass(frozen=True)
+class Altered:
+    """The answer comes with other headers, and whole where a range was asked for."""
+
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    whole: bool = False
+
+
+Fault: TypeAlias = "Answer | Silence | Reset | Trickle | Altered | None"
 Faults: TypeAlias = Callable[[Request], Fault]
 
 
@@ -105,6 +120,12 @@ class FaultyBucket(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.upstream = urlsplit(upstream).netloc
         self.fault: Faults = never
+        self.url = ""
+        """The bucket's, for users."""
+        self.name = ""
+        """A name for the test."""
+        self.dropped: tuple[str, ...] = ()
+        """Headers that do not reach the bucket's own server, in lower case."""
         self.seen: list[Request] = []
         """All requests, in the order in which they came."""
         self.released = threading.Event()
@@ -141,7 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
         if isinstance(fault, Answer):
-            self._answer(fault.status, fault.headers, fault.content)
+            google = url.path.startswith(("/storage/", "/upload/"))
+            content = fault.google if google and fault.code else fault.content
+            self._answer(fault.status, fault.headers, content)
         elif isinstance(fault, Reset) and not fault.done:
             self._cut()
         else:
@@ -152,7 +175,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self, content: bytes, fault: Fault) -> None:
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
         with contextlib.closing(upstream):
-            upstream.request(self.command, self.path, content or None, dict(self.headers.items()))
+            whole = {"range"} if isinstance(fault, Altered) and fault.whole else set[str]()
+            dropped = whole.union(self.server.dropped)
+            passed = {k: v for k, v in self.headers.items() if k.lower() not in dropped}
+            upstream.request(self.command, self.path, content or None, passed)
             answer = upstream.getresponse()
             data = answer.read()
         kept = {
@@ -174,6 +200,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.05)
         else:
+            if isinstance(fault, Altered):
+                replaced = {name.lower() for name in fault.headers}
+                kept = {n: v for n, v in kept.items() if n.lower() not in replaced} | fault.headers
             self._answer(answer.status, kept, data)
 
     def _answer(self, status: int, headers: dict[str, str], content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Iterator
 
@@ -10,9 +11,10 @@ import boto3
 import pytest
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
+from tests.support.faulty_bucket import FaultyBucket, in_front_of
 from tests.support.gcs_server import GCSServer
 
-__all__ = ["environment", "gcs", "s3"]
+__all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +49,19 @@ def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+@pytest.fixture(scope="module")
+def faulty_s3(s3: str, environment: pytest.MonkeyPatch) -> Iterator[FaultyBucket]:
+    with in_front_of(os.environ["AWS_ENDPOINT_URL"]) as server:
+        server.url = s3
+        environment.setenv("AWS_ENDPOINT_URL", server.address)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def faulty_gcs(gcs: str, environment: pytest.MonkeyPatch) -> Iterator[FaultyBucket]:
+    with in_front_of(os.environ["TENSORSTORE_GCS_HTTP_URL"]) as server:
+        server.url = gcs
+        environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.address)
+        yield server

@@ -17,7 +17,8 @@ from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
-from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
+from xckpt.errors import StorageError
+from xckpt.options import SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -82,7 +83,7 @@ def save(
 
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
-    watch = watch_for("save", path, options)
+    watch = Watch.of("save", path, options) if is_watched(options) else None
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
         return save_state(
@@ -152,20 +153,22 @@ def save_async(
     check_planner(planner, SavePlanner, "save_async")
     planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
+    where = _from_here(path)
 
     def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
+        watch = Watch.of("save_async", path, options) if is_watched(options) else None
         with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
             return save_state(
                 state,
-                ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+                ZarrStorageWriter(where, overwrite=overwrite, options=shown),
                 group=group,
                 planner=planner,
                 metadata=kept,
                 failure=failure,
-                watch=watch_for("save_async", path, options),
+                watch=watch,
             )
 
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
@@ -177,9 +180,22 @@ def check_path(path: object, call: str) -> None:
 
     Raises:
         TypeError: it is none; the message names ``call`` as it should be.
+        StorageError: it is relative to a working folder that was deleted.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+    try:
+        _from_here(path)
+    except FileNotFoundError:
+        raise StorageError(
+            f"{path}: the working folder was deleted; give an absolute path"
+        ) from None
+
+
+def _from_here(path: Path) -> Path:
+    """A path that means the same when the working folder has changed; a URL as it is."""
+    text = os.fspath(path)
+    return path if "://" in text or not text else os.path.abspath(os.path.expanduser(text))
 
 
 def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], call: str) -> None:
@@ -191,10 +207,3 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
     if planner is not None and not isinstance(planner, kind):
         name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
         raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")
-
-
-def watch_for(operation: str, path: Path, options: SaveOptions | LoadOptions) -> Watch | None:
-    """What times a call, where the options or the log ask for it."""
-    if not is_watched(options):
-        return None
-    return Watch(operation, os.fspath(path), options.metrics)

@@ -25,6 +25,7 @@ from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command, gc_command
+from xckpt.core.text.printable import printable
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ class Commands(click.Group):
             return super().invoke(ctx)
         except XckptError as error:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            raise Failure(in_options(str(error), command)) from error
-        except KeyboardInterrupt:
+            text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            raise Failure(in_options(text, command)) from error
+        except KeyboardInterrupt as error:
+            for line in ("interrupted", *getattr(error, "__notes__", ())):
+                click.echo(f"xckpt: {printable(line)}", err=True)
             ctx.exit(INTERRUPTED)
 
 

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
+from xckpt.core.values import shown_value
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 DEEPEST = 64
@@ -110,7 +111,9 @@ class _Walk:
             self.flat.containers[name] = kind
         for key, child in entries:
             if problem := _key_problem(key):
-                self.problems.append(f"{name or 'the root'}: dict key {key!r} {problem}")
+                self.problems.append(
+                    f"{name or 'the root'}: dict key {shown_value(key)[:200]} {problem}"
+                )
             else:
                 self.visit(child, (*keys, key), (*above, id(node)))
 

@@ -217,7 +217,14 @@ class BlockingAsyncStager(AsyncStager):
                 f"neither a tensor nor a plain Python value; remove it, convert it, or stage "
                 f"without type_check"
             )
-        copied = copy.deepcopy(leaf)
+        try:
+            copied = copy.deepcopy(leaf)
+        except Exception as error:
+            kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+            raise UnsupportedLeafError(
+                f"{name or 'the root'}: a {kind} cannot be copied ({error}); "
+                f"remove it or convert it"
+            ) from error
         return Copyable((), lambda copies: copied)
 
     def _new(self, size: int) -> NDArray[np.uint8]:

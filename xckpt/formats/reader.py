@@ -42,6 +42,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.read_chunks import Destination
+from xckpt.storage.location import Location
 
 OURS = "xckpt"
 
@@ -213,7 +214,8 @@ class FormatsAt:
     """
 
     def __init__(self, path: str | os.PathLike[str], options: LoadOptions | None) -> None:
-        self._path = path
+        place = Location.parse(path, options)
+        self._path = place if place.bucket else path
         self._options = options
         self._format = OURS
 

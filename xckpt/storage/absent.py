@@ -94,7 +94,15 @@ def _names(folder: Path) -> list[str]:
 def _checkpoints(folder: Path) -> list[str]:
     """The names of the checkpoints in a folder, numbers in their order."""
     names = [name for name in _names(folder) if not name.startswith(".")]
-    return sorted((name for name in names if (folder / name / MANIFEST).is_file()), key=_natural)
+    return sorted((name for name in names if _is_file(folder / name / MANIFEST)), key=_natural)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; what may not be looked at counts as none."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Work in threads within a budget of bytes, and progress as it is done.
+"""What a call may take: threads within a budget of bytes, time, tries; and progress as it is done.
 
 1. `Pool.reserve` blocks until the bytes fit the budget. More bytes than the budget wait until
    nothing else is in flight.
@@ -7,19 +7,85 @@
 3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
 4. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
    them busy, and Python threads would only compete for the interpreter.
+5. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
+   it.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
 
-from xckpt.options import default_threads, processors
+from xckpt.options import StorageOptions, default_threads, processors, storage_option
 from xckpt.progress import Progress
 
 FEW_PROCESSORS = 4
 """Up to this many, TensorStore's threads leave none to spare. Measured on 2 only."""
+
+IN_FLIGHT = 256
+"""Small objects on their way at a time: after one has failed, so many are waited for."""
+
+RETRIES: Final = 16
+"""How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
+REQUEST_SECONDS: Final = 60.0
+CLEANUP_SECONDS: Final = 1.5
+"""How long what was written may be removed for, once the time of a call is over."""
+
+
+@dataclass(slots=True)
+class Access:
+    """How often and how long a storage is asked in one call of the user's.
+
+    The time of a call begins with `start`; where it was not called, `timeout` counts for each wait.
+
+    Example:
+        >>> access = Access(timeout=5.0)
+        >>> access.start()
+        >>> 4.9 < access.left <= 5.0
+        True
+    """
+
+    retries: int = RETRIES
+    timeout: float = math.inf
+    request_timeout: float = REQUEST_SECONDS
+    concurrency: int = 0
+    """0 for TensorStore's own choice."""
+    until: float = math.inf
+    """When the time of the call is over, by `time.monotonic`."""
+    heard: float = 0.0
+    """When the storage answered last."""
+
+    @classmethod
+    def of(cls, options: StorageOptions | None) -> Access:
+        """What options and environment say.
+
+        Raises:
+            ValueError: a variable of the environment holds no number.
+        """
+        access = cls()
+        for name in ("retries", "timeout", "request_timeout", "concurrency"):
+            value = storage_option(options, name)
+            if value is not None:
+                setattr(access, name, value)
+        return access
+
+    def start(self) -> None:
+        """A call of the user's begins."""
+        self.until = time.monotonic() + self.timeout
+
+    def clean_up(self) -> None:
+        """What was written is to be removed now, for which there is always some time."""
+        self.until = max(self.until, time.monotonic() + CLEANUP_SECONDS)
+
+    @property
+    def left(self) -> float:
+        """Seconds that a wait may take from now on."""
+        return max(0.0, min(self.timeout, self.until - time.monotonic()))
 
 
 class Pool:

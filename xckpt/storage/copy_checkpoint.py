@@ -37,9 +37,9 @@ def has_checkpoint(location: Location) -> bool:
     Raises:
         StorageError: the storage gives no answer.
     """
-    if location.folder is not None:
-        return (location.folder / MANIFEST).is_file()
     with storage_errors(location):
+        if location.folder is not None:
+            return (location.folder / MANIFEST).is_file()
         store = open_store(location)
         only = type(store).KeyRange(MANIFEST, f"{MANIFEST}\0")
         return bool(answer(store.list(only), location))

@@ -18,6 +18,7 @@ import math
 import os
 import re
 import time
+from asyncio import CancelledError
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,73 +28,20 @@ from urllib.parse import unquote
 import tensorstore as ts
 
 from xckpt.errors import StorageError, XckptError
-from xckpt.options import StorageOptions, storage_option
+from xckpt.options import StorageOptions
+from xckpt.storage.budget import REQUEST_SECONDS, Access
 
 _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
 for other bytes."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
-RETRIES: Final = 16
-"""How often a bucket is asked again; at half of all answers 503, one of 100,000 requests fails."""
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Between two tries, and TensorStore adds a random part. Its defaults (32 tries, up to 32 s apart)
 wait 15 minutes for a dead endpoint."""
-REQUEST_SECONDS: Final = 60.0
-CLEANUP_SECONDS: Final = 1.5
-"""How long what was written may be removed for, once the time of a call is over."""
+REQUESTS: Final = 32
+"""Under way at a time in a bucket, as TensorStore has it."""
 _STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
 """Seconds without a byte after which curl gives up a request; read once in a process."""
-
-
-@dataclass(slots=True)
-class Access:
-    """How often and how long a storage is asked in one call of the user's.
-
-    The time of a call begins with `start`; where it was not called, `timeout` counts for each wait.
-
-    Example:
-        >>> access = Access(timeout=5.0)
-        >>> access.start()
-        >>> 4.9 < access.left <= 5.0
-        True
-    """
-
-    retries: int = RETRIES
-    timeout: float = math.inf
-    request_timeout: float = REQUEST_SECONDS
-    concurrency: int = 0
-    """0 for TensorStore's own choice."""
-    until: float = math.inf
-    """When the time of the call is over, by `time.monotonic`."""
-    heard: float = 0.0
-    """When the storage answered last."""
-
-    @classmethod
-    def of(cls, options: StorageOptions | None) -> Access:
-        """What options and environment say.
-
-        Raises:
-            ValueError: a variable of the environment holds no number.
-        """
-        access = cls()
-        for name in ("retries", "timeout", "request_timeout", "concurrency"):
-            value = storage_option(options, name)
-            if value is not None:
-                setattr(access, name, value)
-        return access
-
-    def start(self) -> None:
-        """A call of the user's begins."""
-        self.until = time.monotonic() + self.timeout
-
-    def clean_up(self) -> None:
-        """What was written is to be removed now, for which there is always some time."""
-        self.until = max(self.until, time.monotonic() + CLEANUP_SECONDS)
-
-    @property
-    def left(self) -> float:
-        """Seconds that a wait may take from now on."""
-        return max(0.0, min(self.timeout, self.until - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,11 +186,17 @@ def _context(retries: int, concurrency: int) -> ts.Context:
     spec: dict[str, object] = {}
     for store in ("s3", "gcs"):
         spec[f"{store}_request_retries"] = {"max_retries": retries, **DELAYS}
-        if concurrency:
-            spec[f"{store}_request_concurrency"] = {"limit": concurrency}
+        # By default all contexts share one queue, and the requests of a call that has given up
+        # would hold its places.
+        spec[f"{store}_request_concurrency"] = {"limit": concurrency or REQUESTS}
     if concurrency:
         spec["file_io_concurrency"] = {"limit": concurrency}
     return ts.Context(spec, _base())
+
+
+def forget_contexts() -> None:
+    """Have later calls wait behind no request of those that have given up."""
+    _context.cache_clear()
 
 
 @functools.cache
@@ -313,13 +267,17 @@ def answer(asked: Answer[Answered], where: Location) -> Answered:
         OSError | ValueError | RuntimeError: it refused; see `storage_errors`.
     """
     access = where.access
-    seconds = min(access.left, access.request_timeout / 2) if where.bucket else access.left
+    left = access.left
+    over = time.monotonic() + left
+    seconds = min(left, access.request_timeout / 2) if where.bucket else left
     try:
         said = asked.result(None if seconds == math.inf else seconds)
     except TimeoutError:
         from xckpt.storage.silence import wait_on  # rarely needed
 
-        said = wait_on(asked, where)
+        said = wait_on(asked, where, over)
+    except CancelledError:
+        raise StorageError(f"{where}: given up, for another request had no answer") from None
     access.heard = time.monotonic()
     return said
 

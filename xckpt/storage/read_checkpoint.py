@@ -19,6 +19,7 @@ import numpy as np
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
+from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
@@ -30,7 +31,7 @@ from xckpt.options import LoadOptions
 from xckpt.storage.absent import what_file_is_there, what_is_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.chunks.file_checks import file_bytes, file_problem
 from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import read_box
@@ -38,18 +39,21 @@ from xckpt.storage.host.exchange import PATIENCE, Exchange
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
-def read_manifest(location: Location) -> bytes:
-    """The bytes of the manifest at a location.
+def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
+    """The bytes of the manifest at a location, which take no more than ``memory_bytes``.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
-        ManifestError: it is absurdly long.
+        ManifestError: it is too long.
         StorageError: the storage refused.
     """
     folder = location.folder
     with storage_errors(location):
         if folder is not None and folder.is_file():
             raise NotACheckpointError(what_file_is_there(folder))
+        if memory_bytes is not None and folder is not None:
+            size = file_bytes(folder / MANIFEST)
+            check_memory(COPIES * size, f"{location}: the manifest of {size:,} bytes", memory_bytes)
         problem = file_problem(location, MANIFEST, MAX_BYTES)
         if problem:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
@@ -94,14 +98,14 @@ class ZarrStorageReader:
             ManifestError: the manifest cannot be trusted.
         """
         self.location.access.start()
-        data = read_manifest(self.location)
+        data = read_manifest(self.location, self.options.memory_bytes)
         self._parse(data)
         return data
 
     def _parse(self, data: bytes) -> Manifest:
         if self._parsed is None or self._parsed[0] != data:
             try:
-                self._parsed = data, parse(data, digest_bytes)
+                self._parsed = data, parse(data, digest_bytes, self.options.memory_bytes)
             except ManifestError as error:
                 raise type(error)(f"{self.location}: {error}", error.problems) from error
         return self._parsed[1]

@@ -11,40 +11,45 @@
 
 from __future__ import annotations
 
-import functools
+import math
 import time
 
 import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import StorageError
-from xckpt.storage.location import Answer, Answered, Location, check_process
+from xckpt.storage.location import Answer, Answered, Location, check_process, forget_contexts
 
 
-def wait_on(asked: Answer[Answered], where: Location) -> Answered:
+def wait_on(asked: Answer[Answered], where: Location, over: float) -> Answered:
     """Wait further for an answer.
+
+    Args:
+        asked: what for.
+        where: of what storage.
+        over: until when, by `time.monotonic`.
 
     Raises:
         StorageError: the time of the call is over, or the storage is dead.
         OSError | ValueError | RuntimeError: the storage refused.
     """
     access = where.access
-    while access.left > 0:
-        since = time.monotonic()
+    while (since := time.monotonic()) < over and since < access.until:
         trial = _ask(where) if where.bucket else None
-        seconds = access.request_timeout / 2 if where.bucket else access.left
+        half = access.request_timeout / 2 if where.bucket else over - since
         try:
-            return asked.result(min(access.left, seconds))
+            return asked.result(min(over - since, half))
         except TimeoutError:
-            if trial is not None and not (_has_answered(trial) or access.heard > since):
+            answered = trial is None or _has_answered(trial) or access.heard > since
+            if not answered and time.monotonic() < over:
                 access.until = 0.0  # nothing more is asked of it in this call
-                asked.cancel()
-                raise StorageError(
-                    f"{where}: the storage gave no answer for {access.request_timeout:g} s: check "
-                    f"the endpoint and the network; request_timeout= of the options, or "
-                    f"XCKPT_REQUEST_TIMEOUT, allows more"
-                ) from None
-    asked.cancel()
+    _give_up(asked)
+    if access.until == 0.0 or access.timeout == math.inf:
+        raise StorageError(
+            f"{where}: the storage gave no answer for {access.request_timeout:g} s: check the "
+            f"endpoint and the network; request_timeout= of the options, or "
+            f"XCKPT_REQUEST_TIMEOUT, allows more"
+        )
     raise StorageError(
         f"{where}: the time is over: the storage has not answered within the "
         f"{access.timeout:g} s that the call may take; timeout= of the options, or XCKPT_TIMEOUT, "
@@ -52,16 +57,19 @@ def wait_on(asked: Answer[Answered], where: Location) -> Answered:
     )
 
 
+def _give_up(asked: Answer[Answered]) -> None:
+    asked.cancel()
+    forget_contexts()
+
+
 def _ask(where: Location) -> ts.Future[ts.KvStore.ReadResult]:
     check_process()
-    store = ts.KvStore.open(where.store_spec(), context=_impatient()).result()
+    spec: dict[str, object] = {}
+    for kind in ("s3", "gcs"):
+        spec[f"{kind}_request_retries"] = {"max_retries": 0}
+        spec[f"{kind}_request_concurrency"] = {"limit": 1}
+    store = ts.KvStore.open(where.store_spec(), context=ts.Context(spec)).result()
     return store.read(MANIFEST, byte_range=slice(0, 1))
-
-
-@functools.cache
-def _impatient() -> ts.Context:
-    once = {"max_retries": 0}
-    return ts.Context({"s3_request_retries": once, "gcs_request_retries": once})
 
 
 def _has_answered(trial: ts.Future[ts.KvStore.ReadResult]) -> bool:

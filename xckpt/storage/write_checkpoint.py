@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ from xckpt.core.values import ValueText
 from xckpt.errors import PlanError, StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
 from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites, by_leaf
@@ -80,7 +81,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         """The manifest of the save under way, without the values; `_arrays` are its."""
         self._arrays: tuple[ZarrArray, ...] = ()
         self._documents = DocumentTree(())
-        self._written: list[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = []
+        self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         """Writes of documents and of the digest file."""
 
     @property
@@ -99,7 +100,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             CheckpointExistsError: the path is taken.
             StorageError: the storage refused.
         """
-        self._documents, self._written = DocumentTree(self.codecs), []
+        self._documents, self._written = DocumentTree(self.codecs), deque()
         self.target.access.start()
         self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
         return self._staging.location
@@ -133,11 +134,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
 
     def _write_documents(self, contents: Iterable[tuple[str, bytes]]) -> None:
-        """Start writing documents, if this is the coordinator."""
+        """Start writing documents, if this is the coordinator; no more after one has failed."""
         if self._staging is not None:
             store = open_store(self._staging.location)
             with storage_errors(self.target):
-                self._written.extend(store.write(key, content) for key, content in contents)
+                for key, content in contents:
+                    if len(self._written) >= IN_FLIGHT:
+                        answer(self._written.popleft(), self.target)
+                    self._written.append(store.write(key, content))
 
     def _with_grids(self, metadata: Metadata) -> Metadata:
         options = self.storage_meta()

@@ -115,6 +115,19 @@ def test_calls_that_fail(odd: OddFiles, tmp_path: Path, lacks: str, call: str, c
         assert start > 1
 
 
+@pytest.mark.parametrize("call", ["write", "fsync", "mkdir"])
+def test_a_full_disk_names_what_could_be_removed(odd: OddFiles, tmp_path: Path, call: str) -> None:
+    left = tmp_path / ".other.saving-0123456789abcdef"
+    left.mkdir()
+    (left / "data").write_bytes(b"x" * 5000)
+    fails = f"{call}:{errno.ENOSPC}:3"
+    done = odd.run(Attempt(str(tmp_path / "ckpt"), leaves=MANY, fails=fails))
+    assert done.error == "StorageError" and "the disk is full" in done.text
+    assert f"4.9 KiB there were left by saves that were cut off (xckpt gc {tmp_path})" in done.text
+    assert f"{left}: 4.9 KiB in 1 file, " in done.text
+    assert done.left == [left.name]
+
+
 @pytest.mark.thorough
 def test_what_cannot_be_removed(odd: OddFiles, tmp_path: Path) -> None:
     """The old one's files stay until the next overwrite."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 import xckpt
 from tests.support.examples import examples
 from tests.support.tilings import region, shapes
+from xckpt.core.manifest.entries import array_metadata
+from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 
 
@@ -73,3 +76,33 @@ def test_a_name_never_leads_out(tmp_path: Path) -> None:
             folder.open(name, version=3)
         with pytest.raises(xckpt.XckptError):
             folder.create(name, "int32", (1,), (1,))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("chunk", [1 << 20, 1 << 50])
+@pytest.mark.parametrize("ocdbt", [False, True])
+def test_an_array_that_is_huge_by_its_shape_alone_is_refused(
+    tmp_path: Path, version: int, chunk: int, ocdbt: bool
+) -> None:
+    """Missing chunks are zeros: 300 bytes can claim a pebibyte."""
+    if version == 2:
+        document = {
+            "zarr_format": 2, "shape": [1 << 50], "chunks": [chunk], "dtype": "<f4",
+            "compressor": None, "fill_value": 0, "order": "C", "filters": None,
+        }  # fmt: skip
+        key = "w/.zarray"
+    else:
+        document = array_metadata("float32", (1 << 50,), (chunk,), None, ())
+        key = "w/zarr.json"
+    folder = ZarrFolder(tmp_path, ocdbt=ocdbt, fill_missing=True)
+    folder._root.write(key, json.dumps(document).encode()).result()
+    for stored in (False, True):
+        if stored:
+            folder._root.write("w/c/0" if version == 3 else "w/0", b"\0" * 64).result()
+        with pytest.raises(CorruptCheckpointError, match=r"4.0 PiB|4096.0 TiB"):
+            folder.open("w", version=version)
+    small = array_metadata("float32", (1 << 30,), (1 << 20,), None, ())
+    folder._root.write("v/zarr.json", json.dumps(small).encode()).result()
+    into = np.ones(3, np.float32)
+    folder.open("v", version=3).read((5,), into)
+    assert not into.any()

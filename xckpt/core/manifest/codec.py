@@ -8,7 +8,8 @@ spelling, where the digest is taken of the exact bytes of ``checkpoint``. To rea
    was altered.
 3. Decode it against the types in `xckpt.core.manifest.entries`; an unknown field is an error, and
    so is a name that an object has twice.
-4. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
+4. Refuse it if it takes more memory than allowed (`xckpt.core.manifest.memory`).
+5. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
 )
+from xckpt.core.manifest.memory import check_memory, decoded_bytes, described_bytes
 from xckpt.core.manifest.rules import problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -233,8 +235,13 @@ def encode(manifest: Manifest, digest: Digest) -> bytes:
     return msgspec.json.encode(envelope)
 
 
-def parse(data: bytes, digest: Digest) -> Manifest:
+def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manifest:
     """The manifest that stored bytes hold.
+
+    Args:
+        data: what is stored.
+        digest: makes a digest of bytes.
+        memory_bytes: what it may take in memory; None for any amount.
 
     Raises:
         VersionError: a newer version wrote it.
@@ -242,6 +249,8 @@ def parse(data: bytes, digest: Digest) -> Manifest:
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"the manifest is {len(data):,} bytes long; at most {MAX_BYTES:,}")
+    if memory_bytes is not None:
+        check_memory(decoded_bytes(data), f"the manifest of {len(data):,} bytes", memory_bytes)
     head = _decode(data, _Head, "the manifest is truncated or no manifest at all")
     if head.format != FORMAT:
         raise ManifestError(f"the manifest's format is {head.format[:40]!r}, not {FORMAT!r}")
@@ -260,6 +269,9 @@ def parse(data: bytes, digest: Digest) -> Manifest:
     if digest(bytes(body)).hex() != envelope.digest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
     manifest = _decode(body, Manifest, "the manifest breaks the format")
+    if memory_bytes is not None:
+        size, leaves = described_bytes(manifest), len(manifest.leaves)
+        check_memory(size, f"the manifest of {leaves:,} leaves", memory_bytes)
     _refuse_repeated_names(manifest, body)
     check(manifest)
     return manifest

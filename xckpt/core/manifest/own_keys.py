@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final
 
 from xckpt.core.dtypes import item_size
@@ -124,3 +125,18 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
             _, boxes = cells(origin, array.shape, array.shape, array.unit)
             size = item_size(array.dtype)
             yield from ((array.key(box.offsets), box.elements * size) for box in boxes)
+
+
+def own_among(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
+    """Those of some keys that are a checkpoint's own, and the folders above them, but for some.
+
+    Args:
+        keys: relative to the checkpoint's place; folders are among them.
+        kinds: what counts as its own.
+        kept: keys that do not count, nor does what is below them.
+    """
+    kinds = list(kinds)
+    own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
+    above = {str(parent) for key in own for parent in PurePosixPath(key).parents}
+    left = tuple(f"{key}/" for key in kept if key)
+    return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]

@@ -191,7 +191,7 @@ class DefaultSavePlanner(SavePlanner):
         digests: dict[str, bytes] = {}
         for name, leaf in self._leaves.items():
             if isinstance(leaf, _PlainValue):
-                digests[name] = hashlib.blake2b(self._bytes(leaf), digest_size=16).digest()
+                digests[name] = hashlib.blake2b(self._bytes(leaf, name), digest_size=16).digest()
             elif not leaf.sharded:
                 array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
                 digests[name] = hashlib.blake2b(
@@ -240,7 +240,7 @@ class DefaultSavePlanner(SavePlanner):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
             raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
         if isinstance(leaf, _PlainValue):
-            return io.BytesIO(self._bytes(leaf))
+            return io.BytesIO(self._bytes(leaf, name))
         return self._view(leaf, write_item)
 
     def _view(self, leaf: SourceLeaf, item: WriteItem) -> object:
@@ -264,10 +264,13 @@ class DefaultSavePlanner(SavePlanner):
             self._lookups[name] = BoxLookup(boxes)
         return self._lookups[name].holder(box)
 
-    def _bytes(self, leaf: _PlainValue) -> bytes:
+    def _bytes(self, leaf: _PlainValue, name: str = "a leaf") -> bytes:
         if leaf.kind == "opaque":
             assert self.serialise is not None
-            return self.serialise(leaf.value)
+            content = self.serialise(leaf.value)
+            if not isinstance(content, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise TypeError(f"{name}: serialise gave a {type(content).__name__}, not bytes")
+            return content
         return encode_value(leaf.value).encode("utf-8", "surrogatepass")
 
 

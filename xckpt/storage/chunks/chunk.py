@@ -54,8 +54,9 @@ from xckpt.storage.location import (
 ENUMERATED = 1 << 16
 """Chunks of an array that are listed at a time."""
 
-_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE")
-"""TensorStore's statuses of a chunk that is there, but is not what its metadata says."""
+_DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE", "Unexpected EOF")
+"""What TensorStore says of a chunk that is there, but is not what its metadata says; the last, of a
+file that is cut off while it is read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import stat
 from math import prod
+from pathlib import Path
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import ZarrArray
@@ -27,6 +28,15 @@ def file_problem(location: Location, key: str, most: int) -> str:
     except OSError:
         return ""
     return status_problem(status, most)
+
+
+def file_bytes(path: Path) -> int:
+    """The length of a plain file; 0 of what is none, and where nothing is."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def status_problem(status: os.stat_result, most: int) -> str:

@@ -37,7 +37,7 @@ from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array, open_chunk, plain_bools
-from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
 from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenArray
 from xckpt.storage.chunks.plain_files import is_leading, is_plain, stored_bytes, write_plain
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -158,7 +158,7 @@ class ChunkWrites:
     def _submit(self, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
         size = item.tensor_storage_size() or 0
-        while self._begun and not pool.has_room(size):
+        while self._begun and (len(self._begun) >= IN_FLIGHT or not pool.has_room(size)):
             self._wait(self._begun.popleft())
         pool.reserve(size)
         units = self._units(item)

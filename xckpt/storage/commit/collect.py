@@ -27,7 +27,7 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import own_keys_in, rescue
-from xckpt.storage.commit.folder import LEFTOVER, Lock, lock
+from xckpt.storage.commit.folder import LEFTOVER, Lock, journals, lock, staging_folder
 from xckpt.storage.commit.leftovers import (
     Fate,
     fate,
@@ -38,6 +38,7 @@ from xckpt.storage.commit.leftovers import (
     staged_in,
     target_of,
 )
+from xckpt.storage.location import Location
 
 SHOWN = 5
 """Most leftovers that a message lists."""
@@ -70,7 +71,8 @@ class Leftover:
         aged = "" if self.age is None else f", {_spelled(self.age)} old"
         fates = {"dead": "dead", "alive": "still being written", "unknown": "perhaps alive"}
         state = "removed" if self.removed else fates[self.owner]
-        return f"{printable(self.path)}: {size} in {self.files:,} files{aged}: {state}"
+        files = "1 file" if self.files == 1 else f"{self.files:,} files"
+        return f"{printable(self.path)}: {size} in {files}{aged}: {state}"
 
 
 def _spelled(seconds: float) -> str:
@@ -265,3 +267,19 @@ def in_words(parent: Path) -> str:
     lines = "".join(f"\n  - {each}" for each in shown)
     more = f"\n  ... and {len(left) - SHOWN} more" if len(left) > SHOWN else ""
     return f"; {total} there were left by saves that were cut off (xckpt gc {parent}):{lines}{more}"
+
+
+def kept_for_later(path: str | os.PathLike[str], identity: str) -> str:
+    """What a resumable save to a local path has left, in words; empty if nothing."""
+    folder = Location.parse(path).folder
+    if folder is None:
+        return ""
+    target = Path(os.path.realpath(folder))
+    staged = staging_folder(target, identity)
+    if not staged.is_dir():
+        return ""
+    left = _measured(staged, target, Fate.UNKNOWN, [staged, *journals(staged)])
+    return (
+        f"{readable_bytes(left.bytes)} that were written are kept in {staged}: the same call "
+        f"goes on with them, and xckpt gc {target.parent} removes them"
+    )

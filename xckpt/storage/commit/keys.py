@@ -25,9 +25,9 @@ import fcntl
 import os
 import posixpath
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -40,14 +40,14 @@ from xckpt.core.manifest.own_keys import (
     CLAIM,
     GENERATIONS,
     MANIFEST,
-    OwnKeys,
     object_sizes,
+    own_among,
 )
 from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.commit.probe import check_conditions, look, note_left
+from xckpt.storage.commit.probe import check_conditions, check_listing, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
@@ -143,7 +143,7 @@ class KeyStaging:
         kinds = [own, *(own_keys(answer(note, self.target).value) for note in notes)]
         if CLAIM in keys and "" not in own.groups:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
-        return _own(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
+        return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
 
     def _keys(self, store: ts.KvStore) -> list[str]:
         """The keys at the path; of a local folder also its folders."""
@@ -189,7 +189,7 @@ class KeyStaging:
         elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
             # While the claim is ours, so is all that looks like ours, but for a committed manifest
             # and its generation.
-            listed = _own(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
+            listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
             if not self.delete(store, listed, self._written()):
                 answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
 
@@ -283,6 +283,7 @@ def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: 
     generation = write_if(store, CLAIM, text, absent, target)
     if not generation:
         raise CheckpointExistsError(f"{target}: another save has just begun here")
+    check_listing(store, target, generation)
     return KeyStaging(step, target, target, absent, claimed=generation, planned=planned)
 
 
@@ -304,21 +305,6 @@ def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | N
     return KeyStaging(
         Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
     )
-
-
-def _own(keys: list[str], kinds: Iterable[OwnKeys], *kept: str) -> list[str]:
-    """Those of some keys that are a checkpoint's own, and the folders above them, but for some.
-
-    Args:
-        keys: relative to the checkpoint's place; folders are among them.
-        kinds: what counts as its own.
-        kept: keys that do not count, nor does what is below them.
-    """
-    kinds = list(kinds)
-    own = {key for key in keys if any(kind.owns(key) for kind in kinds)}
-    above = {str(parent) for key in own for parent in PurePosixPath(key).parents}
-    left = tuple(f"{key}/" for key in kept if key)
-    return [key for key in keys if key in own | above and not f"{key}/".startswith(left)]
 
 
 def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: bool) -> Found:

@@ -9,6 +9,8 @@ manifest that it has to read anyway:
    overwrite, `check_conditions` tries to write a new key on the condition that it is the old
    manifest. That must be refused: a storage that does it does not keep conditions, and two saves
    at once would not be distinguished. Where no manifest is, a key is created twice, and removed.
+4. TensorStore takes a listing that Google's storage refuses for an empty one. So what is known to
+   be there has to be in it: the manifest, or else the claim, once it is written (`check_listing`).
 
 So a fresh save makes 2 requests more than without these, an overwrite 3, in as many round trips.
 """
@@ -24,7 +26,7 @@ import tensorstore as ts
 
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.core.text.shown import readable_bytes
-from xckpt.errors import StorageError
+from xckpt.errors import StorageError, XckptError
 from xckpt.storage.commit.folder import new_identity
 from xckpt.storage.location import Answer, Location, answer
 from xckpt.storage.refusals import is_permission, refusal
@@ -53,7 +55,27 @@ def look(store: ts.KvStore, target: Location) -> tuple[ts.KvStore.ReadResult, bo
     seen = _permitted("read", reading, target)
     keys = _permitted("list", listing, target)
     _permitted("delete", deleting, target)
+    if target.driver == "gcs" and seen.state == "value" and MANIFEST.encode() not in keys:
+        raise _may_not("list", target)
     return seen, CLAIM.encode() in keys
+
+
+def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:
+    """Have a bucket list the claim that was just written, where a refusal looks like an empty list.
+
+    Args:
+        store: at the target.
+        target: for errors.
+        claimed: the claim's generation; it is removed if it is not listed.
+
+    Raises:
+        StorageError: these credentials may not list.
+    """
+    if target.driver == "gcs":
+        only = ts.KvStore.KeyRange(CLAIM, f"{CLAIM}\0")
+        if not _permitted("list", store.list(only), target):
+            answer(store.write(CLAIM, None, if_equal=claimed), target)
+            raise _may_not("list", target)
 
 
 def check_conditions(
@@ -92,15 +114,19 @@ def _permitted(what: str, asked: Answer[T], target: Location) -> T:
             raise
         refused = refusal(str(target), error)
         if is_permission(error):
-            refused = StorageError(
-                f"{target}: these credentials may not {what} in the bucket, which a save has to "
-                f"({_PERMISSIONS[what]}); nothing was written: have that permitted"
-            )
+            refused = _may_not(what, target)
         elif what == "list" and str(error).startswith("NOT_FOUND"):
             refused = StorageError(
                 f"{target}: there is no such bucket: check its name, or create it"
             )
         raise refused from error
+
+
+def _may_not(what: str, target: Location) -> StorageError:
+    return StorageError(
+        f"{target}: these credentials may not {what} in the bucket, which a save has to "
+        f"({_PERMISSIONS[what]}); nothing was written: have that permitted"
+    )
 
 
 def note_left(target: Location, left: Mapping[str, int], error: Exception, *, failed: bool) -> None:
@@ -116,9 +142,10 @@ def note_left(target: Location, left: Mapping[str, int], error: Exception, *, fa
     size = sum(left.values())
     about = f", {readable_bytes(size)}" if size else ""
     first = f", the first of them {target.child(keys[0])}" if keys else ""
+    why = error if isinstance(error, XckptError) else refusal(str(target), _plain(error))
     text = (
         f"{target}: up to {len(keys):,} objects{about} that this save wrote or replaced could not "
-        f"be removed{first}: {refusal(str(target), _plain(error))}"
+        f"be removed{first}: {why}"
     )
     logger.warning(text)
     handled = sys.exception() if failed else None

@@ -132,6 +132,11 @@ class StagedCheckpoint(StagedFolder):
     """`location` relative to the manifest."""
     exchanging: bool = field(default=False, init=False)
     """Whether the two folders may have been exchanged."""
+    opened: int = field(default=-1, init=False)
+    """A descriptor of the staging folder, which tells it from one that took its place."""
+
+    def __post_init__(self) -> None:
+        self.opened = os.open(self.staging, os.O_RDONLY | os.O_CLOEXEC)
 
     @property
     def location(self) -> Location:
@@ -148,6 +153,7 @@ class StagedCheckpoint(StagedFolder):
             StorageError: the storage refused.
         """
         with storage_errors(self.target):
+            self._check_staging()
             place = self.location
             answer(open_store(place).write(MANIFEST, manifest), place)
             if place.unsynced:
@@ -158,6 +164,24 @@ class StagedCheckpoint(StagedFolder):
                 carry(self.target, self.staging)
                 self._note_exchange()
             self.take_name(self.step)
+
+    def _check_staging(self) -> None:
+        """Refuse to commit what was written to two folders: TensorStore makes what is missing."""
+        if self.opened >= 0:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(self.opened), os.stat(self.staging)):
+                    return
+            raise StorageError(
+                f"{self.staging} was deleted or renamed while a save wrote to it; {self.target} is "
+                f"as it was before: save again, and keep cleaners away from *.saving-* folders"
+            )
+
+    def release(self) -> None:
+        """Give up the claim, and keep what is written for a process that resumes it."""
+        if self.opened >= 0:
+            os.close(self.opened)
+            self.opened = -1
+        StagedFolder.release(self)
 
     def _sync_files(self) -> None:
         from xckpt.storage.commit.batch import sync_all

@@ -22,9 +22,10 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import DTYPES
+from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.manifest.entries import array_metadata
+from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import CorruptCheckpointError, UnsupportedLeafError, XckptError
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.paths import FilePath
@@ -42,6 +43,12 @@ INDEX_BYTES: Final = 1 << 26
 """Cache for the index of an OCDBT database, bytes, so that it is not read for each array."""
 MOST_DIMENSIONS: Final = 32
 MOST_ELEMENTS: Final = 1 << 56
+MOST_ABSENT: Final = 1 << 36
+"""Chunks that are missing are zeros, and a few bytes can claim any number of them: an array of more
+bytes than this has to be stored in part."""
+MOST_TIMES: Final = 1024
+"""As many times the bytes of its stored chunks such an array may have."""
+DOCUMENTS: Final = (b"/zarr.json", b"/.zarray", b"/.zattrs")
 CODECS: Final = ("crc32c",)
 
 _UNREAD: Final = ("UNAVAILABLE", "ABORTED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED", "CANCELLED")
@@ -163,7 +170,28 @@ class ZarrFolder:
             if dtype not in DTYPES:
                 raise UnsupportedLeafError(f"{where}: dtype {dtype}, which the format lacks")
             chunk = tuple(size or 1 for size in layout.read_chunk.shape or ())
+            if self.fill_missing:
+                self._refuse_absent(name, tuple(store.shape), item_size(dtype), chunk)
             return StoredZarr(where, tuple(store.shape), dtype, chunk, store, self.location)
+
+    def _refuse_absent(self, name: str, shape: Shape, item: int, chunk: Shape) -> None:
+        """Refuse an array that is huge by its shape alone.
+
+        Raises:
+            CorruptCheckpointError: hardly anything of it is stored.
+        """
+        size = prod(shape) * item
+        if size <= MOST_ABSENT:
+            return
+        within = ts.KvStore.KeyRange(f"{name}/", f"{name}0")  # "0" follows "/"
+        keys = [key for key in self._root.list(within).result() if not key.endswith(DOCUMENTS)]
+        stored = len(keys) * min(prod(chunk) * item, MOST_ABSENT)
+        if size > stored * MOST_TIMES:
+            raise CorruptCheckpointError(
+                f"{self.location.child(name)}: its shape {shape} is {readable_bytes(size)}, of "
+                f"which {len(keys):,} chunks are stored, {readable_bytes(stored)} at most; of more "
+                f"than {readable_bytes(MOST_ABSENT)} a part in {MOST_TIMES:,} has to be stored"
+            )
 
     def _document(self, name: str, file: str) -> dict[str, object]:
         path = self.folder / name / file

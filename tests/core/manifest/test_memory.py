@@ -1,0 +1,68 @@
+"""What a manifest takes in memory is known from above before it takes it."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import msgspec
+import pytest
+
+from xckpt.core.manifest.codec import encode, parse, to_metadata
+from xckpt.core.manifest.entries import Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.memory import LEAST_LIMIT, decoded_bytes, described_bytes
+from xckpt.errors import ManifestError
+from xckpt.storage.array import digest_bytes
+
+COUNT = 3000
+MANIFESTS = {
+    "values": Manifest(tuple(ValueEntry(f"v/{n}", "int", hex(n)) for n in range(COUNT)), ""),
+    "tensors": Manifest(
+        tuple(TensorEntry(f"l/{n}", "int8", (n, 7), (n + 1, 7)) for n in range(COUNT)), ""
+    ),
+    "pieces": Manifest(
+        (
+            TensorEntry(
+                "w",
+                "int8",
+                (COUNT,),
+                pieces=tuple(PieceEntry((n,), (1,), (1,)) for n in range(COUNT)),
+            ),
+        ),
+        "",
+    ),
+    "user": Manifest((), "", user=[{"a": [{}]} for _ in range(COUNT)]),
+    "containers": Manifest((), "", containers={f"c{n}": "list" for n in range(COUNT)}),
+    "deep": Manifest(
+        tuple(ValueEntry(f"a{n}/{'b/' * 60}c", "None", "") for n in range(COUNT // 30)), ""
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MANIFESTS)
+def test_the_estimate_is_an_upper_bound(kind: str) -> None:
+    manifest = MANIFESTS[kind]
+    data = encode(manifest, digest_bytes)
+    parse(data, digest_bytes)
+    tracemalloc.start()
+    kept = to_metadata(parse(data, digest_bytes))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert kept is not None
+    assert peak < 1.5 * (decoded_bytes(data) + described_bytes(manifest))
+
+
+def test_what_is_above_the_limit_is_refused_by_name() -> None:
+    data = encode(MANIFESTS["values"], digest_bytes)
+    parse(data, digest_bytes, 1)  # what takes little is always read
+    copies = -(-LEAST_LIMIT // decoded_bytes(data)) + 1
+    user = Manifest((), "", user=["[" * len(data)] * copies)
+    with pytest.raises(ManifestError, match=r"memory_bytes \(1 B\); raise LoadOptions"):
+        parse(encode(user, digest_bytes), digest_bytes, 1)
+    # Few bytes, and many containers that only names tell.
+    leaves = tuple(ValueEntry(f"a{n}/{'b/' * 60}c", "None", "") for n in range(2000))
+    body = msgspec.json.encode(Manifest(leaves, ""))
+    text = b'{"format":"xckpt","version":1,"digest":"%s","checkpoint":%s}'
+    stored = text % (digest_bytes(body).hex().encode(), body)
+    assert len(stored) < 1 << 20
+    with pytest.raises(ManifestError, match="the manifest of 2,000 leaves takes about"):
+        parse(stored, digest_bytes, 1)

@@ -1,0 +1,1 @@
+"""A run of checkpoints: its steps, their names, and which of them are saved and kept."""

@@ -1,0 +1,47 @@
+"""Which steps of a run are kept, and which may be deleted.
+
+1. The policies are asked about all records; what one of them keeps is kept.
+2. The newest record is kept whatever they say. So are steps that no manager wrote.
+3. The rest may be deleted, oldest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from xckpt.core.run.policies import KeepPolicy, Records
+from xckpt.core.run.record import StepRecord
+
+
+def kept(records: Records, policies: Iterable[KeepPolicy]) -> frozenset[int]:
+    """The numbers of the steps that are kept.
+
+    Args:
+        records: the good checkpoints of a run, each number once.
+        policies: a step is kept if one of them keeps it.
+
+    Example:
+        >>> from xckpt.core.run.policies import Latest, OnSteps
+        >>> run = [StepRecord(step, time=60.0 * step) for step in (1, 2, 3, 4)]
+        >>> sorted(kept(run, [OnSteps([1]), Latest(2)])), sorted(kept(run, []))
+        ([1, 3, 4], [4])
+    """
+    in_order = sorted(records, key=lambda record: record.number)
+    there = {record.number for record in in_order}
+    chosen = {number for policy in policies for number in policy(in_order)}
+    foreign = {record.number for record in in_order if record.time is None}
+    return frozenset(chosen & there | foreign | {each.number for each in in_order[-1:]})
+
+
+def deletable(records: Records, policies: Iterable[KeepPolicy]) -> list[StepRecord]:
+    """The records of steps that no policy keeps, oldest first; never all, never the newest.
+
+    Example:
+        >>> from xckpt.core.run.policies import Latest
+        >>> run = [StepRecord(step, time=60.0 * step) for step in (1, 2, 3)]
+        >>> [record.number for record in deletable(run, [Latest(2)])]
+        [1]
+    """
+    stays = kept(records, policies)
+    gone = [record for record in records if record.number not in stays]
+    return sorted(gone, key=lambda record: record.number)

@@ -1,0 +1,51 @@
+"""Names of the folders of a run's steps: one form is written, every usual one is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+_READ: Final = re.compile(
+    r"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{1,18})", re.IGNORECASE
+)
+
+
+def step_name(number: int) -> str:
+    """The name that a new step gets: names sort as their numbers do.
+
+    Example:
+        >>> step_name(123)
+        'step-00000123'
+    """
+    return f"step-{number:08d}"
+
+
+def step_number(name: str) -> int | None:
+    """The number of a step by the name of its folder; None if it is no step's.
+
+    Example:
+        >>> [step_number(name) for name in ("123", "step_000123", "checkpoint-123", "iter_0000123")]
+        [123, 123, 123, 123]
+        >>> step_number("best"), step_number("step-1.tmp"), step_number(".step-1.saving-0")
+        (None, None, None)
+    """
+    found = _READ.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def steps_in(names: Iterable[str]) -> dict[int, str]:
+    """The steps among the names in a folder, in their order: number -> name.
+
+    Where two names have one number, the one counts that `step_name` gives, else the last in order.
+
+    Example:
+        >>> steps_in(["step-9", "10", "config", "9", "step-00000009"])
+        {9: 'step-00000009', 10: '10'}
+    """
+    found: dict[int, str] = {}
+    for name in sorted(names):
+        number = step_number(name)
+        if number is not None and found.get(number) != step_name(number):
+            found[number] = name
+    return dict(sorted(found.items()))

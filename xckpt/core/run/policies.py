@@ -1,0 +1,284 @@
+"""Policies: when a run saves, and which of its steps it keeps.
+
+1. A save policy is a function from a `Moment` to a bool. A run saves when one of its policies says
+   so.
+2. A keep policy is a function from the records of a run, oldest first, to the numbers of the steps
+   that it keeps. What none of the policies keeps may be deleted (`xckpt.core.run.keeping`).
+3. A policy that makes sense both ways, such as `EverySteps`, answers according to what it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Literal, TypeAlias, overload
+
+from xckpt.core.run.record import StepRecord
+
+SECONDS = 60.0
+"""Of a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a save policy is asked about: a step of the training loop, as the coordinator sees it.
+
+    Example:
+        >>> Moment(500, time=60.0).last is None
+        True
+    """
+
+    step: int
+    """The step that has just been done."""
+    time: float
+    """The coordinator's clock, seconds since the epoch."""
+    began: float = 0.0
+    """When the manager was made, by the same clock."""
+    last: StepRecord | None = None
+    """The last step that was saved or restored; also one whose save goes on in the background. A
+    save that failed is none."""
+    busy: bool = False
+    """Whether a save goes on in the background."""
+    preempted: bool = False
+    """Whether a rank was asked to end, and nothing was saved since."""
+
+
+Records: TypeAlias = Sequence[StepRecord]
+SavePolicy: TypeAlias = Callable[[Moment], bool]
+KeepPolicy: TypeAlias = Callable[[Records], Iterable[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """Save at each multiple of ``n``, or at the first step after it; keep the multiples of ``n``.
+
+    A multiple whose save failed is made up for at the next step.
+
+    Example:
+        >>> EverySteps(500)(Moment(1000, time=0.0)), EverySteps(500)(Moment(7, time=0.0))
+        (True, False)
+        >>> EverySteps(500)([StepRecord(499), StepRecord(500), StepRecord(1000)])
+        [500, 1000]
+    """
+
+    n: int
+
+    def __post_init__(self) -> None:
+        _check_count("EverySteps(n)", self.n)
+
+    @overload
+    def __call__(self, asked: Moment, /) -> bool: ...
+    @overload
+    def __call__(self, asked: Records, /) -> Collection[int]: ...
+
+    def __call__(self, asked: Moment | Records, /) -> bool | Collection[int]:
+        """Whether to save now, or the numbers of the steps to keep."""
+        if not isinstance(asked, Moment):
+            return [record.number for record in asked if record.number % self.n == 0]
+        passed = asked.last.number // self.n if asked.last is not None else 0
+        return asked.step % self.n == 0 or asked.step // self.n > passed
+
+
+@dataclass(frozen=True, slots=True)
+class EveryMinutes:
+    """Save when ``m`` minutes have passed; keep steps that are at least ``m`` minutes apart.
+
+    To save, they count from the last save, or from the start of this process if that is later. A
+    clock that was set back is no reason to wait longer.
+
+    Example:
+        >>> EveryMinutes(30)(Moment(7, time=1800.0, began=0.0))
+        True
+        >>> EveryMinutes(1)([StepRecord(1, 0.0), StepRecord(2, 59.0), StepRecord(3, 60.0)])
+        [1, 3]
+    """
+
+    m: float
+
+    def __post_init__(self) -> None:
+        _check_minutes("EveryMinutes(m)", self.m)
+
+    @overload
+    def __call__(self, asked: Moment, /) -> bool: ...
+    @overload
+    def __call__(self, asked: Records, /) -> Collection[int]: ...
+
+    def __call__(self, asked: Moment | Records, /) -> bool | Collection[int]:
+        """Whether to save now, or the numbers of the steps to keep."""
+        if isinstance(asked, Moment):
+            last = asked.last.time if asked.last is not None else None
+            since = asked.began if last is None else max(last, asked.began)
+            return self._apart(since, asked.time)
+        kept: dict[int, float] = {}
+        since: float | None = None
+        for record in asked:
+            if record.time is not None and (since is None or self._apart(since, record.time)):
+                since = kept[record.number] = record.time
+        return list(kept)
+
+    def _apart(self, earlier: float, later: float) -> bool:
+        return not 0 <= later - earlier < self.m * SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class OnSteps:
+    """Save at these steps; as a keep policy, keep them.
+
+    Example:
+        >>> OnSteps([1, 10])(Moment(10, time=0.0)), OnSteps([1, 10])([StepRecord(1), StepRecord(2)])
+        (True, [1])
+    """
+
+    steps: Collection[int]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "steps", frozenset(self.steps))
+
+    @overload
+    def __call__(self, asked: Moment, /) -> bool: ...
+    @overload
+    def __call__(self, asked: Records, /) -> Collection[int]: ...
+
+    def __call__(self, asked: Moment | Records, /) -> bool | Collection[int]:
+        """Whether to save now, or the numbers of the steps to keep."""
+        if isinstance(asked, Moment):
+            return asked.step in self.steps
+        return [record.number for record in asked if record.number in self.steps]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStep:
+    """Save at the first step of a run that has no checkpoint yet.
+
+    Example:
+        >>> FirstStep()(Moment(0, time=0.0)), FirstStep()(Moment(1, time=0.0, last=StepRecord(0)))
+        (True, False)
+    """
+
+    def __call__(self, moment: Moment, /) -> bool:
+        """Whether to save now."""
+        return moment.last is None
+
+
+@dataclass(frozen=True, slots=True)
+class WhenIdle:
+    """Save whenever the last save has finished: as often as the storage allows.
+
+    Example:
+        >>> WhenIdle()(Moment(3, time=0.0)), WhenIdle()(Moment(3, time=0.0, busy=True))
+        (True, False)
+    """
+
+    def __call__(self, moment: Moment, /) -> bool:
+        """Whether to save now."""
+        return not moment.busy
+
+
+@dataclass(frozen=True, slots=True)
+class OnPreemption:
+    """Save once a rank was asked to end (SIGTERM), at the same step on all ranks.
+
+    Example:
+        >>> OnPreemption()(Moment(3, time=0.0, preempted=True))
+        True
+    """
+
+    def __call__(self, moment: Moment, /) -> bool:
+        """Whether to save now."""
+        return moment.preempted
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Keep the ``n`` newest steps.
+
+    Example:
+        >>> Latest(2)([StepRecord(1), StepRecord(2), StepRecord(3)])
+        [2, 3]
+    """
+
+    n: int = 1
+
+    def __post_init__(self) -> None:
+        _check_count("Latest(n)", self.n)
+
+    def __call__(self, records: Records, /) -> Collection[int]:
+        """The numbers of the steps to keep."""
+        return [record.number for record in records[-self.n :]]
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Keep the ``n`` steps with the best value of a metric; of equal ones the newer.
+
+    A step without the metric, or with NaN, is none of them.
+
+    Example:
+        >>> records = [StepRecord(step, 0.0, {"loss": 1 / step}) for step in (1, 2, 3)]
+        >>> Best("loss", 2)(records), Best("loss", mode="max")(records)
+        ([3, 2], [1])
+    """
+
+    metric: str
+    n: int = 1
+    mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        _check_count("Best(metric, n)", self.n)
+        if self.mode not in ("min", "max"):
+            raise ValueError(f"Best(mode=) is 'min' or 'max', not {self.mode!r}")
+
+    def __call__(self, records: Records, /) -> Collection[int]:
+        """The numbers of the steps to keep, the best first."""
+        sign = 1 if self.mode == "min" else -1
+        found = [
+            (sign * record.metrics[self.metric], -record.number)
+            for record in records
+            if not isnan(record.metrics.get(self.metric, float("nan")))
+        ]
+        return [-number for _, number in sorted(found)[: self.n]]
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Keep every step.
+
+    Example:
+        >>> All()([StepRecord(1), StepRecord(2)])
+        [1, 2]
+    """
+
+    def __call__(self, records: Records, /) -> Collection[int]:
+        """The numbers of the steps to keep."""
+        return [record.number for record in records]
+
+
+BY_DEFAULT: tuple[SavePolicy, ...] = (FirstStep(), WhenIdle(), OnPreemption())
+"""When a run saves that names no policy."""
+
+
+def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
+    """Whether a run saves now: one of the policies says so, and the step is not saved yet.
+
+    Example:
+        >>> is_due(Moment(10, time=0.0), [EverySteps(10)])
+        True
+    """
+    if moment.last is not None and moment.last.number == moment.step:
+        return False
+    return any(policy(moment) for policy in policies)
+
+
+def _check_count(what: str, n: object) -> None:
+    if not isinstance(n, int) or isinstance(n, bool):
+        raise TypeError(f"{what} takes a number of steps, not a {type(n).__name__}")
+    if n < 1:
+        raise ValueError(f"{what} takes a number from 1 on, got {n}")
+
+
+def _check_minutes(what: str, m: object) -> None:
+    if not isinstance(m, int | float) or isinstance(m, bool):
+        raise TypeError(f"{what} takes a number of minutes, not a {type(m).__name__}")
+    if not m > 0:
+        raise ValueError(f"{what} takes more than 0 minutes, got {m}")

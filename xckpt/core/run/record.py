@@ -1,0 +1,105 @@
+"""What is known of a step of a run, and how it is written into the step's checkpoint.
+
+A checkpoint that a manager writes has this as its user metadata, so that the root of a run needs no
+file of its own::
+
+    {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}}}
+
+A metric that is no JSON number is written as one of the texts ``"nan"``, ``"inf"``, ``"-inf"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite, prod
+from typing import Literal
+
+import msgspec
+
+from xckpt.core.dtypes import DTYPES, item_size
+from xckpt.core.metadata import JSONValue
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """A committed checkpoint of a run.
+
+    Example:
+        >>> StepRecord(500, 1767225600.0, {"loss": 0.25}, bytes=1024).name
+        'step-00000500'
+    """
+
+    number: int
+    """The step, counted by the training loop."""
+    time: float | None = None
+    """When its save began, in seconds since the epoch by the coordinator's clock; None if no
+    manager wrote it. Such a step is listed and restored, and never deleted by a policy."""
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float], hash=False)
+    """What the training loop passed as ``metrics=``."""
+    bytes: int = 0
+    """Bytes of all elements of its tensors."""
+    name: str = ""
+    """The name of its folder in the root."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            from xckpt.core.run.names import step_name
+
+            object.__setattr__(self, "name", step_name(self.number))
+
+
+class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: int
+    time: float
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = {}
+
+
+class _Written(msgspec.Struct, frozen=True):
+    run: _Run
+
+
+def run_metadata(record: StepRecord) -> JSONValue:
+    """What a manager gives to a save as ``metadata=``.
+
+    Example:
+        >>> run_metadata(StepRecord(3, 60.0, {"loss": float("inf")}))
+        {'run': {'step': 3, 'time': 60.0, 'metrics': {'loss': 'inf'}}}
+    """
+    metrics: dict[str, JSONValue] = {
+        name: value if isfinite(value) else str(value) for name, value in record.metrics.items()
+    }
+    return {"run": {"step": record.number, "time": record.time, "metrics": metrics}}
+
+
+def read_record(number: int, name: str, user: object, size: int) -> StepRecord:
+    """The record of a step from the user metadata of its checkpoint; see `run_metadata`.
+
+    Args:
+        number: the step, by its folder's name.
+        name: that name.
+        user: the checkpoint's user metadata, whoever wrote them.
+        size: bytes of its tensors.
+
+    Example:
+        >>> read_record(3, "3", {"run": {"step": 3, "time": 60.0}}, 8)
+        StepRecord(number=3, time=60.0, metrics={}, bytes=8, name='3')
+        >>> read_record(3, "3", {"run": "a"}, 8).time is None
+        True
+    """
+    try:
+        run = msgspec.convert(user, _Written).run
+    except msgspec.ValidationError:
+        return StepRecord(number, bytes=size, name=name)
+    metrics = {each: float(value) for each, value in run.metrics.items()}
+    return StepRecord(number, run.time, metrics, size, name)
+
+
+def tensor_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:
+    """Bytes of the elements of tensors, given by dtype and shape; unknown dtypes count nothing.
+
+    Example:
+        >>> tensor_bytes([("float32", (2, 3)), ("int8", ())])
+        25
+    """
+    return sum(prod(shape) * item_size(dtype) for dtype, shape in tensors if dtype in DTYPES)
