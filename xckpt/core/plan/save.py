@@ -25,6 +25,7 @@ from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
+from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
@@ -164,6 +165,11 @@ class DefaultSavePlanner(SavePlanner):
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
         source = self.adapters.describe(leaf, name)
         if source is not None:
+            if len(source.shape) > MAX_RANK:
+                raise UnsupportedLeafError(
+                    f"{name}: {len(source.shape)} dimensions, and a checkpoint holds at most "
+                    f"{MAX_RANK}: reshape it first"
+                )
             return source
         kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
         if kind:
