@@ -100,7 +100,7 @@ test-xla: env-xla
 	XCKPT_TIME_ALLOWANCE=6 $(XCKPT_XLA_VENV)/bin/python -m pytest -p no:cacheprovider --numprocesses=0 $(XLA_TESTS)
 
 # What needs newer releases of torch, JAX and safetensors than xckpt does is left to `make test`.
-LOWEST_TESTS := tests/core tests/storage tests/cli tests/test_api.py tests/test_numpy.py \
+LOWEST_TESTS := tests/core tests/storage tests/cli tests/jax tests/test_api.py tests/test_numpy.py \
     tests/test_loading.py tests/test_torch_jax.py tests/test_custom_planners.py \
     tests/test_faulty_planners.py tests/torch/test_adapter.py tests/torch/test_leaf.py \
     tests/torch/test_group.py tests/torch/test_staging.py tests/torch/dcp/test_round_trip.py \

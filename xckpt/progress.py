@@ -31,7 +31,8 @@ class Metrics:
     """  # noqa: E501  # a log message is one line
 
     operation: str
-    """``"save"``, ``"save_async"``, ``"load"`` or ``"load_into"``."""
+    """The call: ``"save"``, ``"save_async"``, ``"save_state_dict"``, ``"load"``, ``"load_into"``,
+    ``"load_state_dict"`` or ``"convert"``; ``"dcp.save"`` and ``"dcp.load"`` by torch's DCP."""
     path: str
     """The path or URL."""
     rank: int = 0
@@ -59,7 +60,8 @@ class Metrics:
         waited = f"{self.waited_seconds:.2f} s waiting for other ranks"
         if self.error:
             return f"{about} failed after {self.seconds:.2f} s ({self.error}), {waited}"
-        done = "wrote" if self.operation.startswith("save") else "read"
+        reads = self.operation.removeprefix("dcp.").startswith("load")
+        done = "read" if reads else "wrote"
         size = f"{self.bytes / (1 << 30):.2f} GiB"
         if self.bytes < 1 << 30:
             size = f"{self.bytes / (1 << 20):.2f} MiB"

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any, cast
 
-from xckpt.api.save import watch_for
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.load import DefaultLoadPlanner, LoadPlanner
 from xckpt.core.plan.save import SavePlanner
@@ -17,7 +16,7 @@ from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
-from xckpt.options import LoadOptions, SaveOptions, with_progress
+from xckpt.options import LoadOptions, SaveOptions, is_watched, with_progress
 
 __all__ = ["load_state_dict", "save_state_dict"]
 
@@ -126,13 +125,14 @@ def _seen(
     where = str(next(filter(None, places), type(storage).__name__))
     options = getattr(storage, "options", None)
     if not isinstance(options, kind):
-        yield watch_for(call, where, kind())
+        unset = kind()
+        yield Watch.of(call, where, unset) if is_watched(unset) else None
         return
     doing = f"{call} {os.path.basename(where)}"
     either = cast(SaveOptions, options)
     with with_progress(either, doing, group.rank) as shown:
         storage.options = shown  # pyright: ignore[reportAttributeAccessIssue]  # it has some
         try:
-            yield watch_for(call, where, options)
+            yield Watch.of(call, where, options) if is_watched(options) else None
         finally:
             storage.options = options  # pyright: ignore[reportAttributeAccessIssue]

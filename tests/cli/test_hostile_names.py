@@ -74,6 +74,7 @@ CALLS = {
     "diff foreign": ["saved", "foreign.safetensors"],
     "cp": ["saved", f"copy{EVIL}"],
     "rm": ["spare"],
+    "gc": ["./"],
     "convert": ["saved", "new.safetensors", "--format", "safetensors"],
     "convert damaged": ["damaged", "d.safetensors", "--format", "safetensors"],
     "map infer": ["saved", "other"],

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 import xckpt
 from tests.support.examples import examples
 from tests.support.jax_jobs import run
-from tests.support.jax_meshes import DTYPES, meshes, same, specs, values, ways
+from tests.support.jax_meshes import DTYPES, meshes, same, specs, values, ways, with_64_bits
 
 Case = tuple[NamedSharding, NamedSharding, tuple[int, ...], str]
 
@@ -268,7 +268,7 @@ def test_64_bits_are_refused_or_kept(tmp_path: Path) -> None:
         xckpt.load(tmp_path / "c", {"n": jax.ShapeDtypeStruct((2,), np.int64)})
     with pytest.raises(xckpt.TreeMismatchError, match="dtype int64 in the checkpoint, int32"):
         xckpt.load(tmp_path / "c", {"n": jax.ShapeDtypeStruct((2,), np.int32)})
-    with jax.enable_x64(True):
+    with with_64_bits():
         found = xckpt.load(tmp_path / "c", {"n": jax.ShapeDtypeStruct((2,), np.int64)})
         assert isinstance(found, dict)
         same(found["n"], content)

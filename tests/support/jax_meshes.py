@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
@@ -85,3 +86,12 @@ def same(a: object, b: object) -> None:
     assert left.shape == right.shape
     assert left.dtype == right.dtype
     assert np.ascontiguousarray(left).tobytes() == np.ascontiguousarray(right).tobytes()
+
+
+def with_64_bits() -> AbstractContextManager[object]:
+    """A context with 64-bit types switched on, in this thread."""
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # type: ignore[attr-defined]  # before jax 0.8
+
+    return enable_x64()

@@ -15,12 +15,13 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from xckpt.api.parts import PartialLoad
-from xckpt.api.save import Path, check_planner, watch_for
+from xckpt.api.save import Path, check_planner
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport, Severity, Strictness
 from xckpt.engine.load import load_state
 from xckpt.engine.ranks.group import Group
-from xckpt.options import LoadOptions, checked_options, with_progress
+from xckpt.engine.ranks.watch import Watch
+from xckpt.options import LoadOptions, checked_options, is_watched, with_progress
 
 if TYPE_CHECKING:
     from xckpt.formats.reader import FormatsAt
@@ -71,7 +72,7 @@ class LoadCall:
         self._check_mapping()
         check_planner(self.planner, LoadPlanner, call)
         options = checked_options(self.options, LoadOptions, call)
-        watch = watch_for(call, self.path, options)
+        watch = Watch.of(call, self.path, options) if is_watched(options) else None
         arguments = self._arguments(call, like)
         from xckpt.storage.read_checkpoint import ZarrStorageReader
 

@@ -18,7 +18,7 @@ from xckpt.engine.ranks.watch import Watch
 from xckpt.engine.save import default_planner, save_state, settle
 from xckpt.engine.stager import AsyncStager
 from xckpt.errors import StorageError
-from xckpt.options import LoadOptions, SaveOptions, checked_options, is_watched, with_progress
+from xckpt.options import SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -83,7 +83,7 @@ def save(
 
     options = checked_options(options, SaveOptions, "save")
     check_planner(planner, SavePlanner, "save")
-    watch = watch_for("save", path, options)
+    watch = Watch.of("save", path, options) if is_watched(options) else None
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
     with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
         return save_state(
@@ -159,6 +159,7 @@ def save_async(
         # Here, so that the caller does not wait for TensorStore to be imported.
         from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
+        watch = Watch.of("save_async", path, options) if is_watched(options) else None
         with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
             return save_state(
                 state,
@@ -167,7 +168,7 @@ def save_async(
                 planner=planner,
                 metadata=kept,
                 failure=failure,
-                watch=watch_for("save_async", path, options),
+                watch=watch,
             )
 
     ranks = find_group(group, no_dist=no_dist, timeout=timeout)
@@ -183,6 +184,8 @@ def check_path(path: object, call: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+    if not isinstance(os.fspath(path), str):
+        raise TypeError("a path must be a str or a PathLike of str, not of bytes")
     try:
         _from_here(path)
     except FileNotFoundError:
@@ -206,10 +209,3 @@ def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], 
     if planner is not None and not isinstance(planner, kind):
         name = planner.__name__ if isinstance(planner, type) else f"a {type(planner).__name__}"
         raise TypeError(f"{call} takes an instance of xckpt.planner.{kind.__name__}, not {name}")
-
-
-def watch_for(operation: str, path: Path, options: SaveOptions | LoadOptions) -> Watch | None:
-    """What times a call, where the options or the log ask for it."""
-    if not is_watched(options):
-        return None
-    return Watch(operation, os.fspath(path), options.metrics)

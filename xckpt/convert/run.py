@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +33,7 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import find_group, refuse_others
 from xckpt.engine.ranks.group import Group, LocalGroup
+from xckpt.engine.ranks.watch import Step, Watch
 from xckpt.engine.save import save_state
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import StorageError
@@ -42,7 +43,7 @@ from xckpt.formats.source import Opaque, metadata_texts, user_of
 from xckpt.mapping.mapping import LeafMapping
 from xckpt.mapping.names import specs_of
 from xckpt.mapping.spec import TensorSpec
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, checked_options, is_watched, with_progress
 
 Path = str | os.PathLike[str]
 
@@ -111,7 +112,7 @@ def convert(
         like: the target's tree, of anything with ``.shape`` and ``.dtype``: the mapping is then
             proven to make just this, optional leaves included, and the checkpoint has its
             containers. None makes what the mapping makes of the source, in nested dicts.
-        options: chunk sizes, threads, memory, progress.
+        options: chunk sizes, threads, memory, progress, metrics.
 
     Returns:
         How much was converted.
@@ -139,25 +140,25 @@ def convert(
         >>> xckpt.load("memory://flax-model")["fc"]["kernel"].shape
         (3, 2)
     """
+    options = checked_options(options, SaveOptions, "convert")
     conversion = Conversion(
         os.fspath(src), source_format, mapping, dtype, allow_lossy, _wanted(mapping, like), opaque
     )
     group = _group_for(executor, group)
     _check_executor(executor, [conversion.path, os.fspath(dst)])
     to_sink = open_sink(dst, format, overwrite=overwrite) is not None
+    watch = Watch.of("convert", dst, options) if is_watched(options) else None
     with _saying_what_stays(dst), ExitStack() as stack:
+        stack.enter_context(watch or nullcontext())
+        bar = with_progress(options, f"convert {os.path.basename(dst)}", group.rank)
         work = _Work(
             conversion,
             os.fspath(dst),
             overwrite,
-            options or SaveOptions(),
-            executor,
-            group,
-            like,
-            metadata,
-            stack,
+            stack.enter_context(bar),
+            *(executor, group, like, metadata, stack, watch),
         )
-        all_reduce(group, PREPARE, work.check_source, lambda _: b"")
+        all_reduce(work.watched_group, PREPARE, work.check_source, lambda _: b"")
         return work.into_sink(format) if to_sink else work.into_checkpoint()
 
 
@@ -189,6 +190,18 @@ class _Work:
     metadata: JSONValue
     stack: ExitStack
     """Closes what is open, in the end."""
+    watch: Watch | None
+    """Times the conversion, if there is a listener."""
+
+    @cached_property
+    def watched_group(self) -> Group:
+        """The group, whose waiting is counted if there is a listener."""
+        return self.group if self.watch is None else self.watch.watched(self.group)
+
+    @property
+    def step(self) -> Step:
+        """The context of a step, by its name."""
+        return nullcontext if self.watch is None else self.watch.step
 
     @cached_property
     def opened(self) -> Opened:
@@ -204,8 +217,9 @@ class _Work:
 
     def check_source(self) -> bytes:
         """Open the source, and check this rank's share of what the mapping asserts of it."""
-        mine = self.opened.resolved.assertions[self.group.rank :: self.group.size]
-        check_assertions(mine, self.opened.source, memory_bytes=self.options.memory_bytes)
+        with self.step("check"):
+            mine = self.opened.resolved.assertions[self.group.rank :: self.group.size]
+            check_assertions(mine, self.opened.source, memory_bytes=self.options.memory_bytes)
         return b""
 
     def share(self, target_chunks: Chunks | None = None) -> UnitShare:
@@ -227,16 +241,17 @@ class _Work:
         )
         kept = user_of(self.opened.source.metadata)
         user = kept if self.metadata is None else self.metadata
-        metadata = save_state(tree, writer, group=self.group, planner=planner, metadata=user)
-        return self._converted(share.bytes_before, metadata)
+        metadata = save_state(
+            tree, writer, group=self.group, planner=planner, metadata=user, watch=self.watch
+        )
+        return self._converted(share, metadata)
 
     def into_sink(self, format: str | None) -> Converted:
         """Write another format."""
         contents = self._contents(self.opened.identity(format, self.options.memory_bytes))
         target = SinkTarget(self.destination, format, self.overwrite, contents)
-        writer = SinkWriter(target, self.share)
-        writer.write(self.group)
-        return self._converted(writer.bytes_before)
+        share = SinkWriter(target, self.share, self.step).write(self.watched_group)
+        return self._converted(share)
 
     def _contents(self, digest: bytes) -> Contents:
         """What a sink is to carry."""
@@ -253,10 +268,12 @@ class _Work:
             origin=digest,
         )
 
-    def _converted(self, bytes_before: int, metadata: Metadata | None = None) -> Converted:
+    def _converted(self, share: UnitShare, metadata: Metadata | None = None) -> Converted:
+        if self.watch is not None:
+            self.watch.bytes = share.target_bytes - share.bytes_before
         targets = self.opened.resolved.targets.values()
         nbytes = sum(spec.elements * item_size(spec.dtype) for spec in targets)
-        return Converted(len(targets), nbytes, bytes_before, metadata)
+        return Converted(len(targets), nbytes, share.bytes_before, metadata)
 
 
 def _wanted(mapping: LeafMapping | None, like: object) -> tuple[tuple[str, TensorSpec], ...] | None:

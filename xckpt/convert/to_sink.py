@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import Chunks, WorkUnit
 from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.watch import Step
 from xckpt.engine.steps import all_reduce, broadcast
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
@@ -93,22 +95,28 @@ class SinkWriter:
     Args:
         target: what is written where.
         share: plans the units for a sink's chunks; this rank's share of them.
+        step: the context of a step, by its name.
     """
 
-    def __init__(self, target: SinkTarget, share: Callable[[Chunks], UnitShare]) -> None:
+    def __init__(
+        self, target: SinkTarget, share: Callable[[Chunks], UnitShare], step: Step = nullcontext
+    ) -> None:
         self.target = target
-        self.bytes_before = 0
-        """Bytes of this rank's share that an earlier process had written, once it is written."""
+        self._step = step
         self._digest = target.contents.origin
-        self._share = share
+        self._plan = share
+        self._share: UnitShare | None = None
         self._sink: TensorSink | None = None
         self._coordinates = False
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
         self._staged = staging_folder(Path(os.path.realpath(folder)), IDENTITY)
 
-    def write(self, group: Group) -> None:
+    def write(self, group: Group) -> UnitShare:
         """Lay out on the coordinator, make and write on every rank, commit on the coordinator.
+
+        Returns:
+            What this rank has made.
 
         Raises:
             CheckpointExistsError: the path is taken, or another process is converting to it.
@@ -118,6 +126,8 @@ class SinkWriter:
         try:
             broadcast(group, PREPARE, self._begin)
             all_reduce(group, WRITE, self._make, self._commit)
+            assert self._share is not None  # Or a step has failed.
+            return self._share
         except BaseException:
             if self._coordinates and self._sink and not noted_units(self._staged, self._digest):
                 self._sink.abort()
@@ -128,7 +138,8 @@ class SinkWriter:
 
     def _begin(self) -> bytes:
         """Prepare the output, or resume an earlier one."""
-        self._sink = self.target.open(identity=IDENTITY)
+        with self._step("plan"):
+            self._sink = self.target.open(identity=IDENTITY)
         self._coordinates = True
         return b""
 
@@ -136,13 +147,14 @@ class SinkWriter:
         """Make and write this rank's units, but for those that are written already."""
         if self._sink is None:
             self._sink = self.target.open(attach=IDENTITY)
-        share = self._share(self._sink.chunks)
+        self._share = self._plan(self._sink.chunks)
         output = SinkOutput(new_identity(), self.target, self._sink)
-        share.make(output, self._digest, self._staged)
-        self.bytes_before = share.bytes_before
+        with self._step("write"):
+            self._share.make(output, self._digest, self._staged)
         return b""
 
     def _commit(self, _: list[bytes]) -> bytes:
         assert self._sink is not None
-        self._sink.commit()
+        with self._step("commit"):
+            self._sink.commit()
         return b""

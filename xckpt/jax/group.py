@@ -28,13 +28,15 @@ from typing import NoReturn, Protocol
 import jax
 from jax._src import distributed, xla_bridge
 
-from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, silence, wait_in_thread
+from xckpt.engine.ranks.waiting import WARN_AFTER, Waiting, silence, wait_in_thread
 from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
 
 PART_BYTES = 1 << 21
 """Largest value of one key; older services take messages of at most 4 MiB, key included."""
 LENGTH_BYTES = 8
 """What the length of the whole takes at the head of the first part."""
+SLICE_SECONDS = 1.0
+"""How often a rank that waits asks whether others have given up."""
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
 

@@ -20,7 +20,7 @@ from xckpt.core.geometry.cut_axes import cut_axes, refuse_other_axes
 from xckpt.core.leaf import TargetPlace
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
-from xckpt.jax.shardings import Device, default_sharding
+from xckpt.jax.shardings import Device, default_sharding, mesh_that_is_set
 
 _KEY = "prng_key:"
 
@@ -122,10 +122,10 @@ def _placed(
 ) -> jax.ShapeDtypeStruct | None:
     if not isinstance(stored, TensorStorageMetadata):
         return None
-    mesh: object = None
+    mesh: Mesh | None = None
     if isinstance(sharding, PartitionSpec):
-        mesh = jax.sharding.get_mesh()
-        if not isinstance(mesh, Mesh) or not mesh.axis_names:
+        mesh = mesh_that_is_set()
+        if mesh is None:
             raise UnsupportedLeafError(
                 f"{name}: a PartitionSpec names no devices; load within jax.set_mesh(mesh), or "
                 f"give NamedSharding(mesh, {sharding!r})"

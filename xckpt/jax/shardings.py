@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import jax
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.metadata import Sharding
@@ -146,7 +146,7 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
     if sharding is None:
         return default_sharding()
     if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, AbstractMesh):
-        mesh = getattr(jax.sharding, "get_mesh", lambda: None)()
+        mesh = mesh_that_is_set()
         if mesh is None or mesh.abstract_mesh != sharding.mesh:
             raise UnsupportedLeafError(
                 f"{name}: its sharding names the abstract mesh {sharding.mesh}, which has no "
@@ -158,6 +158,12 @@ def concrete(sharding: object, name: str) -> jax.sharding.Sharding:
             f"{name}: {sharding!r} is no jax.sharding.Sharding; give a NamedSharding"
         )
     return sharding
+
+
+def mesh_that_is_set() -> Mesh | None:
+    """The mesh of `jax.set_mesh`; None without one, or where JAX is too old to say."""
+    mesh: object = getattr(jax.sharding, "get_mesh", lambda: None)()
+    return mesh if isinstance(mesh, Mesh) and mesh.axis_names else None
 
 
 def default_sharding() -> SingleDeviceSharding:

@@ -71,11 +71,22 @@ def known_dtype(dtype: torch.dtype, name: str) -> str:
     """
     known = format_dtype(dtype)
     if known is None:
-        raise UnsupportedLeafError(
-            f"{name}: dtype {dtype} cannot be stored; convert it first "
-            f"(complex32 to complex64, packed types to uint8 by .view)"
-        )
+        raise UnsupportedLeafError(f"{name}: dtype {dtype} cannot be stored; {advice_on(dtype)}")
     return known
+
+
+def advice_on(dtype: torch.dtype) -> str:
+    """What to do about a tensor of a dtype that cannot be stored.
+
+    Example:
+        >>> advice_on(torch.complex32)
+        'convert it first (complex32 to complex64)'
+    """
+    if dtype is torch.complex32:
+        return "convert it first (complex32 to complex64)"
+    if str(dtype).startswith(("torch.q", "torch.uq")):
+        return "store its int_repr(), or dequantize() it"
+    return "bring its bytes to uint8 by .view(torch.uint8)"
 
 
 def plain(tensor: torch.Tensor, name: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ import xckpt
 from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
 from xckpt.storage.chunks import plain_files, write_chunks
-from xckpt.storage.commit import staging
+from xckpt.storage.commit import batch, staging
 
 
 class Patched(Xckpt):
@@ -91,6 +91,40 @@ class NamesNotSynced(Slabs):
 
 def _nothing(*_: object) -> None:
     pass
+
+
+class Together(Slabs):
+    """Files are synced together, as those of many leaves are."""
+
+    name = "xckpt, synced together"
+    exchanges = True
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        exchanging = staging.can_exchange if self.exchanges else _no
+        many = mock.patch.object(staging, "MANY", 1)
+        with many, mock.patch.object(staging, "can_exchange", exchanging):
+            super().save(path, ranks, overwrite=overwrite)
+
+
+class TogetherBeside(Together):
+    """The same, where folders cannot be exchanged."""
+
+    name = "xckpt, synced together beside"
+    exchanges = False
+
+
+class NotSyncedTogether(Together):
+    """A fault: nothing of it is synced."""
+
+    name = "xckpt, not synced together"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        with mock.patch.object(batch, "sync_all", _nothing):
+            super().save(path, ranks, overwrite=overwrite)
 
 
 class TreeNotSynced(Patched):

@@ -41,6 +41,16 @@ def test_chunks_written_in_slabs() -> None:
     check(places.Slabs(), "crash-overwrite", 8, 150)
 
 
+@pytest.mark.parametrize("law", ["crash-save", "crash-overwrite"])
+@pytest.mark.parametrize(
+    "place",
+    [places.Together(), pytest.param(places.TogetherBeside(), marks=pytest.mark.thorough)],
+    ids=lambda p: p.name,
+)
+def test_files_that_are_synced_together(place: Implementation, law: str) -> None:
+    check(place, law, 4, 50)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize(
@@ -69,6 +79,7 @@ def test_all_laws_are_judged() -> None:
         places.Rewriting(),
         places.ParentNotSynced(),
         places.SlabsNotSynced(),
+        pytest.param(places.NotSyncedTogether(), marks=pytest.mark.thorough),
         pytest.param(places.NamesNotSynced(), marks=pytest.mark.thorough),
     ],
     ids=lambda faulty: faulty.name,

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 import xckpt
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
+from tests.torch.dcp.folders import save_alone
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings(
@@ -26,6 +27,10 @@ def quantised() -> torch.Tensor:
     return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
+def four_bits() -> torch.Tensor:
+    return torch.zeros(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
 @pytest.mark.parametrize(
     "make, complaint",
     [
@@ -34,8 +39,10 @@ def quantised() -> torch.Tensor:
         (lambda: torch.ones(3, dtype=torch.complex32), "dtype torch.complex32 cannot be stored"),
         (lambda: torch.ones(3, device="meta"), "meta device"),
         (quantised, "dtype torch.qint8 cannot be stored"),
+        (four_bits, r"float4_e2m1fn_x2 cannot be stored; .* \.view\(torch\.uint8\)"),
+        (lambda: torch.zeros((1,) * 33), "33 dimensions, .* at most 32: reshape it first"),
     ],
-    ids=["sparse", "csr", "complex32", "meta", "quantised"],
+    ids=["sparse", "csr", "complex32", "meta", "quantised", "float4", "33 dimensions"],
 )
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 @pytest.mark.filterwarnings("ignore:ComplexHalf")
@@ -46,6 +53,26 @@ def test_a_tensor_that_cannot_be_saved(make: Any, complaint: str, tmp_path: Path
     with pytest.raises(dcp.CheckpointException, match=expected):
         dcp.save(state, storage_writer=XckptStorageWriter(tmp_path / "a"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make, complaint",
+    [
+        (four_bits, r"w: .*float4_e2m1fn_x2 cannot be stored; .* \.view\(torch\.uint8\)"),
+        (lambda: torch.zeros((1,) * 33), "w: 33 dimensions, .* at most 32: reshape it first"),
+    ],
+    ids=["float4", "33 dimensions"],
+)
+def test_a_save_refuses_them_too(make: Any, complaint: str, tmp_path: Path):
+    with pytest.raises(xckpt.UnsupportedLeafError, match=complaint):
+        xckpt.save(tmp_path / "a", {"w": make()})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_on_a_folder_of_dcp_names_the_import(tmp_path: Path):
+    save_alone({"w": torch.ones(2)}, tmp_path / "dcp")
+    with pytest.raises(xckpt.NotACheckpointError, match=r"import_checkpoint\('.*dcp', new_path\)"):
+        XckptStorageReader(tmp_path / "dcp").read_metadata()
 
 
 def test_all_that_cannot_be_saved_is_listed(tmp_path: Path):

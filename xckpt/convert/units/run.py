@@ -72,6 +72,11 @@ class UnitShare:
     bytes_before: int = 0
     """Bytes of the units that an earlier process had written, once the others are made."""
 
+    @property
+    def target_bytes(self) -> int:
+        """Bytes of the target that the units make."""
+        return sum(unit.target_bytes for unit in self.units)
+
     def make(self, output: Output, digest: bytes, staged: Path | None) -> list[bytes]:
         """Make and write the units, but for those that are written.
 
@@ -92,7 +97,7 @@ class UnitShare:
             reports = noted_units(staged, digest)
             journal = Journal(journal_of(staged, self.rank), digest)
         missing = [unit for unit in self.units if unit.number not in reports]
-        total = sum(unit.target_bytes for unit in self.units)
+        total = self.target_bytes
         self.bytes_before = total - sum(unit.target_bytes for unit in missing)
         progress = ProgressCounter(total, self.options.progress)
         if self.bytes_before:

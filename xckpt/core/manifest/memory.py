@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
+from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 
@@ -25,8 +25,9 @@ _TEXT_COSTS: Final[Mapping[bytes, int]] = {b"{": 100, b"[": 64, b",": 32, b'"': 
 """Sign -> bytes of the object that begins or ends with it; measured with CPython 3.11."""
 COPIES: Final = 3
 """Of the text: as it is stored, spelled again, in strings."""
-_TENSOR: Final = 2000
-_VALUE: Final = 900
+_LEAF: Final = 900
+_GRID: Final = 1200
+"""Of tensors that are alike but in name, once."""
 _PIECE: Final = 550
 _CONTAINER: Final = 800
 
@@ -46,20 +47,29 @@ def described_bytes(manifest: Manifest) -> int:
 
     Example:
         >>> described_bytes(Manifest((TensorEntry("a/b", "int8", (4,), (4,)),), ""))
-        2800
+        2900
     """
-    parents = {leaf.name.rpartition("/")[0] for leaf in manifest.leaves}
-    containers = sum(map(_depth, parents)) + sum(map(_depth, manifest.containers))
-    return containers * _CONTAINER + sum(
-        _PIECE * len(leaf.pieces or ()) + _TENSOR
-        if isinstance(leaf, TensorEntry)
-        else _VALUE + 64 * isinstance(leaf, BytesEntry)
-        for leaf in manifest.leaves
+    tensors = [leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry)]
+    regular = {hash((leaf.shape, leaf.chunk, leaf.shard)) for leaf in tensors}
+    pieces = [len(leaf.pieces) for leaf in tensors if leaf.pieces is not None]
+    return (
+        len(manifest.leaves) * _LEAF
+        + (len(regular) + len(pieces)) * _GRID
+        + sum(pieces) * _PIECE
+        + _count_containers(manifest) * _CONTAINER
     )
 
 
-def _depth(name: str) -> int:
-    return name.count("/") + 1 if name else 0
+def _count_containers(manifest: Manifest) -> int:
+    """How many containers there are, by the hashes of their names, which may be long."""
+    seen: set[int] = set()
+    parents = {leaf.name.rpartition("/")[0] for leaf in manifest.leaves}
+    for name in (*parents, *manifest.containers):
+        above = name
+        while above and hash(above) not in seen:
+            seen.add(hash(above))
+            above = above.rpartition("/")[0]
+    return len(seen)
 
 
 def check_memory(size: int, what: str, memory_bytes: int) -> None:

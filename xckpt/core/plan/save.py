@@ -25,6 +25,7 @@ from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.geometry.box import Box, Boxes, BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
+from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
 from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
@@ -164,6 +165,11 @@ class DefaultSavePlanner(SavePlanner):
     def _describe(self, leaf: object, name: str) -> SourceLeaf | _PlainValue:
         source = self.adapters.describe(leaf, name)
         if source is not None:
+            if len(source.shape) > MAX_RANK:
+                raise UnsupportedLeafError(
+                    f"{name}: {len(source.shape)} dimensions, and a checkpoint holds at most "
+                    f"{MAX_RANK}: reshape it first"
+                )
             return source
         kind = value_kind(leaf) or ("" if self.serialise is None else "opaque")
         if kind:
@@ -191,7 +197,7 @@ class DefaultSavePlanner(SavePlanner):
         digests: dict[str, bytes] = {}
         for name, leaf in self._leaves.items():
             if isinstance(leaf, _PlainValue):
-                digests[name] = hashlib.blake2b(self._bytes(name, leaf), digest_size=16).digest()
+                digests[name] = hashlib.blake2b(self._bytes(leaf, name), digest_size=16).digest()
             elif not leaf.sharded:
                 array = np.ascontiguousarray(self.adapters.to_numpy(leaf.data(0)))
                 digests[name] = hashlib.blake2b(
@@ -240,7 +246,7 @@ class DefaultSavePlanner(SavePlanner):
             what = f"Python {leaf.kind}" if isinstance(leaf, _PlainValue) else "tensor"
             raise PlanError(f"{name}: planned as {write_item.type.name}, but it is a {what}")
         if isinstance(leaf, _PlainValue):
-            return io.BytesIO(self._bytes(name, leaf))
+            return io.BytesIO(self._bytes(leaf, name))
         return self._view(leaf, write_item)
 
     def _view(self, leaf: SourceLeaf, item: WriteItem) -> object:
@@ -264,7 +270,7 @@ class DefaultSavePlanner(SavePlanner):
             self._lookups[name] = BoxLookup(boxes)
         return self._lookups[name].holder(box)
 
-    def _bytes(self, name: str, leaf: _PlainValue) -> bytes:
+    def _bytes(self, leaf: _PlainValue, name: str = "a leaf") -> bytes:
         if leaf.kind == "opaque":
             assert self.serialise is not None
             content = self.serialise(leaf.value)

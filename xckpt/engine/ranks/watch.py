@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from math import prod
 from types import TracebackType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.metadata import Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import LoadPlan, SavePlan, WriteItems
 from xckpt.engine.ranks.group import Group, SuspectingGroup
+from xckpt.options import LoadOptions, SaveOptions
 from xckpt.progress import Metrics
 
 logger = logging.getLogger("xckpt")
@@ -32,6 +34,15 @@ Step = Callable[[str], AbstractContextManager[object]]
 
 T = TypeVar("T")
 Result = TypeVar("Result")
+
+
+class WaitingRank(Protocol):
+    """What a watch knows of the ranks: which one this is, and how long it has waited for others."""
+
+    rank: int
+    size: int
+    waited: float
+    """Seconds."""
 
 
 class WatchedGroup:
@@ -44,11 +55,11 @@ class WatchedGroup:
         ([b'plan'], True)
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, waited: float = 0.0) -> None:
         self.rank: int = group.rank
         self.size: int = group.size
         self.coordinator: int = group.coordinator
-        self.waited = 0.0
+        self.waited = waited
         self._group = group
 
     def gather(self, data: bytes) -> list[bytes] | None:
@@ -81,10 +92,10 @@ class WatchedGroup:
 
 
 class Watch:
-    """Times one save or load; a context around it.
+    """Times one save, load or conversion; a context around it, and around its parts.
 
     Args:
-        operation: ``"save"`` or ``"load"``.
+        operation: ``"save"``, ``"load"``, ...; see `Metrics`.
         where: the path or URL.
         metrics: called with what it took.
 
@@ -107,13 +118,23 @@ class Watch:
         self.steps: dict[str, float] = {}
         """Step -> its seconds on this rank."""
         self._metrics = metrics
-        self._group: WatchedGroup | None = None
+        self.ranks: WaitingRank | None = None
+        """Counts the waiting; None while there is no other rank."""
+        self._depth = 0
         self._started = time.perf_counter()
 
+    @classmethod
+    def of(
+        cls, operation: str, path: str | os.PathLike[str], options: SaveOptions | LoadOptions
+    ) -> Watch:
+        """The watch of a call with these options; for calls that are watched alone."""
+        return cls(operation, os.fspath(path), options.metrics)
+
     def watched(self, group: Group) -> WatchedGroup:
-        """The group, whose waiting is counted."""
-        self._group = WatchedGroup(group)
-        return self._group
+        """The group, whose waiting is counted, with what was waited before."""
+        watched = WatchedGroup(group, self.ranks.waited if self.ranks else 0.0)
+        self.ranks = watched
+        return watched
 
     @contextlib.contextmanager
     def step(self, name: str) -> Generator[None, None, None]:
@@ -137,26 +158,34 @@ class Watch:
 
     @property
     def _rank(self) -> int:
-        return 0 if self._group is None else self._group.rank
+        return 0 if self.ranks is None else self.ranks.rank
 
     def __enter__(self) -> Watch:
-        self._started = time.perf_counter()
+        if not self._depth:
+            self._started = time.perf_counter()
+        self._depth += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
-        group = self._group
+        self._depth -= 1
+        if not self._depth:
+            self.end(kind.__name__ if kind else "")
+
+    def end(self, error: str = "") -> None:
+        """Log what it took and call the metrics function; ``error`` is the class of a failure."""
+        ranks = self.ranks
         taken = Metrics(
             operation=self.operation,
             path=self.where,
             rank=self._rank,
-            ranks=1 if group is None else group.size,
+            ranks=1 if ranks is None else ranks.size,
             bytes=self.bytes,
             seconds=time.perf_counter() - self._started,
-            waited_seconds=0.0 if group is None else group.waited,
+            waited_seconds=0.0 if ranks is None else ranks.waited,
             steps=self.steps,
-            error=kind.__name__ if kind else "",
+            error=error,
         )
         logger.info("%s", taken.line())
         if self._metrics is not None:

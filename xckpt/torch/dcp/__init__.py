@@ -49,7 +49,7 @@ def import_checkpoint(
             as they are; by default such entries are refused by name.
         metadata: anything that JSON can carry, kept with the checkpoint.
         group: the ranks that share the work; see `xckpt.save`.
-        options: chunk sizes, threads, memory, progress.
+        options: chunk sizes, threads, memory, progress, metrics.
 
     Returns:
         The checkpoint's metadata, the same on every rank.
@@ -118,7 +118,7 @@ def export_checkpoint(
         dcp_folder: a local folder that is new or empty; on a file system that all ranks share.
         overwrite: replace a DCP folder that is there, once the new one is whole.
         group: the ranks that share the work; see `xckpt.save`.
-        options: threads, memory and progress.
+        options: threads, memory, progress and metrics.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at ``path``.
@@ -153,5 +153,6 @@ def export_checkpoint(
             threads=options.threads,
             memory_bytes=options.memory_bytes,
             progress=options.progress,
+            metrics=options.metrics,
         ),
     )

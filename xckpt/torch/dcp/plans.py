@@ -36,6 +36,7 @@ from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import (
     Metadata,
     MetadataIndex,
@@ -54,7 +55,7 @@ from xckpt.core.plan.items import (
 from xckpt.core.plan.merge import global_plan
 from xckpt.errors import PlanError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import LeafNames, StoredObject, key_paths, name_leaves
-from xckpt.torch.leaf import format_dtype, torch_dtype
+from xckpt.torch.leaf import advice_on, format_dtype, torch_dtype
 
 _Box = tuple[Shape, Shape]
 """Offsets and sizes."""
@@ -81,8 +82,13 @@ def check_items(items: Iterable[dcp.WriteItem]) -> None:
             )
         elif format_dtype(properties.dtype) is None:
             problems[item.index.fqn] = (
-                f"{item.index.fqn}: dtype {properties.dtype} cannot be stored; convert it first "
-                f"(complex32 to complex64, quantised tensors by int_repr() or dequantize())"
+                f"{item.index.fqn}: dtype {properties.dtype} cannot be stored; "
+                f"{advice_on(properties.dtype)}"
+            )
+        elif len(item.tensor_data.size) > MAX_RANK:
+            problems[item.index.fqn] = (
+                f"{item.index.fqn}: {len(item.tensor_data.size)} dimensions, and a checkpoint "
+                f"holds at most {MAX_RANK}: reshape it first"
             )
     if problems:
         raise UnsupportedLeafError.leaves("cannot be saved", problems.values())

@@ -28,14 +28,17 @@ from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.wanted import local_reads
+from xckpt.engine.ranks.watch import bytes_read
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, checked_options, with_progress
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.foreign.paths import is_location
 from xckpt.storage.location import Location
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.torch.dcp.bridge import LoadBridge, Wanted
+from xckpt.torch.dcp.hook_watch import HookWatch
+from xckpt.torch.dcp.old_folders import naming_dcp
 from xckpt.torch.dcp.planner_data import restore, unpack
 from xckpt.torch.dcp.plans import torch_metadata
 from xckpt.torch.leaf import torch_dtype
@@ -51,13 +54,17 @@ class _Announced:
     """Number of the items for which it wants chunks."""
     sharing: object
     """The storage's own."""
+    ranks: int = 1
+    """How many ranks load; the coordinator knows."""
 
 
 class _OpenLoad:
     """A load under way, as one rank sees it."""
 
-    def __init__(self, reader: ZarrStorageReader) -> None:
+    def __init__(self, reader: ZarrStorageReader, watch: HookWatch) -> None:
         self.reader = reader
+        self.watch = watch
+        self.rank = 0
         self.manifest = reader.read_metadata()
         self.metadata: Metadata = reader.set_up_storage_reader(self.manifest, 1)
         data, odd = unpack(self.metadata.planner_data)
@@ -160,7 +167,7 @@ class XckptStorageReader(dcp.StorageReader):
 
     Args:
         path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
-        options: threads, memory, progress, sharing of reads within a host.
+        options: threads, memory, progress, metrics, sharing of reads within a host.
 
     Example:
         >>> import numpy as np, torch, warnings, xckpt
@@ -176,7 +183,7 @@ class XckptStorageReader(dcp.StorageReader):
         super().__init__()
         Location.parse(path)
         self.path = path
-        self.options = options or LoadOptions()
+        self.options = checked_options(options, LoadOptions, "XckptStorageReader")
         self.load_id = uuid.uuid4().hex
         self.bytes_read = 0
         """Bytes of chunks that this rank has read in the last load."""
@@ -209,7 +216,11 @@ class XckptStorageReader(dcp.StorageReader):
             TreeMismatchError: several leaves have one fqn; all are listed.
         """
         self._end()
-        self._load = _OpenLoad(ZarrStorageReader(self.path, options=self.options))
+        watch = HookWatch("dcp.load", self.path, self.options)
+        if dist.is_available() and dist.is_initialized():
+            watch.meet(rank=dist.get_rank(), size=dist.get_world_size())
+        with watch.hook("find"), naming_dcp(self.path):
+            self._load = _OpenLoad(ZarrStorageReader(self.path, options=self.options), watch)
         return dcp.Metadata(
             torch_metadata(self._load.metadata, self._load.objects),
             planner_data=self._load.planner_data,
@@ -221,6 +232,8 @@ class XckptStorageReader(dcp.StorageReader):
     ) -> None:
         """Meet the other ranks of this host, if there may be any."""
         load = self._under_way
+        load.rank = int(str(kwargs.get("rank") or 0))
+        load.watch.meet(rank=load.rank)
         if dist.is_available() and dist.is_initialized() and self.options.share_reads:
             load.reader.set_up_storage_reader(load.manifest, dist.get_world_size())
 
@@ -232,8 +245,9 @@ class XckptStorageReader(dcp.StorageReader):
             UnsupportedLeafError: an item wants what torch cannot hold; all are listed.
         """
         load = self._under_way
-        load.items, _ = load.translate(plan)
-        announced = load.reader.prepare_local_plan(LoadPlan(load.items)).storage_data
+        with load.watch.hook("plan", waits=False):
+            load.items, _ = load.translate(plan)
+            announced = load.reader.prepare_local_plan(LoadPlan(load.items)).storage_data
         data = _Announced(digest_bytes(load.manifest), len(plan.items), announced)
         return replace(plan, storage_data=data)
 
@@ -243,6 +257,10 @@ class XckptStorageReader(dcp.StorageReader):
         Raises:
             StorageError: the checkpoint was replaced while the ranks were opening it.
         """
+        with self._under_way.watch.hook("share"):
+            return self._shared(plans)
+
+    def _shared(self, plans: list[dcp.LoadPlan]) -> list[dcp.LoadPlan]:
         known = [p.storage_data for p in plans if isinstance(p.storage_data, _Announced)]
         if len({each.manifest for each in known}) > 1:
             raise StorageError(
@@ -255,7 +273,7 @@ class XckptStorageReader(dcp.StorageReader):
         ours = [LoadPlan((), storage_data=each.sharing) for each in known]
         shared = self._under_way.reader.prepare_global_plan(ours)
         return [
-            replace(plan, storage_data=_Announced(each.manifest, each.items, share.storage_data))
+            replace(plan, storage_data=replace(each, sharing=share.storage_data, ranks=len(plans)))
             for plan, each, share in zip(plans, known, shared, strict=True)
         ]
 
@@ -267,21 +285,14 @@ class XckptStorageReader(dcp.StorageReader):
             StorageError: the storage refused, or another save replaced the checkpoint meanwhile.
         """
         load = self._under_way
+        doing = f"dcp.load {os.path.basename(self.path)}"
         try:
-            items, wanted = load.translate(plan)
-            answer = plan.storage_data
-            sharing = answer.sharing if isinstance(answer, _Announced) else None
-            if not isinstance(sharing, SharedReads):
-                sharing = SharedReads(0)
-            elif items != load.items and (sharing.publish or sharing.sources):
-                raise PlanError(
-                    "the planner has changed what this rank reads after the ranks have shared "
-                    "the reading; use LoadOptions(share_reads=False)"
-                )
-            bridge = LoadBridge(planner, load.metadata, wanted)
-            with bridge.raising():
-                bridge.begin()
-                load.reader.read_data(LoadPlan(items, storage_data=sharing), bridge)
+            with (
+                load.watch.hook("read", last=True),
+                with_progress(self.options, doing, load.rank) as shown,
+            ):
+                load.reader.options = shown
+                _read(load, plan, planner)
         finally:
             self.bytes_read = load.reader.source.bytes_read
             self._end()
@@ -298,3 +309,27 @@ class XckptStorageReader(dcp.StorageReader):
         if self._load is not None:
             self._load.close()
             self._load = None
+
+
+def _read(load: _OpenLoad, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None:
+    """Read a rank's items, for itself and for the ranks that share them."""
+    items, wanted = load.translate(plan)
+    answer = plan.storage_data
+    sharing = None
+    if isinstance(answer, _Announced):
+        sharing = answer.sharing
+        load.watch.meet(size=answer.ranks)
+    if not isinstance(sharing, SharedReads):
+        sharing = SharedReads(0)
+    elif items != load.items and (sharing.publish or sharing.sources):
+        raise PlanError(
+            "the planner has changed what this rank reads after the ranks have shared "
+            "the reading; use LoadOptions(share_reads=False)"
+        )
+    bridge = LoadBridge(planner, load.metadata, wanted)
+    shares = LoadPlan(items, storage_data=sharing)
+    if load.watch.is_on:
+        load.watch.set_bytes(bytes_read(shares, load.metadata))
+    with bridge.raising():
+        bridge.begin()
+        load.reader.read_data(shares, bridge)

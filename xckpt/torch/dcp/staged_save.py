@@ -44,6 +44,7 @@ from xckpt.errors import CheckpointExistsError
 from xckpt.storage.chunks.orders import WriteOrders
 from xckpt.storage.location import Access, Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
+from xckpt.torch.dcp.hook_watch import HookWatch
 
 SESSION: Final = uuid.uuid4().hex
 """This process, as a coordinator of saves."""
@@ -73,6 +74,8 @@ class Orders(msgspec.Struct, array_like=True, frozen=True):
     names: dict[str, str]
     """fqn -> leaf name."""
     writes: WriteOrders
+    ranks: int = 1
+    """How many ranks write."""
 
 
 prepare_structs(StagingPlace, Orders)
@@ -81,9 +84,13 @@ prepare_structs(StagingPlace, Orders)
 class StagedSave:
     """A save under way, as one rank sees it."""
 
-    def __init__(self, writer: ZarrStorageWriter, rank: int) -> None:
+    def __init__(
+        self, writer: ZarrStorageWriter, rank: int, is_coordinator: bool, watch: HookWatch
+    ) -> None:
         self.writer = writer
         self.rank = rank
+        self.is_coordinator = is_coordinator
+        self.watch = watch
         self.local = dcp.SavePlan([])
         """What this rank offers to write."""
         self.ranks = 0
@@ -134,7 +141,8 @@ def name_place(target: Location, place: StagingPlace) -> None:
         _named.add(str(target))
     store = shared_store()
     if store is not None:
-        store.set(_key(SESSION, target), msgspec.json.encode(place).decode())
+        # A store takes text, and JSON has no infinite timeouts.
+        store.set(_key(SESSION, target), msgspec.msgpack.encode(place).hex())
 
 
 def find_place(session: str, target: Location) -> StagingPlace | None:
@@ -142,7 +150,7 @@ def find_place(session: str, target: Location) -> StagingPlace | None:
     store, key = shared_store(), _key(session, target)
     if store is None or not store.check([key]):
         return None
-    return msgspec.json.decode(store.get(key), type=StagingPlace)
+    return msgspec.msgpack.decode(bytes.fromhex(store.get(key).decode()), type=StagingPlace)
 
 
 def forget_place(target: Location) -> None:

@@ -34,12 +34,13 @@ from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
-from xckpt.options import SaveOptions
+from xckpt.options import SaveOptions, checked_options, with_progress
 from xckpt.storage.chunks.orders import WriteOrders
 from xckpt.storage.foreign.paths import is_location
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 from xckpt.torch.dcp.bridge import SaveBridge
+from xckpt.torch.dcp.hook_watch import HookWatch
 from xckpt.torch.dcp.planner_data import pack
 from xckpt.torch.dcp.plans import (
     check_items,
@@ -79,7 +80,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
         overwrite: replace a checkpoint that is at the path, as DCP's own writer does; the old one
             stays readable until the new one is committed. False refuses.
-        options: sizes, threads, memory, progress.
+        options: sizes, threads, memory, progress, metrics.
 
     Files of yours at the path stay where they are; a path that holds nothing but such files is
     refused with ``overwrite=False``.
@@ -105,7 +106,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         Location.parse(path)
         self.path = path
         self.overwrite = overwrite
-        self.options = options or SaveOptions()
+        self.options = checked_options(options, SaveOptions, "XckptStorageWriter")
         self.save_id = uuid.uuid4().hex
         self._own = _OfThread()
 
@@ -145,10 +146,14 @@ class XckptStorageWriter(dcp.StorageWriter):
             )
         if self._own.save is not None:
             self._own.save.abort()
-        writer = ZarrStorageWriter(
-            self.checkpoint_id, overwrite=self.overwrite, options=self.options
-        )
-        self._own.save = StagedSave(writer, int(str(kwargs.get("rank") or 0)))
+        rank = int(str(kwargs.get("rank") or 0))
+        watch = HookWatch("dcp.save", self.checkpoint_id, self.options)
+        watch.meet(rank=rank)
+        with watch.hook("describe"):
+            writer = ZarrStorageWriter(
+                self.checkpoint_id, overwrite=self.overwrite, options=self.options
+            )
+            self._own.save = StagedSave(writer, rank, is_coordinator, watch)
 
     def prepare_local_plan(self, plan: dcp.SavePlan) -> dcp.SavePlan:
         """The plan as it is.
@@ -156,7 +161,8 @@ class XckptStorageWriter(dcp.StorageWriter):
         Raises:
             UnsupportedLeafError: tensors that the format cannot hold; all are listed.
         """
-        check_items(plan.items)
+        with self._save.watch.hook("describe", waits=False):
+            check_items(plan.items)
         self._save.local = plan
         return plan
 
@@ -170,11 +176,12 @@ class XckptStorageWriter(dcp.StorageWriter):
         """
         save = self._save
         try:
-            whole = whole_plans(plans, save.local, save.rank)
-            if whole is not None:
-                return self._plan(save, whole)
-            name_place(save.writer.target, save.stage(len(plans)))
-            return plans
+            with save.watch.hook("plan"):
+                whole = whole_plans(plans, save.local, save.rank)
+                if whole is not None:
+                    return self._plan(save, whole)
+                name_place(save.writer.target, save.stage(len(plans)))
+                return plans
         except BaseException:
             note_unsent(plans)
             save.abort()
@@ -192,7 +199,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             writes = own.storage_data
             assert isinstance(writes, WriteOrders)
             if id(writes) not in encoded:
-                orders = Orders(SESSION, place, leaves.names, writes)
+                orders = Orders(SESSION, place, leaves.names, writes, len(plans))
                 encoded[id(writes)] = msgspec.msgpack.encode(orders)
             # The coordinator finishes a save by cached plans, and so needs what they lay out.
             layout = metadata if rank == save.rank else None
@@ -208,19 +215,14 @@ class XckptStorageWriter(dcp.StorageWriter):
             StorageError: the storage refused.
         """
         save = self._save
-        where = save.place
-        try:
-            orders = _orders(save, plan)
-            where = where or find_place(orders.session, save.writer.target) or orders.place
-            result = _write(save, orders, where.location, plan, planner)
-        except BaseException:
-            if save.ranks == 1:
-                save.abort()
-            elif where is not None:
-                note_failed(where.save)
-            raise
-        if save.ranks != 1:
-            note_stopped(where.save)
+        doing = f"dcp.save {os.path.basename(self.checkpoint_id)}"
+        with (
+            save.watch.hook("write", last=not save.is_coordinator),
+            with_progress(self.options, doing, save.rank) as shown,
+        ):
+            save.writer.options = shown
+            result = _write_share(save, plan, planner)
+            save.watch.set_bytes(result.size_in_bytes)
         done: Future[list[WriteResult]] = Future()
         done.set_result([result])
         return done
@@ -235,12 +237,13 @@ class XckptStorageWriter(dcp.StorageWriter):
         """
         save = self._save
         try:
-            assert save.metadata is not None
-            check_metadata(metadata, save.metadata, save.names)
-            names = LeafNames(save.names, dict(save.metadata.containers))
-            planner_data = pack(metadata.planner_data, names.paths, names.odd)
-            reports = [result.storage_data for of_rank in results for result in of_rank]
-            save.writer.finish(replace(save.metadata, planner_data=planner_data), reports)
+            with save.watch.hook("commit", last=True):
+                assert save.metadata is not None
+                check_metadata(metadata, save.metadata, save.names)
+                names = LeafNames(save.names, dict(save.metadata.containers))
+                planner_data = pack(metadata.planner_data, names.paths, names.odd)
+                reports = [result.storage_data for of_rank in results for result in of_rank]
+                save.writer.finish(replace(save.metadata, planner_data=planner_data), reports)
         finally:
             save.abort()
         metadata.storage_meta = self.storage_meta()
@@ -265,6 +268,25 @@ def _orders(save: StagedSave, plan: dcp.SavePlan) -> Orders:
         save.names = orders.names
         _, save.metadata = save.writer.prepare_global_plan([], layout)
     return orders
+
+
+def _write_share(save: StagedSave, plan: dcp.SavePlan, planner: dcp.SavePlanner) -> WriteResult:
+    """Write a rank's items, and let the other ranks know whether that failed."""
+    where = save.place
+    try:
+        orders = _orders(save, plan)
+        save.watch.meet(size=orders.ranks)
+        where = where or find_place(orders.session, save.writer.target) or orders.place
+        result = _write(save, orders, where.location, plan, planner)
+    except BaseException:
+        if save.ranks == 1:
+            save.abort()
+        elif where is not None:
+            note_failed(where.save)
+        raise
+    if save.ranks != 1:
+        note_stopped(where.save)
+    return result
 
 
 def _write(
