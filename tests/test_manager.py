@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import signal
@@ -12,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import xckpt
 from tests.support.fork_server import context
 from tests.support.servers import environment, s3
+from xckpt.cli.commands import commands
 from xckpt.policies import All, Best, EverySteps, Latest, Moment, OnPreemption, OnSteps
 from xckpt.storage import run_steps
 
@@ -366,3 +369,19 @@ def test_arguments_that_make_no_sense(
             checkpoints.save(step, {})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="name a metric"):
         checkpoints.best()
+
+
+def test_ls_lists_the_steps_of_a_run(root: str) -> None:
+    with xckpt.CheckpointManager(root, save=ALWAYS) as checkpoints:
+        train(checkpoints, range(2), at1=float("nan"))
+    xckpt.save(f"{root}/7", {"w": np.zeros(1024)})
+    result = CliRunner().invoke(commands, ["ls", root])
+    lines = result.stdout.splitlines()
+    assert result.exit_code == 0 and len(lines) == 3
+    assert lines[0].startswith("step-00000000  20") and lines[0].endswith("Z     48 B  loss=1")
+    assert lines[1].endswith("loss=nan") and lines[2].split() == ["7", "8.0", "KiB"]
+    listed = json.loads(CliRunner().invoke(commands, ["ls", "--reverse", "--json", root]).stdout)
+    assert [(step["number"], step["bytes"]) for step in listed] == [(7, 8192), (1, 48), (0, 48)]
+    # Leaves of a step are listed as ever, and a root has none.
+    assert CliRunner().invoke(commands, ["ls", f"{root}/7"]).stdout.startswith("w  ")
+    assert CliRunner().invoke(commands, ["ls", root, "w"]).exit_code == 2

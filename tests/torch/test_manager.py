@@ -14,11 +14,8 @@ import torch
 
 import xckpt
 from tests.support.ranks import Ranks
-from tests.support.servers import environment, s3
 from xckpt.policies import Best, EveryMinutes, EverySteps, Latest, Moment, OnPreemption
 from xckpt.storage import run_steps
-
-__all__ = ["environment", "s3"]
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +96,19 @@ def on_rank_failing(rank: int, root: str) -> tuple[int, str, list[int]]:
         return write(self, *arguments)
 
     ZarrStorageWriter.write_data = fail  # type: ignore[method-assign]
-    raised: tuple[int, str] = (-1, "")
+    raised, text = -1, ""
     try:
         with xckpt.CheckpointManager(root, save=[EverySteps(2)], keep=[Latest(1)]) as run:
             for step in range(60):
                 try:
                     run.save(step, state_of(step))
                 except xckpt.StorageError as error:
-                    raised = step, str(error)
+                    raised, text = step, str(error)
                     break
                 time.sleep(0.01)
             assert numbers(run.steps()) == [0] and run.next_step == 1
             assert run.save(61, state_of(61))
-        return *raised, numbers(run.steps())
+        return raised, text, numbers(run.steps())
     finally:
         ZarrStorageWriter.write_data = write  # type: ignore[method-assign]
 
