@@ -21,6 +21,7 @@ from tests.support.servers import environment, s3
 from xckpt.cli.commands import commands
 from xckpt.policies import All, Best, EverySteps, Latest, Moment, OnPreemption, OnSteps
 from xckpt.storage import run_steps
+from xckpt.storage.location import Location
 
 __all__ = ["environment", "s3"]
 
@@ -225,6 +226,28 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
     train(checkpoints, range(2, 3))
     checkpoints.wait()
     assert numbers(checkpoints.steps()) == [2]
+
+
+def test_each_step_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[str] = []
+    remove = run_steps.remove_checkpoint
+
+    def noted(place: Location) -> None:
+        removed.append(Path(place.path).name)
+        remove(place)
+
+    monkeypatch.setattr(run_steps, "remove_checkpoint", noted)
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS, keep=Latest(1)) as checkpoints:
+        train(checkpoints, range(6))
+    assert removed == [f"step-0000000{step}" for step in range(5)]
+    # A step that was deleted can be saved again.
+    with checkpoints:
+        checkpoints.save(2, state_of(2), force=True)
+        checkpoints.wait()
+        # It is the last one that was saved, and stays until the next is.
+        assert numbers(checkpoints.steps()) == [2, 5]
+        checkpoints.save(3, state_of(3), force=True)
+    assert numbers(checkpoints.steps()) == [3, 5]
 
 
 def killed_at_deletion(root: str, half: bool) -> None:

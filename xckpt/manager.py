@@ -152,7 +152,7 @@ class CheckpointManager:
         """
         decision = self._saves.decide(_step(step), force=force)
         if decision.due:
-            self._saves.begin(step, state, metrics or {}, decision.time)
+            self._saves.begin(step, state, metrics or {}, decision)
         return decision.due
 
     def steps(self) -> list[StepRecord]:

@@ -23,7 +23,7 @@ from xckpt.core.manifest.codec import MAX_BYTES
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.names import step_number, steps_in
 from xckpt.core.run.record import StepRecord, read_record, tensor_bytes
-from xckpt.errors import NotACheckpointError, XckptError
+from xckpt.errors import NotACheckpointError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.remove import remove_checkpoint
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -125,6 +125,8 @@ class Remover:
         self._root = root
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="xckpt-delete")
         self._tasks: dict[Future[None], str] = {}
+        self.gone: set[str] = set()
+        """Folder names of the steps that were deleted."""
 
     @property
     def names(self) -> set[str]:
@@ -138,6 +140,7 @@ class Remover:
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
         """Do anything else there."""
         self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
+        self.gone.discard(name)
         future = self._threads.submit(_done, task)
         self._tasks[future] = name
         return future
@@ -152,7 +155,7 @@ class Remover:
         try:
             with contextlib.suppress(NotACheckpointError):  # someone else has deleted it
                 remove_checkpoint(place)
-        except XckptError as error:
+        except Exception as error:
             logger.error(
                 "%s could not be deleted, and what is left of it stays: %s; it is tried again "
                 "after the next save, or by: xckpt gc --older-than 1d %s",
@@ -161,10 +164,7 @@ class Remover:
                 self._root,
             )
             raise
-
-    def close(self) -> None:
-        """Do all that is still to be done."""
-        self._threads.shutdown()
+        self.gone.add(name)
 
 
 def _done(task: Callable[[], object]) -> None:

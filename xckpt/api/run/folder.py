@@ -157,17 +157,27 @@ class RunFolder:
         from xckpt.storage.run_steps import Steps
 
         self.damaged.pop(record.number, None)
+        self.remover.gone.discard(record.name)
         others = [each for each in self._known.records if each.number != record.number]
         unreadable = {n: name for n, name in self._known.unreadable.items() if n != record.number}
         self._known = Steps(sorted([*others, record], key=lambda each: each.number), unreadable)
 
-    def keep(self, policies: Iterable[KeepPolicy]) -> None:
-        """Begin to delete what no policy keeps; only the coordinator does."""
-        if self.is_coordinator:
-            going = self.remover.names
-            for record in deletable(self.records, policies):
-                if record.name not in going:
-                    self.remover.remove(record.name)
+    def keep(self, policies: Iterable[KeepPolicy], last: int) -> None:
+        """Begin to delete what no policy keeps; only the coordinator does.
+
+        Args:
+            policies: see `xckpt.core.run.keeping`.
+            last: a step that was just committed and stays, though newer ones may be there.
+        """
+        if not self.is_coordinator:
+            return
+        from xckpt.storage.run_steps import without
+
+        self._known = without(self._known, self.remover.gone)
+        going = self.remover.names
+        for record in deletable(self.records, policies):
+            if record.number != last and record.name not in going:
+                self.remover.remove(record.name)
 
     def delete(self, number: int) -> None:
         """Delete a step now; collective.

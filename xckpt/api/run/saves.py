@@ -89,24 +89,30 @@ class RunSaves:
         last = self.last if self._going is None else self._going[1]
         busy = self._going is not None and not ended
         moment = Moment(step, now, self._began, last, busy, preempted and not self._answered)
-        return Decision(force or is_due(moment, self.save_policies), now, ended, preempted)
+        due = force or is_due(moment, self.save_policies)
+        replaced = self.folder.name_of(step) if due else None
+        return Decision(due, now, ended, preempted, replaced)
 
     def begin(
-        self, step: int, state: object, metrics: Mapping[str, SupportsFloat], now: float
+        self,
+        step: int,
+        state: object,
+        metrics: Mapping[str, SupportsFloat],
+        decision: Decision,
     ) -> None:
-        """Begin to save in the background; collective.
+        """Begin to save in the background, as was decided; collective.
 
         Raises:
             XckptError: the save before has failed; nothing was begun.
         """
         self.settle()
         numbers = {name: float(value) for name, value in metrics.items()}
-        name = self.folder.name_of(step)
-        record = StepRecord(step, now, numbers, name=name or step_name(step))
+        name = decision.replaced or step_name(step)
+        record = StepRecord(step, decision.time, numbers, name=name)
         saving = save_async(
             self.folder.path(record.name),
             state,
-            overwrite=name is not None,
+            overwrite=decision.replaced is not None,
             metadata=run_metadata(record),
             group=self.folder.group,
             options=self.options,
@@ -133,7 +139,7 @@ class RunSaves:
         self.last = replace(record, bytes=_bytes_of(saving.result()))
         self.folder.add(self.last)
         try:
-            self.folder.keep(self.keep_policies)
+            self.folder.keep(self.keep_policies, record.number)
         except Exception as fault:  # a policy's, on the coordinator alone
             self._fault = fault
 

@@ -31,6 +31,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """Whether the save in the background has ended, so that no rank waits long for its outcome."""
     preempted: bool
     """Whether some rank was asked to end."""
+    replaced: str | None = None
+    """Folder name of the step that is saved, if it is there already."""
 
 
 class _Report(msgspec.Struct, frozen=True, array_like=True):
