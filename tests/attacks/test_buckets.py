@@ -250,7 +250,7 @@ def test_an_endpoint_that_never_answers(bucket: Bucket, phase: str) -> None:
 
 @pytest.mark.parametrize("where", ["writes", "reads"])
 def test_an_endpoint_falls_silent(bucket: Bucket, where: str) -> None:
-    """After some requests; where only writes are silent, the bucket lives and the call's time ends."""
+    """After some requests; where only writes are silent, the time of the call ends it."""
     limit = HASTY["timeout"] if where == "writes" else 2 * HASTY["request_timeout"]
     assert bucket.save(1, HASTY).kind == "done"
     seen = itertools.count()
