@@ -193,6 +193,9 @@ def test_where_all_are_damaged_no_default_hides_it(tmp_path: Path) -> None:
             damage(Path(checkpoints.path(step)))
         with pytest.raises(xckpt.CorruptCheckpointError, match="no step is good") as caught:
             checkpoints.restore(state_of(0), default=state_of(0))
+        assert checkpoints.steps() == []
+        checkpoints.reload()
+        assert numbers(checkpoints.steps()) == [0, 1]
     assert len(caught.value.problems) == 2
 
 

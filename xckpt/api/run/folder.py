@@ -239,9 +239,8 @@ class RunFolder:
                 if step is not None or not is_damage(error):
                     raise
                 skipped.append(Skipped(number, error))
+                self.damaged[number] = records[number].name
                 continue
-            for each in skipped:
-                self.damaged[each.number] = records[each.number].name
             self._warn(number, skipped)
             return Restored(state, records[number], tuple(skipped))
         if skipped:
