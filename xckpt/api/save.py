@@ -184,6 +184,8 @@ def check_path(path: object, call: str) -> None:
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"the first argument is the path, got a {type(path).__name__}: call {call}")
+    if not isinstance(os.fspath(path), str):
+        raise TypeError("a path must be a str or a PathLike of str, not of bytes")
     try:
         _from_here(path)
     except FileNotFoundError:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.codec import MAX_BYTES, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import BY_SHAPE, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import printable
@@ -53,10 +53,19 @@ def own_keys(manifest: bytes | None) -> OwnKeys:
 
 def own_keys_in(folder: Path) -> OwnKeys:
     """What is the own of the checkpoint in a folder."""
+    return own_keys(manifest_in(folder))
+
+
+def manifest_in(folder: Path) -> bytes | None:
+    """A manifest's bytes; None where nothing is, empty where a device, pipe or folder is."""
     try:
-        return own_keys((folder / MANIFEST).read_bytes())
+        if not stat.S_ISREG(os.stat(folder / MANIFEST).st_mode):
+            return b""
+        with (folder / MANIFEST).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return OwnKeys()
+        return None
+    return content if len(content) <= MAX_BYTES else b""
 
 
 def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:

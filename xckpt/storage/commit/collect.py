@@ -26,7 +26,7 @@ from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.carry import own_keys_in, rescue
+from xckpt.storage.commit.carry import manifest_in, own_keys_in, rescue
 from xckpt.storage.commit.folder import LEFTOVER, Lock, journals, lock, staging_folder
 from xckpt.storage.commit.leftovers import (
     Fate,
@@ -167,10 +167,8 @@ def root_of(manifest: bytes) -> str | None:
 
 def _root_in(folder: Path) -> tuple[str | None, bool]:
     """The root that the manifest in a folder names, and whether there is a manifest."""
-    try:
-        return root_of((folder / MANIFEST).read_bytes()), True
-    except FileNotFoundError:
-        return None, False
+    manifest = manifest_in(folder)
+    return (None, False) if manifest is None else (root_of(manifest), True)
 
 
 def _own_files(folder: Path) -> list[Path]:
