@@ -185,6 +185,19 @@ def test_a_damaged_newest_falls_back(tmp_path: Path) -> None:
             again.restore(step=3)
 
 
+def test_a_step_that_is_sound_again_counts_again(tmp_path: Path) -> None:
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
+        train(checkpoints, range(2))
+        checkpoints.wait()
+        damage(tmp_path / "step-00000001")
+        with pytest.warns(UserWarning, match="step 0 was restored"):
+            assert checkpoints.restore(state_of(0))["step"] == 0
+        assert numbers(checkpoints.steps()) == [0]
+        damage(tmp_path / "step-00000001")  # the same bit again
+        assert checkpoints.restore(state_of(0))["step"] == 1
+        assert numbers(checkpoints.steps()) == [0, 1] and checkpoints.skipped == ()
+
+
 def test_where_all_are_damaged_no_default_hides_it(tmp_path: Path) -> None:
     with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
         train(checkpoints, range(2))

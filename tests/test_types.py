@@ -29,3 +29,14 @@ def test_a_load_has_the_type_of_its_like() -> None:
     assert_type(xckpt.load(path), Any)
     assert_type(xckpt.load(path, None, cast=True), Any)
     assert_type(xckpt.load_into(path, state), xckpt.LoadReport)
+
+
+def test_a_restore_has_the_type_of_its_like() -> None:
+    state: State = {"w": np.ones(3, np.float32), "step": 3}
+    with xckpt.CheckpointManager(fresh_path()) as checkpoints:
+        assert_type(checkpoints.restore(state, default=state), State)
+        assert_type(checkpoints.save(3, state, {"loss": np.float32(1)}), bool)
+        checkpoints.wait()
+        assert assert_type(checkpoints.restore(state, cast=True), State)["step"] == 3
+        assert_type(checkpoints.restore(select="step"), Any)
+        assert_type(checkpoints.best("loss"), xckpt.StepRecord | None)

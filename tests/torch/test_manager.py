@@ -145,7 +145,7 @@ def on_rank_mistaken(rank: int, root: str) -> tuple[str, str, bool]:
         run.save(rank, state_of(0))
     with pytest.raises(xckpt.RanksFailedError) as mistaken:
         run.save(5, state_of(0))
-    # Nobody waits for anybody.
+    # No rank waits for another.
     return str(apart.value), str(mistaken.value), run.save(6, state_of(6), force=True)
 
 

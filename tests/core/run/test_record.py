@@ -38,7 +38,7 @@ def test_a_record_comes_back(number: int, time: float, metrics: dict[str, float]
         {"run": {"step": 3, "time": 1.0, "other": 1}},
     ],
 )
-def test_other_metadata_are_nobody_elses_record(user: Any) -> None:
+def test_other_metadata_are_no_record(user: Any) -> None:
     assert read_record(3, "3", user, 9) == StepRecord(3, None, {}, 9, "3")
 
 

@@ -225,7 +225,7 @@ class RunFolder:
             NotACheckpointError: there is no such step.
             CorruptCheckpointError: all steps are damaged, or the one that was named.
         """
-        self.look(afresh=step is None)
+        self.look()
         records = {record.number: record for record in self._known.records}
         for number, name in self._known.unreadable.items():
             records[number] = StepRecord(number, name=name)
@@ -241,6 +241,7 @@ class RunFolder:
                 skipped.append(Skipped(number, error))
                 self.damaged[number] = records[number].name
                 continue
+            self.damaged.pop(number, None)  # it is sound by now
             self._warn(number, skipped)
             return Restored(state, records[number], tuple(skipped))
         if skipped:
