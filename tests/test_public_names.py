@@ -64,12 +64,15 @@ NAMES = {
     | {"copy", "delete", "exists", "gc"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
+    | {"CheckpointManager", "StepRecord"}
     | {"Group", "LocalGroup", "PerRank"},
     "xckpt.adapters": {"Adapter", "ArrayAdapter", "register", "unregister"}
     | {"Box", "Boxes", "Copyable", "SourceLeaf", "TargetLeaf"},
     "xckpt.errors": ERRORS,
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
+    "xckpt.policies": {"FirstStep", "OnPreemption", "OnSteps", "SavePolicy", "WhenIdle", "Moment"}
+    | {"All", "Best", "KeepPolicy", "Latest", "EveryMinutes", "EverySteps", "StepRecord"},
     "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
     | {"Inference", "convert", "family", "infer", "with_optimizer"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},

@@ -38,7 +38,7 @@ PROSE = re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL)
 INLINE = re.findall(r"`([^`\n]+)`", PROSE)
 
 FIRST, CALLS, PLANNER = "# a laptop", "-> Metadata", "class HalfPrecision"
-DCP, ASYNC = "XckptStorageWriter", "stager.prepare"
+DCP, ASYNC, RUN = "XckptStorageWriter", "stager.prepare", "CheckpointManager"
 TARGET = "# into the model's own tensors"
 PART = "# the model alone"
 LINES = [line for line in OTHERS.splitlines() if re.match(r"(\$ )?xckpt ", line)]
@@ -79,7 +79,7 @@ def first(folder: Path) -> dict[str, Any]:
 
 
 def test_every_block_of_python_is_run() -> None:
-    phrases = (FIRST, CALLS, TARGET, PART, PLANNER, DCP, ASYNC)
+    phrases = (FIRST, CALLS, TARGET, PART, PLANNER, DCP, ASYNC, RUN)
     assert {python(phrase) for phrase in phrases} == set(PYTHON)
 
 
@@ -198,6 +198,16 @@ def test_saving_while_training_goes_on(tmp_path: Path) -> None:
             assert loaded["step"] == step + 1
             assert (loaded["w"] == step + 1).all() and (loaded["b"] == step + 1).all()
     assert state["step"] == 100
+
+
+def test_the_run_of_checkpoints(tmp_path: Path) -> None:
+    state = {"w": np.zeros(3)}
+    trained = []
+    with chdir(tmp_path):
+        for _ in range(2):
+            names = execute(python(RUN), xckpt=xckpt, state=state, train=trained.append)
+            assert [record.number for record in names["checkpoints"].steps()] == [0, 50]
+    assert len(trained) == 100 + 49
 
 
 def test_every_command_is_shown() -> None:

@@ -6,8 +6,8 @@
     state = xckpt.load("ckpt", like)                                   # jax, on any mesh
 
 In between lie plain zarr chunks that any zarr reader opens. See `save`, `save_async`, `load`,
-`load_into`, `open` and the errors; `save_state_dict` and `load_state_dict` take storages and
-planners of one's own.
+`load_into`, `open`, the errors, and `CheckpointManager` for all the checkpoints of a run;
+`save_state_dict` and `load_state_dict` take storages and planners of one's own.
 """
 
 import contextlib
@@ -35,6 +35,7 @@ from xckpt.core.part.per_rank import PerRank
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.report import LoadReport
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.run.record import StepRecord
 from xckpt.engine.adapters import BY_DEFAULT, loaded_adapters
 from xckpt.engine.background import SaveFuture
 from xckpt.engine.ranks.group import Group, LocalGroup
@@ -58,6 +59,7 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
+from xckpt.manager import CheckpointManager
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.progress import Metrics, Progress
 from xckpt.state_dict import load_state_dict, save_state_dict
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from xckpt import adapters as adapters
     from xckpt import metadata as metadata
     from xckpt import planner as planner
+    from xckpt import policies as policies
     from xckpt import storage as storage
     from xckpt.storage.checkpoint import Checkpoint
     from xckpt.storage.stored_array import StoredArray
@@ -82,6 +85,7 @@ SavePlanner.adapters = LoadPlanner.adapters = BY_DEFAULT
 __all__ = [
     "Checkpoint",
     "CheckpointExistsError",
+    "CheckpointManager",
     "CheckpointReplacedError",
     "ChunkStorageMetadata",
     "CorruptCheckpointError",
@@ -106,6 +110,7 @@ __all__ = [
     "RanksFailedError",
     "SaveFuture",
     "SaveOptions",
+    "StepRecord",
     "StorageError",
     "StoredArray",
     "TensorProperties",
@@ -139,6 +144,6 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
     if name == "StoredArray":
         return importlib.import_module("xckpt.storage.stored_array").StoredArray
-    if name in ("adapters", "metadata", "planner", "storage"):
+    if name in ("adapters", "metadata", "planner", "policies", "storage"):
         return importlib.import_module(f"xckpt.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

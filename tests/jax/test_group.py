@@ -19,7 +19,8 @@ from tests.support.jax_jobs import run
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.steps import all_reduce, broadcast, reduce_scatter
 from xckpt.errors import RanksFailedError
-from xckpt.jax.group import PART_BYTES, JaxGroup, current_group
+from xckpt.jax.group import JaxGroup, current_group
+from xckpt.jax.service import PART_BYTES
 
 # Around the end of the first part, whose head is the length.
 SIZES = [0, 1, 1000, PART_BYTES - 8, PART_BYTES - 7, PART_BYTES + 5, 3 * PART_BYTES]
@@ -180,6 +181,30 @@ def test_silent_ranks_are_named_on_the_others() -> None:
             assert ranks == quiet
             assert "sent nothing for 2 s" in message
             assert seconds < 8
+
+
+def suspecting() -> list[object]:
+    """Rank 1 takes no part; rank 2 has waited for it elsewhere, and the coordinator for rank 2."""
+    group = JaxGroup(timeout=20)
+    meet()
+    ranks: list[int] = []
+    start = time.monotonic()
+    if group.rank != 1:
+        group.begin()
+        group.suspect([2] if group.rank == 0 else [1])
+        with pytest.raises(RanksFailedError, match="lost contact") as caught:
+            reduce_scatter(group, "read", lambda: b"", lambda parts: parts)
+        ranks = [failure.rank for failure in caught.value.failures]
+    seconds = time.monotonic() - start
+    meet()
+    return [ranks, seconds]
+
+
+def test_the_coordinator_takes_the_word_of_a_rank_that_others_are_silent() -> None:
+    first, _, last = cast(list[Any], run(suspecting, 3))
+    for ranks, seconds in (first, last):
+        assert ranks == [1]
+        assert seconds < 2
 
 
 def killed() -> str:

@@ -24,6 +24,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import NotACheckpointError
 
 
 class Row(NamedTuple):
@@ -57,15 +58,22 @@ ORDERS: Final[dict[str, Callable[[Row], tuple[object, ...]]]] = {
 def ls(
     path: str, patterns: tuple[str, ...], sort: str | None, reverse: bool, as_json: bool
 ) -> None:
-    """List the leaves of a checkpoint: name, dtype, shape, size.
+    """List the leaves of a checkpoint: name, dtype, shape, size; or the steps of a run.
+
+    Of a folder of steps (docs/runs.md): folder, time, size and metrics of each, by number.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
     "model/**/bias": * is any text without a /, ** any text, ? one character.
     """
     import xckpt
 
-    with collector_at_rest():
-        rows = list(listed(xckpt.open(path).manifest))
+    try:
+        with collector_at_rest():
+            rows = list(listed(xckpt.open(path).manifest))
+    except NotACheckpointError:
+        if patterns or not _list_steps(path, reverse, as_json):
+            raise
+        return
     if patterns:
         kept = set(chosen(path, [row.name for row in rows], patterns))
         rows = [row for row in rows if row.name in kept]
@@ -83,6 +91,20 @@ def ls(
         console().print(leaf_list(ordered))
     else:
         click.echo("\n".join(lines(ordered)))
+
+
+def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
+    """List the steps of a run; whether there are any."""
+    from xckpt.cli.steps import step_lines, steps_at
+
+    steps = steps_at(path)
+    if reverse:
+        steps.reverse()
+    if steps and as_json:
+        print_json(steps)
+    elif steps:
+        click.echo("\n".join(step_lines(steps)))
+    return bool(steps)
 
 
 def listed(manifest: Manifest) -> Iterator[Row]:

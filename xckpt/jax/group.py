@@ -11,7 +11,10 @@ leaves the accelerators alone and may run beside a training step.
 3. A value for one reader is deleted by that reader. A broadcast ends in a barrier, after which the
    coordinator deletes it.
 4. A rank that hears nothing for longer than the timeout raises `RanksFailedError` with the silent
-   ranks. A coordinator that gives up leaves a note, which the others find while they wait for it.
+   ranks. A coordinator that gives up leaves a note, which the others find while they wait
+   for it; so does a rank that is interrupted.
+5. The service lives in one of the processes. Each call to it is made in a thread and given up when
+   the time of the step is over, in case that process is stopped.
 
 If a process dies, JAX notices after its own heartbeat timeout and ends all the others, unless
 ``jax_enable_recoverability`` is set.
@@ -19,52 +22,27 @@ If a process dies, JAX notices after its own heartbeat timeout and ends all the 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import NoReturn
 
 import jax
-from jax._src import distributed, xla_bridge
+from jax._src import xla_bridge
 
-from xckpt.engine.ranks.waiting import WARN_AFTER, Waiting, silence, wait_in_thread
+from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
+from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, wait_in_thread
 from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
+from xckpt.jax.notes import Notes
+from xckpt.jax.service import InTime, lost, service, silent_ranks
 
-PART_BYTES = 1 << 21
-"""Largest value of one key; older services take messages of at most 4 MiB, key included."""
-LENGTH_BYTES = 8
-"""What the length of the whole takes at the head of the first part."""
-SLICE_SECONDS = 1.0
-"""How often a rank that waits asks whether others have given up."""
+LOOK_SECONDS = 0.7
+"""How often a rank that waits looks at the notes; `SLICE_SECONDS` once one is suspected."""
 TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
 
 _numbers = itertools.count()
-
-
-class Client(Protocol):
-    """What is used of the client of JAX's coordination service; timeouts in milliseconds."""
-
-    def key_value_set_bytes(self, key: str, value: bytes) -> None:
-        """Set a key that is not set."""
-        ...
-
-    def blocking_key_value_get_bytes(self, key: str, timeout_in_ms: int) -> bytes:
-        """The value of a key, once it is set."""
-        ...
-
-    def key_value_delete(self, key: str) -> None:
-        """Delete a key and all keys below it."""
-        ...
-
-    def wait_at_barrier(self, barrier_id: str, timeout_in_ms: int) -> None:
-        """Return when every process waits at the barrier."""
-        ...
-
-    def key_value_dir_get_bytes(self, key: str) -> list[tuple[str, bytes]]:
-        """All keys below a key that are set, with their values."""
-        ...
 
 
 class JaxGroup:
@@ -99,16 +77,20 @@ class JaxGroup:
         timeout: float = TIMEOUT,
         warn_after: float = WARN_AFTER,
     ) -> None:
-        client, rank, size = _service()
+        client, rank, size = service()
         if client is None:
             raise RuntimeError("call jax.distributed.initialize() before making a JaxGroup")
         if not 0 <= coordinator_rank < size:
             raise ValueError(f"coordinator_rank {coordinator_rank} is not in [0, {size})")
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
-        self._client = client
+        self._client = InTime(client)
         self.timeout = timeout
+        self._suspects: dict[int, float] = {}
+        """Rank -> until when it is waited for, at most."""
+        self._operation = 0
         self._warn_after = warn_after
         self._prefix = f"xckpt/{next(_numbers)}"
+        self._notes = Notes(self._client, self._prefix, rank, timeout)
         self._calls = itertools.count()
 
     def within(self, seconds: float) -> JaxGroup:
@@ -124,6 +106,30 @@ class JaxGroup:
             coordinator_rank=self.coordinator, timeout=timeout, warn_after=self._warn_after
         )
 
+    def begin(self) -> None:
+        """See `CarefulGroup`."""
+        self._operation += 1
+        self._calls = itertools.count()
+        self._suspects.clear()
+
+    def leave(self, error: BaseException) -> None:
+        """See `CarefulGroup`."""
+        # What the ranks have told each other has `failures`.
+        if not getattr(error.__cause__ or error, "failures", ()):
+            self._notes.leave(self._operation, [RankFailure.of(self.rank, error)])
+
+    def suspect(self, ranks: Sequence[int]) -> None:
+        """See `SuspectingGroup`."""
+        self._hurry(ranks)
+        # The coordinator may have waited in vain for another, which itself waits for a lost one.
+        self._notes.suspect(self._operation, ranks)
+
+    def _hurry(self, ranks: Iterable[int]) -> None:
+        # Others wait for the coordinator's verdict, for which it waits a moment itself.
+        patience = SUSPECT_SECONDS + GRACE_SECONDS * (self.rank != self.coordinator)
+        for rank in ranks:
+            self._suspects.setdefault(rank, time.monotonic() + patience)
+
     def gather(self, data: bytes) -> list[bytes] | None:
         """Every rank's bytes on the coordinator, None elsewhere.
 
@@ -132,18 +138,19 @@ class JaxGroup:
         """
         key = self._next("gather")
         if self.rank != self.coordinator:
-            self._put(f"{key}/{self.rank}", data)
+            self._client.put(f"{key}/{self.rank}", data)
             return None
         deadline = time.monotonic() + self.timeout
         answers: dict[int, bytes | None] = {}
 
         def silent() -> list[int]:
             missing = [rank for rank in self._others() if rank not in answers]
-            return [rank for rank in missing if not self._is_set(f"{key}/{rank}/0")]
+            return [rank for rank in missing if not self._client.is_set(f"{key}/{rank}/0")]
 
         waiting = self._waiting(silent)
         for rank in self._others():
-            answers[rank] = self._get(f"{key}/{rank}", deadline, waiting)
+            wait = partial(self._wait, rank, deadline, waiting)
+            answers[rank] = self._client.get(f"{key}/{rank}", wait)
         self._client.key_value_delete(key)
         received = {rank: value for rank, value in answers.items() if value is not None}
         if len(received) < len(answers):
@@ -161,7 +168,7 @@ class JaxGroup:
         if self.rank == self.coordinator:
             assert data is not None
             for rank in self._others():
-                self._put(f"{key}/{rank}", data[rank])
+                self._client.put(f"{key}/{rank}", data[rank])
             return data[self.rank]
         value = self._from_coordinator(f"{key}/{self.rank}")
         self._client.key_value_delete(f"{key}/{self.rank}")
@@ -176,7 +183,7 @@ class JaxGroup:
         key = self._next("broadcast")
         if self.rank == self.coordinator:
             assert data is not None
-            self._put(key, data)
+            self._client.put(key, data)
             self._meet(f"{key}/read")
             self._client.key_value_delete(key)
             return data
@@ -191,92 +198,72 @@ class JaxGroup:
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def _next(self, operation: str) -> str:
-        return f"{self._prefix}/{next(self._calls)}/{operation}"
+        until = time.monotonic() + self.timeout + GRACE_SECONDS
+        self._client.until = min(until, self._suspects.get(0, until))
+        return f"{self._prefix}/{self._operation}/{next(self._calls)}/{operation}"
 
-    def _put(self, key: str, data: bytes) -> None:
-        whole = len(data).to_bytes(LENGTH_BYTES, "big") + data
-        try:
-            for part, start in enumerate(range(0, len(whole), PART_BYTES)):
-                self._client.key_value_set_bytes(f"{key}/{part}", whole[start : start + PART_BYTES])
-        except RuntimeError as error:
-            raise _lost(f"the coordination service failed: {_first_line(error)}") from error
-
-    def _is_set(self, key: str) -> bool:
-        try:
-            return bool(self._client.blocking_key_value_get_bytes(key, 1))
-        except RuntimeError:
-            return False
-
-    def _get(self, key: str, deadline: float, waiting: Waiting) -> bytes | None:
-        """The value of a key; None if its first part does not come in time."""
-        first = self._wait(f"{key}/0", deadline, waiting)
-        if first is None:
-            return None
-        length = LENGTH_BYTES + int.from_bytes(first[:LENGTH_BYTES], "big")
-        parts = [first]
-        for part in range(1, -(-length // PART_BYTES)):
-            more = self._wait(f"{key}/{part}", deadline + SLICE_SECONDS, waiting)
-            if more is None:
-                return None
-            parts.append(more)
-        return b"".join(parts)[LENGTH_BYTES:]
-
-    def _wait(self, key: str, deadline: float, waiting: Waiting) -> bytes | None:
+    def _wait(
+        self, rank: int, deadline: float, waiting: Waiting, key: str, late: float
+    ) -> bytes | None:
         while True:
-            left = min(deadline - time.monotonic(), waiting.seconds_left, SLICE_SECONDS)
+            until = min(deadline, self._suspects.get(rank, deadline)) + late
+            often = SLICE_SECONDS if self._suspects else LOOK_SECONDS
+            left = min(until - time.monotonic(), waiting.seconds_left, often)
             try:
                 milliseconds = max(10, int(left * 1000))
                 return self._client.blocking_key_value_get_bytes(key, milliseconds)
+            except RanksFailedError:
+                raise
             except RuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
-                    raise _lost(f"the coordination service failed: {_first_line(error)}") from error
-            self._raise_if_given_up()
+                    raise lost(
+                        f"the coordination service failed: {str(error).splitlines()[0]}"
+                    ) from error
+            self._hurry(self._notes.look(self._operation))
             waiting.remind()
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= until:
                 return None
 
     def _from_coordinator(self, key: str) -> bytes:
         # The coordinator times out first, and its note tells more than its silence.
         waiting = self._waiting(lambda: [self.coordinator])
-        value = self._get(key, time.monotonic() + self.timeout + SLICE_SECONDS, waiting)
+        deadline = time.monotonic() + self.timeout + GRACE_SECONDS
+        value = self._client.get(key, partial(self._wait, self.coordinator, deadline, waiting))
         if value is None:
-            raise _silence([self.coordinator], self.timeout)
+            raise silent_ranks([self.coordinator], self.timeout)
         return value
 
     def _meet(self, barrier: str) -> None:
         """Return when every rank has come to this barrier."""
 
         def silent() -> list[int]:
-            came = {
-                int(key.rpartition("/")[2])
-                for key, _ in self._client.key_value_dir_get_bytes(barrier)
-            }
+            came = self._client.numbers_below(barrier)
             return [rank for rank in self._others() if rank not in came]
 
         def wait() -> None:
             self._client.key_value_set_bytes(f"{barrier}/{self.rank}", b".")
             self._client.wait_at_barrier(barrier, int(self.timeout * 1000))
 
+        text = "it did not come to an end"
         try:
-            wait_in_thread(wait, self._waiting(silent), None)
+            if wait_in_thread(wait, self._waiting(silent), self.timeout + GRACE_SECONDS):
+                return
         except RuntimeError as error:
             text = str(error).split("RPC:")[0].strip()
+        self._client.until = time.monotonic() + GRACE_SECONDS / 2
+        try:
             missing = silent()
-            raise _lost(
-                f"not every rank came within {self.timeout:g} s: {spelled_ranks(missing)}: {text}",
-                missing,
-            ) from error
+        except RuntimeError:
+            missing = [0]  # the process that has the service
+        raise lost(
+            f"not every rank came within {self.timeout:g} s: {spelled_ranks(missing)}: {text}",
+            missing,
+        )
 
     def _give_up(self, silent: list[int]) -> NoReturn:
-        note = ",".join(map(str, silent)).encode()
-        with contextlib.suppress(RuntimeError):
-            self._client.key_value_set_bytes(f"{self._prefix}/silent/0", note)
-        raise _silence(silent, self.timeout)
-
-    def _raise_if_given_up(self) -> None:
-        notes = self._client.key_value_dir_get_bytes(f"{self._prefix}/silent")
-        if notes:
-            raise _silence([int(rank) for rank in notes[0][1].split(b",")], self.timeout)
+        error = silent_ranks(silent, self.timeout)
+        self._notes.leave(self._operation, error.failures)
+        raise error
 
 
 def current_group(
@@ -297,7 +284,7 @@ def current_group(
     """
     if process_group is not None:
         return None
-    client, _, size = _service()
+    client, _, size = service()
     if client is not None:
         if size == 1:
             return None
@@ -308,26 +295,3 @@ def current_group(
             f"call jax.distributed.initialize() at the start of the program"
         )
     return None
-
-
-def _service() -> tuple[Client | None, int, int]:
-    """The client of the coordination service, this process's number, the number of processes.
-
-    JAX has no public door to its key-value store; this is the one place that goes behind.
-    """
-    state = distributed.global_state
-    return state.client, state.process_id or 0, state.num_processes or 1  # type: ignore[return-value]
-
-
-def _silence(ranks: list[int], seconds: float) -> RanksFailedError:
-    return _lost(f"{spelled_ranks(ranks)} {silence(seconds)}", ranks)
-
-
-def _lost(why: str, ranks: Sequence[int] = ()) -> RanksFailedError:
-    error = RanksFailedError(f"lost contact with other ranks: {why}")
-    error.failures = tuple(RankFailure(rank, "TimeoutError", str(error)) for rank in ranks)
-    return error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0]

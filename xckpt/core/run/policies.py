@@ -256,6 +256,8 @@ class All:
 
 BY_DEFAULT: tuple[SavePolicy, ...] = (FirstStep(), WhenIdle(), OnPreemption())
 """When a run saves that names no policy."""
+KEEP_BY_DEFAULT: tuple[KeepPolicy, ...] = (All(),)
+"""What a run keeps that names no policy."""
 
 
 def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:

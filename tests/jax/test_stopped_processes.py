@@ -1,0 +1,119 @@
+"""A stopped JAX process, that of the coordination service too: all others end in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.jax_jobs import run
+from xckpt.errors import XckptError
+from xckpt.jax.group import JaxGroup
+
+TIMEOUT = 2.0
+BAR = TIMEOUT + 2
+
+
+def stopped(
+    what: str, victim: int, folder: str, timeout: float = TIMEOUT, *wake: int
+) -> list[object]:
+    """One process stops itself in the middle of a save or load; what the others get, and when.
+
+    The ranks in ``wake`` let it go on once they have their answer; without any, the test does.
+    """
+    path, group = Path(folder), JaxGroup(timeout=60)
+    state = {"w": np.arange(1 << 16, dtype=np.float32)}
+    note = path / "stopped"
+    xckpt.save(path / "old", state, group=group, options=xckpt.SaveOptions(chunk_bytes=1 << 14))
+
+    def progress(*_: object) -> None:
+        if group.rank == victim and not note.exists():
+            note.write_text(f"{time.monotonic()} {os.getpid()}")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    text, ranks = "", []
+    try:
+        if what == "save":
+            options = xckpt.SaveOptions(chunk_bytes=1 << 14, progress=progress)
+            xckpt.save(path / "new", state, group=group, timeout=timeout, options=options)
+        else:
+            reading = xckpt.LoadOptions(progress=progress)
+            xckpt.load_into(path / "old", state, group=group, timeout=timeout, options=reading)
+    except XckptError as error:
+        text, ranks = str(error), [failure.rank for failure in error.failures]
+    seconds = time.monotonic() - float(note.read_text().split()[0])
+    if group.rank in wake:
+        os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
+    elif not wake:
+        time.sleep(max(0.0, BAR + 2 - seconds))  # all live until the stopped one goes on
+    return [text, ranks, seconds]
+
+
+def test_a_stopped_process_is_named_in_a_moment(tmp_path: Path) -> None:
+    (text, ranks, seconds), _ = cast(list[Any], run(stopped, 2, "save", 1, str(tmp_path), 0.5, 0))
+    assert ranks == [1], text
+    assert seconds < 0.5 + 2
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("what", ["save", "load"])
+def test_a_stopped_process_is_named_in_time(tmp_path: Path, what: str, victim: int) -> None:
+    note = tmp_path / "stopped"
+
+    def wake() -> None:
+        while not note.exists() or len(note.read_text().split()) < 2:
+            time.sleep(0.02)
+        time.sleep(BAR + 0.5)
+        os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
+
+    waker = threading.Thread(target=wake)
+    waker.start()
+    answers = run(stopped, 3, what, victim, str(tmp_path))
+    waker.join()
+    for rank, answer in enumerate(answers):
+        assert isinstance(answer, list)
+        text, ranks, seconds = answer
+        if rank != victim:
+            assert ranks == [victim], (rank, text)
+            assert seconds < BAR, (rank, seconds)
+
+
+def interrupted(victim: int, folder: str) -> str:
+    """One process leaves a save by an interrupt; all call again."""
+    group = JaxGroup(timeout=30)
+    once = iter([True] if group.rank == victim else [])
+
+    def progress(*_: object) -> None:
+        if next(once, False):
+            signal.raise_signal(signal.SIGINT)
+
+    state = {"w": np.arange(1 << 14, dtype=np.float32)}
+    options = xckpt.SaveOptions(chunk_bytes=1 << 12, progress=progress)
+    text = ""
+    try:
+        xckpt.save(Path(folder) / "first", state, group=group, options=options)
+    except KeyboardInterrupt:
+        text = "interrupted"
+    except XckptError as error:
+        text = str(error)
+    xckpt.save(Path(folder) / "second", state, group=group)
+    return text
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_interrupted_process_is_named_and_all_can_call_again(
+    tmp_path: Path, victim: int
+) -> None:
+    answers = run(interrupted, 2, victim, str(tmp_path))
+    assert answers[victim] == "interrupted"
+    assert f"rank {victim}: KeyboardInterrupt" in str(answers[1 - victim])
+    assert os.listdir(tmp_path) == ["second"]

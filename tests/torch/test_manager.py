@@ -1,0 +1,155 @@
+"""A run of checkpoints on real ranks: one decision for all, whoever is signalled or fails."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xckpt
+from tests.support.ranks import Ranks
+from xckpt.policies import Best, EveryMinutes, EverySteps, Latest, Moment, OnPreemption
+from xckpt.storage import run_steps
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(3) as started:
+        yield started
+
+
+def state_of(step: int) -> dict[str, Any]:
+    return {"w": torch.full((6,), float(step)), "step": step}
+
+
+def numbers(found: list[xckpt.StepRecord]) -> list[int]:
+    return [record.number for record in found]
+
+
+def on_rank_train(rank: int, root: str) -> tuple[list[int], int, int | None, bool]:
+    """Each rank has a clock, metrics and a view of the storage of its own; only rank 0's count."""
+    clock, listing = time.time, run_steps.committed_steps
+    if rank:
+        time.time = lambda: clock() + 1e6 * rank
+        run_steps.committed_steps = None  # type: ignore[assignment]
+    try:
+        keep = [Latest(2), Best("loss")]
+        policies = [EverySteps(3), EveryMinutes(600)]
+        with xckpt.CheckpointManager(root, save=policies, keep=keep) as run:
+            state = run.restore(state_of(0), default=state_of(0))
+            for step in range(run.next_step, 13):
+                state = state_of(step)
+                # On rank 0 the loss grows.
+                run.save(step, state, {"loss": step if rank == 0 else -step})
+        best = run.best()
+        restored = run.restore(state_of(0))
+        assert torch.equal(restored["w"], state_of(12)["w"])
+        return numbers(run.steps()), restored["step"], best and best.number, run.preempted
+    finally:
+        time.time, run_steps.committed_steps = clock, listing
+
+
+def test_the_coordinators_clock_metrics_and_listing_count(ranks: Ranks, tmp_path: Path) -> None:
+    answers = ranks.run(on_rank_train, str(tmp_path))
+    assert answers == [([0, 9, 12], 12, 0, False)] * 3
+
+
+def on_rank_preempted(rank: int, root: str, chosen: int) -> tuple[list[int], list[int]]:
+    """One rank is signalled at step 4, twice."""
+    saved: list[int] = []
+    with xckpt.CheckpointManager(root, save=[OnPreemption()]) as run:
+        for step in range(100):
+            if rank == chosen and step >= 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if run.save(step, state_of(step)):
+                saved.append(step)
+            if run.preempted:
+                break
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    return saved, numbers(run.steps())
+
+
+@pytest.mark.parametrize("chosen", [0, 2])
+def test_a_signal_to_any_rank_saves_the_same_step_on_all(
+    ranks: Ranks, tmp_path: Path, chosen: int
+) -> None:
+    assert ranks.run(on_rank_preempted, str(tmp_path), chosen) == [([4], [4])] * 3
+    assert xckpt.load(tmp_path / "step-00000004")["step"] == 4
+    assert xckpt.open(tmp_path / "step-00000004").verify() == []
+
+
+def on_rank_failing(rank: int, root: str) -> tuple[int, str, list[int]]:
+    """Rank 1 cannot write step 2: all ranks raise at one call, and go on."""
+    from xckpt.storage.write_checkpoint import ZarrStorageWriter
+
+    write = ZarrStorageWriter.write_data
+
+    def fail(self: ZarrStorageWriter, *arguments: Any) -> object:
+        if rank == 1 and str(self.target).endswith("2"):
+            raise xckpt.StorageError("the disk of rank 1 is full")
+        return write(self, *arguments)
+
+    ZarrStorageWriter.write_data = fail  # type: ignore[method-assign]
+    raised, text = -1, ""
+    try:
+        with xckpt.CheckpointManager(root, save=[EverySteps(2)], keep=[Latest(1)]) as run:
+            for step in range(60):
+                try:
+                    run.save(step, state_of(step))
+                except xckpt.StorageError as error:
+                    raised, text = step, str(error)
+                    break
+                time.sleep(0.01)
+            assert numbers(run.steps()) == [0] and run.next_step == 1
+            assert run.save(61, state_of(61))
+        return raised, text, numbers(run.steps())
+    finally:
+        ZarrStorageWriter.write_data = write  # type: ignore[method-assign]
+
+
+def test_a_failure_on_one_rank_is_raised_on_all_at_one_step(ranks: Ranks, tmp_path: Path) -> None:
+    answers = ranks.run(on_rank_failing, str(tmp_path))
+    assert len({step for step, _, _ in answers}) == 1 and answers[0][0] > 2
+    assert all("the disk of rank 1 is full" in text for _, text, _ in answers)
+    assert all(steps == [61] for _, _, steps in answers)
+
+
+def on_rank_resume(rank: int, root: str) -> tuple[int, list[int], str]:
+    with xckpt.CheckpointManager(root) as run, pytest.warns(UserWarning, match="damaged"):
+        step = run.restore(state_of(0))["step"]
+    return step, [each.number for each in run.skipped], type(run.skipped[0].error).__name__
+
+
+def test_a_damaged_newest_falls_back_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    with xckpt.CheckpointManager(tmp_path, save=EverySteps(1)) as run:
+        for step in range(3):
+            run.save(step, state_of(step))
+    chunk = tmp_path / "step-00000002" / "w" / "c" / "0"
+    chunk.write_bytes(b"\1" + chunk.read_bytes()[1:])
+    answers = ranks.run(on_rank_resume, str(tmp_path))
+    assert answers == [(1, [2], "CorruptCheckpointError")] * 3
+
+
+def on_rank_mistaken(rank: int, root: str) -> tuple[str, str, bool]:
+    def policy(moment: Moment) -> bool:
+        raise ZeroDivisionError("on the coordinator")
+
+    run = xckpt.CheckpointManager(root, save=[policy])
+    with pytest.raises(xckpt.PlanError) as apart:
+        run.save(rank, state_of(0))
+    with pytest.raises(xckpt.RanksFailedError) as mistaken:
+        run.save(5, state_of(0))
+    # Nobody waits for anybody.
+    return str(apart.value), str(mistaken.value), run.save(6, state_of(6), force=True)
+
+
+def test_ranks_at_different_steps_and_a_policy_that_raises(ranks: Ranks, tmp_path: Path) -> None:
+    for apart, mistaken, saved in ranks.run(on_rank_mistaken, str(tmp_path)):
+        assert "(rank 0: 0, rank 1: 1, rank 2: 2)" in apart
+        assert "on the coordinator" in mistaken and saved

@@ -1,0 +1,1 @@
+"""What a `xckpt.CheckpointManager` does in the root of its run."""

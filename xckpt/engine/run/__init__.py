@@ -1,0 +1,1 @@
+"""A run of checkpoints over several ranks: decisions that all share, and signals."""
