@@ -30,6 +30,7 @@ class Rows(Dataset[Any]):
         return torch.from_numpy(np.asarray(stored[row]))
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # from JAX, if imported
 def test_workers_forked_after_a_read_say_how_to_start_them(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "a", {"rows": np.arange(24.0).reshape(ROWS, 2)})
     rows = DataLoader(

@@ -164,7 +164,13 @@ class Pool:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None and self._failure is None:
             self._failure = error
-        self._executor.shutdown(wait=True)
+        try:
+            self._executor.shutdown(wait=True)
+        except BaseException as interrupt:
+            # What the threads use is let go of next: first they must have ended.
+            self.fail(interrupt)
+            self._executor.shutdown(wait=True)
+            raise
         if error is None and self._failure is not None:
             raise self._failure
 

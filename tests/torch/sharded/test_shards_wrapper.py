@@ -267,7 +267,7 @@ def on_rank_spoil(rank: int, path: Path, fault: str) -> str:
     if fault == "partial":
         tensor = wrapped(local, (5, 8), [Partial()])
     state: Any = {"tables": {"t": local if fault == "bare" else tensor}}
-    kind = PlanError if fault in ("dtype", "nobody", "gap") else UnsupportedLeafError
+    kind = PlanError if fault in ("dtype", "no holder", "gap") else UnsupportedLeafError
     with pytest.raises(kind) as caught:
         xckpt.save(path, state)
     return str(caught.value)

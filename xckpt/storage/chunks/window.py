@@ -140,7 +140,7 @@ class ChunkWindow:
             else:
                 self.pool.__exit__(kind, error, trace)
         finally:
-            for begun in self._in_flight:
+            for begun in tuple(self._in_flight):  # a thread may have just begun another
                 if begun.read is not None:
                     begun.read.give_up()
 

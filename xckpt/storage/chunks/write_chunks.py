@@ -220,7 +220,7 @@ class ChunkWrites:
 
     def close(self) -> None:
         """After a failure: wait for the writes under way; their folder will be removed."""
-        for write in self._under_way:
+        for write in tuple(self._under_way):  # a thread may have just begun another
             with contextlib.suppress(Exception):
                 answer(write.written, self.where)
 

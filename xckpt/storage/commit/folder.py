@@ -72,8 +72,8 @@ def boot_identity() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     if sys.platform == "darwin":
         content, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
-        libc = ctypes.CDLL(ctypes.util.find_library("c"))
-        if libc.sysctlbyname(b"kern.bootsessionuuid", content, ctypes.byref(size), None, 0) == 0:
+        look = getattr(ctypes.CDLL(ctypes.util.find_library("c")), "sysctlbyname", None)
+        if look and look(b"kern.bootsessionuuid", content, ctypes.byref(size), None, 0) == 0:
             return content.value.decode("ascii", "replace")
     return ""
 

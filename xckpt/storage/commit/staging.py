@@ -208,6 +208,12 @@ class StagedCheckpoint(StagedFolder):
             # dataclass(slots=True) makes a second class, which plain `super` does not know.
             StagedFolder.abort(self)
 
+    def clear(self) -> None:
+        """Remove what an earlier process has written, and its journals."""
+        StagedFolder.clear(self)
+        os.close(self.opened)
+        self.opened = os.open(self.staging, os.O_RDONLY | os.O_CLOEXEC)
+
     def tidy(self) -> None:
         """Remove what an earlier process was writing when it was killed, and its manifest."""
         for lock in self.staging.rglob("*.__lock"):
