@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -194,7 +194,7 @@ def in_a_loop(path: str) -> list[Any]:
 def in_a_generator(path: str) -> list[Any]:
     """A generator that saves is closed in the middle."""
 
-    def steps() -> Iterator[int]:
+    def steps() -> Generator[int, None, None]:
         try:
             yield 1
         finally:

@@ -246,8 +246,8 @@ def test_the_network_is_cut_between_ranks(tmp_path: Path, call: str) -> None:
         pytest.skip("this user may make no network namespaces here")
     path = tmp_path / "ckpt"
     xckpt.save(path, state(1), options=xckpt.SaveOptions(chunk_bytes=1 << 14), no_dist=True)
+    processes: list[subprocess.Popen[str]] = []
     try:
-        processes = []
         for rank, name in enumerate(names):
             link = f"v{os.getpid()}{'ab'[rank]}"
             command = ["ip", "netns", "exec", name, sys.executable, "-W", "ignore", "-c", CUT]

@@ -7,13 +7,13 @@ spoilt. What is fair is success, an error of xckpt, or a refused argument; nothi
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import xckpt
@@ -75,9 +75,7 @@ def attempt(function: Callable[..., Any], *arguments: Any, seconds: float = 60.0
         here.close()
 
 
-def _answer(
-    pipe: Connection, process: multiprocessing.process.BaseProcess, began: float, seconds: float
-) -> Outcome:
+def _answer(pipe: Connection, process: BaseProcess, began: float, seconds: float) -> Outcome:
     if not pipe.poll(seconds):
         return Outcome("hang", seconds=time.monotonic() - began)
     taken = time.monotonic() - began

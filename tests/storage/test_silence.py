@@ -7,7 +7,9 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,11 +115,15 @@ def test_a_silent_bucket_ends_each_command(
     assert time.monotonic() - start < 1.5 + MORE
 
 
+def saving(limit: str, seconds: float) -> xckpt.SaveOptions:
+    return replace(xckpt.SaveOptions(), **{limit: seconds})
+
+
 @pytest.mark.parametrize("limit", ["timeout", "request_timeout"])
 def test_a_silent_bucket_ends_a_save(faulty_s3: FaultyBucket, limit: str) -> None:
     faulty_s3.fault = lambda request: Silence()
     with within(0.5):
-        xckpt.save(f"{faulty_s3.url}/{limit}", STATE, options=xckpt.SaveOptions(**{limit: 0.5}))
+        xckpt.save(f"{faulty_s3.url}/{limit}", STATE, options=saving(limit, 0.5))
     faulty_s3.fault = never
     assert keys(f"{faulty_s3.url}/{limit}") == []
     # What is stuck holds up nobody.
@@ -128,13 +134,13 @@ def test_a_silent_bucket_ends_a_save(faulty_s3: FaultyBucket, limit: str) -> Non
 @pytest.mark.parametrize("limit", ["timeout", "request_timeout"])
 @pytest.mark.parametrize("count", [4, 12, 24])
 def test_a_bucket_that_falls_silent(bucket: FaultyBucket, limit: str, count: int) -> None:
-    options = {limit: 2.0}
+    options: dict[str, Any] = {limit: 2.0}
     bucket.fault = after(count, Silence())
     with within(2.0) as _, contextlib.suppress(SystemExit):
-        xckpt.save(f"{bucket.url}/{bucket.name}", STATE, options=xckpt.SaveOptions(**options))
+        xckpt.save(f"{bucket.url}/{bucket.name}", STATE, options=saving(limit, 2.0))
     bucket.fault = after(count, Silence())
     with within(2.0):
-        xckpt.load(f"{bucket.url}/there", options=xckpt.LoadOptions(**options))
+        xckpt.load(f"{bucket.url}/there", options=replace(xckpt.LoadOptions(), **options))
     bucket.fault = never
     again = xckpt.load(f"{bucket.url}/there", options=xckpt.LoadOptions(timeout=8))
     assert np.array_equal(again["big"], STATE["big"])
