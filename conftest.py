@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import secrets
+import signal
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,9 @@ def set_environment() -> None:
 
 
 set_environment()
+# A shell has its background jobs ignore SIGINT, and processes that they start inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # TensorStore aborts in a forked child once its parent has used it.
 multiprocessing.set_start_method("spawn", force=True)
 

@@ -66,7 +66,7 @@ class CheckpointManager:
         >>> import numpy as np, xckpt
         >>> from xckpt.policies import EverySteps, Latest
         >>> state = {"w": np.zeros(3)}
-        >>> run = xckpt.CheckpointManager("memory://run", save=[EverySteps(2)], keep=[Latest(2)])
+        >>> run = xckpt.CheckpointManager("memory://a-run", save=[EverySteps(2)], keep=[Latest(2)])
         >>> with run as checkpoints:
         ...     state = checkpoints.restore(state, default=state)
         ...     for step in range(checkpoints.next_step, 8):

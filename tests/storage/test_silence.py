@@ -193,7 +193,8 @@ def test_retries_are_the_callers(
     faulty_s3.seen.clear()
     with pytest.raises(xckpt.StorageError, match=r"overloaded.*XCKPT_RETRIES"):
         xckpt.load(f"{faulty_s3.url}/there", options=options)
-    assert len(faulty_s3.seen) == 2
+    # A test before this one may have given up requests that are still repeated.
+    assert len([request for request in faulty_s3.seen if "/there/" in request.path]) == 2
     faulty_s3.fault = never
 
 
