@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import click
 
 from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
 from xckpt.cli.output import progress_bar, say
+
+if TYPE_CHECKING:
+    from xckpt.mapping.mapping import LeafMapping
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 """Common abbreviation -> dtype name."""
@@ -50,11 +53,7 @@ def convert_command(
     from xckpt.core.text.shown import readable_bytes
     from xckpt.options import SaveOptions
 
-    if mapping is None and any(options.values()):
-        words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
-        raise click.UsageError(words)
-    rules = None if mapping is None else mapping_argument(mapping, near=[source], **options)
-    rules = rules.accept() if rules and accept_assumed else rules
+    rules = _rules(mapping, source, accept_assumed, options)
     with _executor(workers) as executor, progress_bar("converting") as bar:
         done = convert(
             source,
@@ -72,6 +71,19 @@ def convert_command(
     resumed = f", {before} of them written before" if done.bytes_before else ""
     tensors = counted(done.tensors, "tensor")
     say(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}")
+
+
+def _rules(
+    mapping: str | None, source: str, accept_assumed: bool, options: FamilyOptions
+) -> LeafMapping | None:
+    """The mapping that the options name, if they name one."""
+    if mapping is None:
+        if any(options.values()):
+            words = "--inverse, --config and --choose are about a mapping: give one with --mapping"
+            raise click.UsageError(words)
+        return None
+    rules = mapping_argument(mapping, near=[source], **options)
+    return rules.accept() if accept_assumed else rules
 
 
 def _executor(workers: int | None) -> ProcessPoolExecutor | nullcontext[Executor | None]:

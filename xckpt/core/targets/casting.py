@@ -41,6 +41,7 @@ def is_floating(dtype: str) -> bool:
     return dtype.startswith(("float", "bfloat", "complex"))
 
 
+@cache
 def is_exact_cast(before: str, after: str) -> bool:
     """Whether every value of a type, NaN apart, is a value of another type.
 
@@ -214,7 +215,7 @@ class CastingCopies:
         """
         with np.errstate(all="ignore"):
             np.copyto(target, data, casting="unsafe")
-        if _never_spoils(data.dtype.name, target.dtype.name):
+        if is_exact_cast(data.dtype.name, target.dtype.name):
             return
         spoiled = Spoiled.of(data, target)
         if spoiled is not None:
@@ -235,8 +236,3 @@ class CastingCopies:
         if problems:
             fault = "a cast changes numbers by more than rounding"
             raise TreeMismatchError.listing(fault, problems)
-
-
-@cache
-def _never_spoils(before: str, after: str) -> bool:
-    return is_exact_cast(before, after)

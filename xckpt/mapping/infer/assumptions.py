@@ -75,6 +75,12 @@ def assume(pair: Pair, trees: Trees, kinds: set[str], alternatives: int) -> Pair
     return replace(pair, assumes=next(filter(None, reasons), ""))
 
 
+def in_torch(pair: Pair) -> ModelLeaf:
+    """The leaf of the pair that is laid out as torch does."""
+    source, target = pair.first
+    return target if target.flavour == "weight" and source.flavour != "weight" else source
+
+
 def _words(leaf: ModelLeaf) -> tuple[str, ...]:
     return tuple(word for word in leaf.path if isinstance(word, str))
 
@@ -108,10 +114,10 @@ def _axis(pair: Pair, alternatives: int) -> str:
 
 
 def _convolution(pair: Pair) -> str:
-    in_torch = next((leaf for leaf in pair.first if leaf.flavour == "weight"), pair.first[0])
-    outputs, inputs, *space = (*in_torch.shape, 0, 0)[: max(2, len(in_torch.shape))]
-    is_even = bool(space) and all(size % 2 == 0 for size in space)
-    if pair.layouts[0].kind != "convolution" or outputs != inputs or not is_even:
+    if pair.layouts[0].kind != "convolution":
+        return ""
+    outputs, inputs, *space = in_torch(pair).shape
+    if outputs != inputs or any(size % 2 for size in space):
         return ""
     return "it is a convolution, not a transposed one, whose kernel may be flipped"
 

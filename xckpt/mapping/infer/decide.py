@@ -26,7 +26,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from xckpt.mapping.infer.align import Doubt, Pair
-from xckpt.mapping.infer.assumptions import Trees, assume, assumptions_of
+from xckpt.mapping.infer.assumptions import Trees, assume, assumptions_of, in_torch
 from xckpt.mapping.infer.leaves import PARTS, LeafGroup, ModelLeaf
 from xckpt.mapping.operations import Cast, Concatenate, Each, Operation, Split, Stack, Unstack
 
@@ -45,7 +45,7 @@ def decide(pairs: Sequence[Pair], trees: Trees) -> tuple[list[Pair], list[Doubt]
     for pair in pairs:
         if len(pair.layouts) == 1:
             kinds[_class(pair)].add(pair.layouts[0].kind)
-    channels = {_in_torch(p).shape[0] for p in pairs if p.layouts[0].kind == "convolution"}
+    channels = {in_torch(p).shape[0] for p in pairs if p.layouts[0].kind == "convolution"}
     widths = set(_widths(pair for pair in pairs if not _may_be_flattened(pair, channels)))
     paired = {
         leaf.name for pair in pairs for side in (pair.source, pair.target) for leaf in side.leaves
@@ -122,7 +122,7 @@ def _is_transposed_convolution(pair: Pair) -> bool:
     words = [word for leaf in pair.first for word in leaf.path if isinstance(word, str)]
     if any(part in word for word in words for part in TRANSPOSED_CONVOLUTIONS):
         return True
-    space = _in_torch(pair).shape[2:]
+    space = in_torch(pair).shape[2:]
     return not UPWARDS.isdisjoint(words) and all(size % 2 == 0 for size in space)
 
 
@@ -133,7 +133,7 @@ def _may_be_flattened(pair: Pair, channels: set[int]) -> bool:
         pair: the layer.
         channels: output channels of the convolutions.
     """
-    inputs = _in_torch(pair).shape[-1] if pair.layouts[0].kind == "transposed" else 0
+    inputs = in_torch(pair).shape[-1] if pair.layouts[0].kind == "transposed" else 0
     return any(inputs > each and inputs % each == 0 for each in channels)
 
 
@@ -145,10 +145,10 @@ def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
         channels: output channels of the convolutions.
         widths: sizes that some layer gives of which no order is in doubt.
     """
-    if not _may_be_flattened(pair, channels) or _in_torch(pair).shape[-1] in widths:
+    if not _may_be_flattened(pair, channels) or in_torch(pair).shape[-1] in widths:
         return ""
     return (
-        f"its {_in_torch(pair).shape[-1]} inputs may be a convolution's flattened output, "
+        f"its {in_torch(pair).shape[-1]} inputs may be a convolution's flattened output, "
         f"channels first in torch and last in Flax"
     )
 
@@ -156,16 +156,10 @@ def _flattened_doubt(pair: Pair, channels: set[int], widths: set[int]) -> str:
 def _widths(pairs: Iterable[Pair]) -> Iterator[int]:
     """The size of each layer's output."""
     for pair in pairs:
-        leaf = _in_torch(pair)
+        leaf = in_torch(pair)
         if leaf.shape:
             is_embedding = "embedding" in (pair.first[0].flavour, leaf.flavour)
             yield leaf.shape[-1 if is_embedding else 0]
-
-
-def _in_torch(pair: Pair) -> ModelLeaf:
-    """The leaf of the pair that is laid out as torch does."""
-    source, target = pair.first
-    return target if target.flavour == "weight" and source.flavour != "weight" else source
 
 
 Places = tuple[tuple[str, ...], ...]
