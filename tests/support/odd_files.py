@@ -13,10 +13,11 @@ import sys
 from functools import reduce
 from operator import getitem
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
+
+from tests.support.line_process import LineProcess
 
 MANY = 5
 """Leaves from which on a save syncs files together, here; see `xckpt.storage.commit.staging`."""
@@ -49,7 +50,7 @@ class Outcome(msgspec.Struct):
     """Names beside the path."""
 
 
-class OddFiles:
+class OddFiles(LineProcess):
     """The process, seen from a test."""
 
     def __init__(self, folder: Path, root: Path) -> None:
@@ -59,27 +60,11 @@ class OddFiles:
         compiler = ["cc", "-shared", "-fPIC", "-O1", "-Wall", "-Werror"]
         subprocess.run([*compiler, "-o", library, source, "-ldl"], check=True)
         environment = {**os.environ, "LD_PRELOAD": str(library), "ODD_ROOT": os.path.realpath(root)}
-        pipe = subprocess.PIPE
-        command = [sys.executable, "-m", "tests.support.odd_files"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe)
+        super().__init__("tests.support.odd_files", environment)
 
     def run(self, attempt: Attempt) -> Outcome:
         """Save as the attempt says."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(msgspec.json.encode(attempt) + b"\n")
-        self.process.stdin.flush()
-        return msgspec.json.decode(self.process.stdout.readline(), type=Outcome)
-
-    def __enter__(self) -> OddFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
+        return msgspec.json.decode(self.ask(attempt), type=Outcome)
 
 
 def main() -> None:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
-from pathlib import Path
-from types import TracebackType
 
 import msgspec
 import numpy as np
@@ -21,9 +18,8 @@ import numpy as np
 import xckpt
 import xckpt.engine.save  # what a save imports is to be there before the operations are counted
 import xckpt.numpy
+from tests.support.line_process import LineProcess
 from xckpt.storage.commit import staging
-
-ROOT = Path(__file__).parents[2]
 
 OPERATIONS = {
     "ctypes.dlsym",
@@ -76,31 +72,15 @@ def number_of(loaded: dict[str, object]) -> int:
     return numbers.pop()
 
 
-class Savers:
+class Savers(LineProcess):
     """The process, seen from a test."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.savers"]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe)
+        super().__init__("tests.support.savers")
 
     def run(self, command: Command) -> int:
         """Carry out a command; the last number committed."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
-
-    def __enter__(self) -> Savers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
-    ) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()
-        self.process.wait(30)
-        self.process.stdout.close()
+        return int(self.ask(command))
 
 
 def main() -> None:
