@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from benchmarks.async_saves import PREPARED, XCKPT, AsyncSaves
 from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
+from benchmarks.deletions import Saves
+from benchmarks.deltas import LORA, UNCHANGED, Delta
 from benchmarks.imports import Import
 from benchmarks.memory import SAVE, Extra
 from benchmarks.oracle_loader import ORACLES
@@ -156,6 +158,13 @@ def imports(figure: Import) -> Iterator[Bar]:
     yield _most("frameworks that the import brings", len(figure.frameworks), 0, "")
 
 
+def deletions(figures: Sequence[Saves]) -> Iterator[Bar]:
+    """Saves beside a deletion, at the rate of a manager."""
+    for each in figures:
+        if each.rate is not None:
+            yield _most("a save beside a deletion, in saves alone", each.ratio, 1.1, "x")
+
+
 def conversion(figures: Conversion) -> Iterator[Bar]:
     """Memory and speed of converting a model, and speed over the oracle's own loader."""
     for each in figures.memory:
@@ -182,3 +191,15 @@ def async_saves(figures: AsyncSaves) -> Iterator[Bar]:
         "cached stager: copies of the state that it holds", figures.copies_held(), 1.05, "x"
     )
     yield _most("cached stager: growth over 20 saves", figures.growth() / MIB, 16, "MiB")
+
+
+def deltas(figures: Sequence[Delta]) -> Iterator[Bar]:
+    """An unchanged state, and an adapter beside a frozen model."""
+    for each in figures:
+        if each.case == UNCHANGED:
+            yield _most("unchanged state: part of a full save's time", each.time_ratio, 0.1, "x")
+            part = 100 * each.written_bytes / each.state_bytes
+            yield _most("unchanged state: part of its bytes written", part, 1, "%")
+        if each.case == LORA:
+            more = 100 * (each.written_bytes - each.changed_bytes) / each.state_bytes
+            yield _most("adapter: written beyond its own bytes, of the state", more, 1, "%")

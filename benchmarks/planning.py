@@ -107,9 +107,9 @@ def _dcp(ranks: int) -> dict[str, Any]:
 def _xckpt(shapes: int, ranks: int) -> dict[str, Any]:
     import numpy as np
 
-    from xckpt.core.geometry.box import Boxes
+    from xckpt.core.geometry.box import Block, Boxes
     from xckpt.core.manifest.codec import build, encode
-    from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItems
+    from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
     from xckpt.core.plan.merge import global_plan
     from xckpt.engine.ranks.wire import SavePlanCodec
     from xckpt.storage.array import digest_bytes

@@ -20,6 +20,7 @@ from benchmarks.bars import Bar
 from benchmarks.conversion import CONTENDERS as WAYS
 from benchmarks.conversion import Conversion
 from benchmarks.dcp import RowShard
+from benchmarks.deltas import Delta
 from benchmarks.imports import Import
 from benchmarks.memory import Extra
 from benchmarks.oracle_loader import LOADERS, ORACLES
@@ -153,6 +154,20 @@ def async_table(figures: AsyncSaves) -> Table:
         )
     first, *later = (seconds * 1e3 for seconds in figures.jax)
     table.add_row("xckpt, JAX", f"{first:.0f}", f"{statistics.median(later):.0f}", "", "", "")
+    return table
+
+
+def deltas_table(figures: Sequence[Delta]) -> Table:
+    """What a save with a base writes, beside one without."""
+    table = _table(
+        "A save with the checkpoint before as its base (medians)",
+        ("what a step changes",),
+        ("state, MiB", "written, MiB", "without a base, s", "with it, s", "part of the time"),
+    )
+    for each in figures:
+        seconds = (f"{statistics.median(values):.3f}" for values in (each.full, each.based))
+        sizes = f"{each.state_bytes / MIB:.0f}", f"{each.written_bytes / MIB:.2f}"
+        table.add_row(each.case, *sizes, *seconds, f"{each.time_ratio:.2f}")
     return table
 
 

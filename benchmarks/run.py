@@ -7,7 +7,9 @@
 5. ``async``: how long saves in the background block, and the memory that they keep.
 6. ``planning``: the global plan for 64 to 4,096 ranks.
 7. ``conversion``: what converting a model costs, and BERT into Flax beside transformers' loader.
-8. ``imports``: what ``import xckpt`` costs.
+8. ``deltas``: what a save with a base writes, for several kinds of training.
+9. ``imports``: what ``import xckpt`` costs.
+10. ``deletions``: what deleting 10,000 files costs the saves beside it.
 
 Tables go to the terminal, everything to a JSON file, and the bars that xckpt has set itself are
 computed from these figures.  ``--quick`` runs all of it on 6 MB to see that it works, and judges
@@ -33,6 +35,8 @@ from benchmarks import (
     bars,
     conversion,
     dcp,
+    deletions,
+    deltas,
     imports,
     memory,
     planning,
@@ -147,6 +151,14 @@ def run_conversion(run: Run) -> None:
     )
 
 
+def run_deltas(run: Run) -> None:
+    """Saves with a base."""
+    figures = deltas.run(run.directory, min(run.rounds, 3), run.quick, run.tell)
+    run.results["deltas"] = [asdict(figure) for figure in figures]
+    run.bars += bars.deltas(figures)
+    report.show(run.console, report.deltas_table(figures))
+
+
 def run_imports(run: Run) -> None:
     """The import."""
     run.tell("import xckpt")
@@ -154,6 +166,16 @@ def run_imports(run: Run) -> None:
     run.results["imports"] = asdict(figure)
     run.bars += bars.imports(figure)
     report.show(run.console, report.import_line(figure))
+
+
+def run_deletions(run: Run) -> None:
+    """Saves beside the deletion of a step."""
+    run.tell("deletions beside saves")
+    figures = list(deletions.run(run.directory, quick=run.quick))
+    run.results["deletions"] = [asdict(each) for each in figures]
+    run.bars += bars.deletions(figures)
+    for each in figures:
+        report.show(run.console, str(each))
 
 
 SECTIONS: dict[str, Callable[[Run], None]] = {
@@ -164,7 +186,9 @@ SECTIONS: dict[str, Callable[[Run], None]] = {
     "async": run_async,
     "planning": run_planning,
     "conversion": run_conversion,
+    "deltas": run_deltas,
     "imports": run_imports,
+    "deletions": run_deletions,
 }
 
 

@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import shutil
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +38,7 @@ class Times:
     save: list[float] = field(default_factory=list)
     """From the call to its return."""
     flush: list[float] = field(default_factory=list)
-    """To fsync every file and directory after the save."""
+    """To force what was saved to the device after the save."""
     loads: dict[str, list[float]] = field(default_factory=dict)
     """For each way to load, from the call until one element of each page was read."""
 
@@ -87,7 +89,18 @@ def fresh_directory(parent: Path) -> Iterator[Path]:
 
 
 def flush(directory: Path) -> None:
-    """Fsync every file and directory under ``directory``."""
+    """Force every file and directory under ``directory`` to the device.
+
+    By one call for the file system where there is one: a walk over 1,700 files and directories
+    takes 15 ms of Python, which no contender has caused.
+    """
+    if sys.platform == "linux":
+        descriptor = os.open(directory, os.O_RDONLY)
+        failed = ctypes.CDLL(None, use_errno=True).syncfs(descriptor)
+        os.close(descriptor)
+        if failed:
+            raise OSError(ctypes.get_errno(), f"{directory} cannot be flushed")
+        return
     for root, _, names in os.walk(directory):
         for path in [root, *(os.path.join(root, name) for name in names)]:
             descriptor = os.open(path, os.O_RDONLY)

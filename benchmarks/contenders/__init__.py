@@ -15,6 +15,7 @@ def all_contenders() -> tuple[Contender, ...]:
         memcpy.MEMCPY,
         plain.ONE_THREAD,
         plain.TWO_THREADS,
+        plain.DIGESTED,
         dcp.ONE_THREAD,
         dcp.TWO_THREADS,
         dcp.THROUGH_XCKPT,

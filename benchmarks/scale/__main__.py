@@ -1,0 +1,104 @@
+"""``python -m benchmarks.scale``: saves of W ranks x T tensors, as a table and in results.json.
+
+Each case runs in a process of its own, which holds all ranks, one after the other: the seconds and
+bytes are those of the real engine, and nothing is written. See `benchmarks.scale.saves`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.scale.placements import PLACEMENTS
+from benchmarks.scale.saves import simulate
+
+RESULTS = Path(__file__).parents[1] / "results.json"
+CASES = (
+    ("fsdp", 1024, 1000),
+    ("fsdp", 10240, 1000),
+    ("mesh", 10240, 1000),
+    ("hsdp", 10240, 1000),
+    ("moe", 10240, 1000),
+    ("ddp", 10240, 1000),
+    ("ragged", 256, 1000),
+    ("unlike", 1024, 1000),
+)
+QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Few ranks and tensors: a smoke test.")
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    type=(click.Choice(list(PLACEMENTS)), click.IntRange(2), click.IntRange(1)),
+    help="A placement, ranks and tensors, in place of the usual cases.",
+)
+@click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
+@click.option("--alone", is_flag=True, hidden=True, help="In this process; prints JSON.")
+def main(
+    quick: bool, cases: tuple[tuple[str, int, int], ...], output: Path | None, alone: bool
+) -> None:
+    """Simulate saves of many ranks by the real planner, wire encoding and commit."""
+    if alone:
+        ((name, ranks, tensors),) = cases
+        print(json.dumps([asdict(save) for save in simulate(PLACEMENTS[name](ranks, tensors))]))
+        return
+    figures = [_apart(case) for case in cases or (QUICK if quick else CASES)]
+    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console.print(_table(figures))
+    if output is None and (quick or cases):
+        return
+    path = output or RESULTS
+    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(results | {"scale": figures}, indent=1) + "\n")
+    console.print(f"wrote {path}")
+
+
+def _apart(case: tuple[str, int, int]) -> dict[str, Any]:
+    """The figures of a case, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--alone", "--case", *map(str, case)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    name, ranks, tensors = case
+    saves = json.loads(done.stdout)
+    return {"placement": name, "ranks": ranks, "tensors": tensors, "saves": saves}
+
+
+def _table(figures: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="Saves without storage: the coordinator, and any other rank (processor s)")
+    for name in ("ranks x tensors", "save"):
+        table.add_column(name)
+    for name in ("plan s", "commit s", "MiB", "a rank s", "KiB up", "KiB down", "manifest KiB"):
+        table.add_column(name, justify="right")
+    for case in figures:
+        what = f"{case['placement']} {case['ranks']:,} x {case['tensors']:,}"
+        for number, save in enumerate(case["saves"]):
+            # All but the last collective: what was written is said and answered in that.
+            up, down = (sum(save[way][:-1]) / (case["ranks"] - 1) / 1024 for way in ("up", "down"))
+            table.add_row(
+                "" if number else what,
+                ("first", "again")[min(number, 1)],
+                f"{save['plan']:.2f}",
+                f"{save['commit']:.2f}",
+                f"{save['memory'] / (1 << 20):,.0f}",
+                f"{save['rank']:.3f}",
+                f"{up:.2f}",
+                f"{down:.2f}",
+                f"{save['manifest'] / 1024:,.0f}",
+            )
+        table.add_section()
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""W ranks in one process: the real engine, one rank after the other, without waiting.
+
+1. The coordinator runs as it is. When it gathers, each other rank is run up to its own gather of
+   the same number; a scatter or broadcast that has no answer yet stops it (`_NoAnswer`).
+2. A rank is run from its beginning each time, with the answers that it has: its engine is the real
+   one, and nothing of it has to be kept between two of its steps.
+3. Seconds of the coordinator are those outside the others' runs. A rank's are those of its last
+   run, which is whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from xckpt.engine.ranks.group import KeptPlans
+
+
+class _NoAnswer(BaseException):
+    """The rank would wait for the coordinator here."""
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes between the coordinator and the others, of each collective in turn."""
+
+    up: list[int] = field(default_factory=list[int])
+    down: list[int] = field(default_factory=list[int])
+
+
+class Rank:
+    """A rank that is not the coordinator, as a `Group`: it stops where it would wait."""
+
+    coordinator: int = 0
+
+    def __init__(self, rank: int, size: int, kept_plans: KeptPlans) -> None:
+        self.rank, self.size, self.kept_plans = rank, size, kept_plans
+        self.answers: list[bytes] = []
+        self.sent: list[bytes] = []
+        self._taken = 0
+
+    def again(self) -> None:
+        """From the beginning, with the answers so far."""
+        self.sent, self._taken = [], 0
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """What is sent; the coordinator takes the last of it."""
+        self.sent.append(data)
+        return None
+
+    def scatter(self, data: Sequence[bytes] | None) -> bytes:
+        """The next answer."""
+        if self._taken == len(self.answers):
+            raise _NoAnswer
+        self._taken += 1
+        return self.answers[self._taken - 1]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """The next answer."""
+        return self.scatter(None)
+
+
+class Coordinator:
+    """Rank 0, as a `Group` in which the others are run when they are waited for."""
+
+    rank: int = 0
+    coordinator: int = 0
+
+    def __init__(
+        self, others: Sequence[Rank], run: Callable[[Rank], object], kept_plans: KeptPlans
+    ) -> None:
+        self._others, self._run, self.kept_plans = others, run, kept_plans
+        self.size = 1 + len(others)
+        self.traffic = Traffic()
+        self.elsewhere = 0.0
+        """Processor seconds of the other ranks."""
+        self.planned = self.gathered = 0.0
+        """Processor seconds of this rank after its last scatter, and after its last gather."""
+
+    def seconds(self) -> float:
+        """Processor seconds of this rank until now."""
+        return time.process_time() - self.elsewhere
+
+    def gather(self, data: bytes) -> list[bytes] | None:
+        """Everyone's bytes: the others are run until they have sent theirs."""
+        began = time.process_time()
+        gathered = [data, *map(self._message, self._others)]
+        self.elsewhere += time.process_time() - began
+        self.gathered = self.seconds()
+        self.traffic.up.append(sum(map(len, gathered[1:])))
+        return gathered
+
+    def _message(self, other: Rank) -> bytes:
+        other.again()
+        try:
+            self._run(other)
+        except _NoAnswer:
+            return other.sent[-1]
+        raise AssertionError(f"rank {other.rank} ended before the coordinator")
+
+    def scatter(self, data: Sequence[bytes] | None) -> bytes:
+        """An answer for each."""
+        assert data is not None
+        self.planned = self.seconds()
+        return self._answer(data)
+
+    def _answer(self, data: Sequence[bytes]) -> bytes:
+        for other in self._others:
+            other.answers.append(data[other.rank])
+        self.traffic.down.append(sum(map(len, data[1:])))
+        return data[0]
+
+    def broadcast(self, data: bytes | None) -> bytes:
+        """One answer for all."""
+        assert data is not None
+        return self._answer([data] * self.size)

@@ -1,0 +1,209 @@
+"""Saves of W ranks x T tensors by the real engine, planner, wire encoding and commit.
+
+1. Each rank's planner is the default one, except that it takes its columns from the placement, not
+   from tensors (`PlacedPlanner`). Rank 1 has tensors: its seconds are those of any rank.
+2. The writer is the real one over memory, except that nothing is written or digested: each rank
+   reports a digest for each chunk of its share (`_Writer`).
+3. The state is saved twice, as a training run does, and the second save is timed too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.probe import memory_of
+from benchmarks.scale.placements import Placement
+from benchmarks.scale.ranks import Coordinator, Rank
+from xckpt.core.geometry.box import Block
+from xckpt.core.geometry.grid import cells
+from xckpt.core.leaf import HostSource
+from xckpt.core.plan.items import BriefData, LeafRow, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
+from xckpt.engine.ranks.group import KeptPlans
+from xckpt.engine.save import save_state
+from xckpt.storage.array import DIGEST_BYTES
+from xckpt.storage.chunks.columns import BriefOrders, received
+from xckpt.storage.chunks.orders import Written
+from xckpt.storage.write_checkpoint import ZarrStorageWriter
+
+WHERE = "memory://benchmarks-scale"
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """What one save costs."""
+
+    plan: float
+    """Processor seconds of the coordinator, from its call until it has handed out the shares."""
+    commit: float
+    """Processor seconds of the coordinator, from the last report to the end."""
+    rank: float
+    """Processor seconds of another rank, all steps, without its writing."""
+    up: list[int]
+    """Bytes to the coordinator, of each collective."""
+    down: list[int]
+    """Bytes from the coordinator, of each collective."""
+    memory: int
+    """Peak of resident memory over what there was before the first save, bytes."""
+    manifest: int
+    """Bytes."""
+
+
+class PlacedPlanner(DefaultSavePlanner):
+    """The default planner over a placement in place of a state."""
+
+    def __init__(self, placed: Placed, rank: int) -> None:
+        super().__init__()
+        self._plan = placed, rank
+
+    def set_up_planner(
+        self,
+        state_dict: Mapping[str, object],
+        storage_meta: object = None,
+        is_coordinator: bool = False,
+    ) -> None:
+        """There is no state."""
+        super().set_up_planner({}, storage_meta, is_coordinator)
+
+    def create_local_plan(self) -> SavePlan:
+        """The columns that the placement gives."""
+        placed, rank = self._plan
+        return placed.plan(rank)
+
+
+class Placed:
+    """The plans of a placement's ranks."""
+
+    def __init__(self, placement: Placement) -> None:
+        self.placement = placement
+        self._table = cache(self._table_of)
+
+    def _table_of(self, group: int) -> tuple[LeafTable, NDArray[np.int32], frozenset[int]]:
+        placement = self.placement
+        leaves = placement.leaves(group * placement.ranks // placement.groups)
+        rows = [
+            LeafRow(name, dtype="float32", shape=placement.shapes[kind], sharded=True)
+            for name, kind in leaves
+        ]
+        kinds = [kind for _, kind in leaves]
+        return tuple(rows), np.array(kinds, np.int32), frozenset(kinds)
+
+    def plan(self, rank: int) -> SavePlan:
+        """The plan that `DefaultSavePlanner` makes of `state`."""
+        table, kinds, present = self._table(rank * self.placement.groups // self.placement.ranks)
+        boxes = enumerate(self.placement.boxes(rank))
+        held = [(kind, each) for kind, each in boxes if kind in present]
+        return SavePlan(WriteItems(table, [Block.of(held)], kinds))
+
+    def state(self, rank: int) -> dict[str, object]:
+        """The state of a rank, flat; no tensor takes memory."""
+        boxes = self.placement.boxes(rank)
+        nothing = np.zeros((), np.float32)
+        layers: dict[str, object] = {}
+        for name, kind in self.placement.leaves(rank):
+            data = np.broadcast_to(nothing, boxes[kind][0].sizes)
+            shape = self.placement.shapes[kind]
+            source = HostSource(shape, "float32", boxes[kind], (data,), sharded=True)
+            layers[name.removeprefix("model/")] = source
+        return {"model": layers}
+
+
+class _Writer(ZarrStorageWriter):
+    """Reports what it has not written."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
+        """A digest of nothing for each chunk of the share."""
+        self._write_documents(self._documents.add(self._arrays))
+        assert isinstance(plan.storage_data, BriefData)
+        brief = msgspec.convert(plan.storage_data.content, BriefOrders)
+        items = WriteItems.of(plan.items)
+        pieces = {(array.leaf, array.offset): array for array in brief.others}
+        grid_of: list[int] = np.frombuffer(brief.grid_of, np.int32).tolist()
+        firsts = _firsts(brief, items.table)
+        numbers = [np.zeros(0, np.int64)]
+        for block in items.of_kinds:
+            for kind, box in zip(block.leaf.tolist(), block.boxes, strict=True):
+                leaves = _leaves_of(items.kinds.tobytes(), kind)
+                if grid_of[leaves[0]] < 0:
+                    arrays = [pieces[items.table[leaf].name, box.offsets] for leaf in leaves]
+                    numbers += [
+                        np.arange(array.first, array.first + array.count) for array in arrays
+                    ]
+                    continue
+                shape, chunk = items.table[leaves[0]].shape, brief.grids[grid_of[leaves[0]]][0]
+                within, _ = cells(box.offsets, box.ends, shape, chunk)
+                numbers.append((firsts[leaves][:, None] + within).ravel())
+        chunks = np.concatenate(numbers).tobytes()
+        return Written([], {}, 0, "", brief.draft, chunks, bytes(DIGEST_BYTES * len(chunks) // 8))
+
+
+@cache
+def _leaves_of(kinds: bytes, kind: int) -> NDArray[np.int64]:
+    return np.flatnonzero(np.frombuffer(kinds, np.int32) == kind)
+
+
+_known: dict[object, NDArray[np.int64]] = {}
+
+
+def _firsts(brief: BriefOrders, table: LeafTable) -> NDArray[np.int64]:
+    """The number of the first chunk of each leaf that is one array."""
+    key = table[0], len(table), brief.grids, brief.grid_of, brief.firsts
+    if key not in _known:
+        arrays = {array.leaf: array.first for array in received(BriefData(brief, table)).arrays}
+        _known[key] = np.array([arrays[row.name] for row in table], np.int64)
+    return _known[key]
+
+
+def simulate(placement: Placement, saves: int = 2) -> list[Save]:
+    """Save a placement that often, over itself."""
+    placed = Placed(placement)
+    kept = [KeptPlans() for _ in range(placement.ranks)]
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory_of()["VmRSS"]
+    return [_save(placed, kept, before) for _ in range(saves)]
+
+
+def _save(placed: Placed, after: Sequence[KeptPlans], before: int) -> Save:
+    placement = placed.placement
+    kept = [KeptPlans(dict(each.shares), dict(each.plans)) for each in after]
+
+    def run(rank: Rank) -> float:
+        had = kept[rank.rank]
+        rank.kept_plans = KeptPlans(dict(had.shares), dict(had.plans))
+        whole = rank.rank == 1
+        planner = DefaultSavePlanner() if whole else PlacedPlanner(placed, rank.rank)
+        state = placed.state(1) if whole else {}
+        began = time.process_time()
+        save_state(state, _Writer(WHERE, overwrite=True), group=rank, planner=planner)
+        after[rank.rank].shares = rank.kept_plans.shares
+        return time.process_time() - began
+
+    others = [Rank(number, placement.ranks, KeptPlans()) for number in range(1, placement.ranks)]
+    group = Coordinator(others, run, after[0])
+    writer = _Writer(WHERE, overwrite=True)
+    began = group.seconds()
+    save_state({}, writer, group=group, planner=PlacedPlanner(placed, 0))
+    ended = group.seconds()
+    memory = memory_of()["VmHWM"] - before
+    spent: list[float] = []
+    for other in others:
+        other.again()
+        spent.append(run(other))
+    assert writer._committed is not None
+    return Save(
+        group.planned - began,
+        ended - group.gathered,
+        spent[0],
+        group.traffic.up,
+        group.traffic.down,
+        memory,
+        len(writer._committed[0]),
+    )
