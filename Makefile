@@ -1,6 +1,6 @@
 # make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
-# make conformance | make conformance-long | make coverage | make mutation
-# make fuzz | make demo | make bench | make lint | make measure | make clean
+# make test-integrations | make conformance | make conformance-long | make coverage | make mutation
+# make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
@@ -22,6 +22,16 @@ XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINT
 LOWEST_VENV := .venv-lowest
 LOWEST_STAMP := $(LOWEST_VENV)/.stamp
 
+# Trainers and data loaders (`xckpt.integrations`), in an environment of their own (2.5 GB): the models of
+# the conversion tests need an older transformers.
+INTEGRATIONS_VENV := .venv-integrations
+INTEGRATIONS_CONSTRAINTS := tests/integrations/constraints.txt
+INTEGRATIONS_STAMP := $(INTEGRATIONS_VENV)/.stamp-$(firstword $(shell cksum $(INTEGRATIONS_CONSTRAINTS)))
+INTEGRATIONS := accelerate datasets dm-haiku equinox flax grain lightning optax orbax-checkpoint ray \
+    tensorboard tensorboardX torchdata torchft transformers hypothesis psutil pytest pytest-timeout pytest-xdist
+# torchtitan wants an older datasets, and wandb.
+LOOSE_INTEGRATIONS := torchtitan einops spmd_types torch_checkpointing tyro
+
 # The newest releases that the registry has, whatever tests/constraints.txt says.
 NEWEST_VENV := .venv-newest
 
@@ -41,7 +51,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla test test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo bench measure clean
+.PHONY: env env-xla env-integrations test test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo demo-run bench measure clean
 
 env: $(STAMP)
 
@@ -69,6 +79,15 @@ $(LOWEST_STAMP): pyproject.toml tests/lowest.txt
 	$(LOWEST_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint tests/lowest.txt --editable '.[test]'
 	@touch $@
 
+env-integrations: $(INTEGRATIONS_STAMP)
+
+$(INTEGRATIONS_STAMP):
+	rm -rf $(INTEGRATIONS_VENV)
+	$(PYTHON) -m venv $(INTEGRATIONS_VENV)
+	$(INTEGRATIONS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(INTEGRATIONS_CONSTRAINTS) --editable '.[cli,torch,jax]' $(INTEGRATIONS)
+	$(INTEGRATIONS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(INTEGRATIONS_CONSTRAINTS) --no-deps $(LOOSE_INTEGRATIONS)
+	@touch $@
+
 $(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
 	rm -rf $(FUZZ_PACKAGES)
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(FUZZ_PACKAGES) --requirement $(FUZZ_CONSTRAINTS)
@@ -82,15 +101,22 @@ $(MUTATION_STAMP): Makefile $(STAMP)
 lint: env
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	@# The code that README.md and docs/ show is checked too.
+	$(BIN)/python -m tests.support.snippets build/snippets
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 # The default tier: no test above five seconds. Durations and results stay in build/reports.
 test: lint
 	$(BIN)/python -m pytest $(call REPORT,test)
 
-# Every test, and ten times the examples.
+# Every test, ten times the examples, and the trainers.
 test-thorough: lint
 	$(BIN)/python -m pytest -m 'not models' --hypothesis-profile=thorough $(call REPORT,thorough)
+	$(MAKE) test-integrations
+
+# The hooks with the trainers themselves, and the examples of docs/integrations.md.
+test-integrations: env-integrations
+	XCKPT_TIME_ALLOWANCE=12 $(INTEGRATIONS_VENV)/bin/python -m pytest -m '' --numprocesses=0 tests/integrations xckpt/integrations $(call REPORT,integrations)
 
 # Its torch is the lowest that xckpt admits, so `make test-lowest` tries what needs no torch_xla. The
 # adapter for plain tensors is tried again: here torch_xla's stands beside it.
@@ -155,12 +181,13 @@ test-models: env
 
 # Some cases are refused (torch has no int4): more than 500 and 10,000 are tried, so that as many
 # pass. Resharding through NumPy, torch, JAX, the independent reader, and from each to the others; the
-# corrupt twins; then every law, crashes and any order of actions for this project and its peers.
+# corrupt twins; then every law, crashes and any order of actions for this project and its peers, and
+# the promises of managers.
 # `make --jobs=2 conformance` judges two at a time.
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
 RESHARDS := $(addprefix judge-reshards-,xckpt xckpt_torch xckpt_jax reader crossed)
 TWINS := $(addprefix judge-twins-,xckpt reader)
-.PHONY: $(RESHARDS) $(TWINS) judge-peers
+.PHONY: $(RESHARDS) $(TWINS) judge-peers judge-managers
 
 conformance-reshard: RESHARD_CASES = 700
 conformance-reshard: $(RESHARDS)
@@ -168,12 +195,12 @@ conformance-reshard: $(RESHARDS)
 conformance: RESHARD_CASES = 700
 conformance: TWIN_CASES = 50
 conformance: PEER_CASES = 100
-conformance: $(RESHARDS) $(TWINS) judge-peers
+conformance: $(RESHARDS) $(TWINS) judge-peers judge-managers
 
 conformance-long: RESHARD_CASES = 12000
 conformance-long: TWIN_CASES = 5000
 conformance-long: PEER_CASES = 500
-conformance-long: $(RESHARDS) $(TWINS) judge-peers
+conformance-long: $(RESHARDS) $(TWINS) judge-peers judge-managers
 
 $(RESHARDS): judge-reshards-%: env
 	$(JUDGE).$* --part conformance.laws.properties --property reshard --examples $(RESHARD_CASES)
@@ -184,12 +211,19 @@ $(TWINS): judge-twins-%: env
 judge-peers: env
 	$(BIN)/python -W ignore -m conformance.peers --examples $(PEER_CASES)
 
+judge-managers: env
+	$(BIN)/python -W ignore -m conformance.runs.peers --examples $(PEER_CASES)
+
 # A million inputs by default; `make fuzz FUZZ_RUNS=20000` is a quick one.
 fuzz: $(FUZZ_STAMP)
 	PYTHONPATH=.:$(FUZZ_PACKAGES) $(BIN)/python -m tests.fuzz --runs $(FUZZ_RUNS)
 
 demo: env
 	$(BIN)/python -m examples.demo
+
+# A run of checkpoints that is killed twice and damaged, and goes on elsewhere: docs/runs.md.
+demo-run: env
+	$(BIN)/python -m examples.demo_run
 
 # Files, lines, the largest files, classes and functions, packages on the way of a save and a load.
 measure: env

@@ -5,17 +5,25 @@ It stands at the root because the doctests of `xckpt/` need it as much as `tests
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import secrets
+import shutil
 import signal
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from tests.support.examples import QUICK
+
+# Doctests of the hooks need the trainers (`make test-integrations`).
+collect_ignore = [] if find_spec("lightning") else ["xckpt/integrations"]
 
 pytest_plugins = ["tests.support.time_limit"]
 
@@ -32,6 +40,22 @@ def set_environment() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Several processes share the cores: two workers, and the ranks that each one starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+MEMORY = Path("/dev/shm")
+ROOM = 2 << 30
+"""Bytes; the default tier has no more than some hundred MiB of files at a time."""
+
+
+def keep_files_in_memory() -> None:
+    """Have temporary folders in memory, where there is room: thousands of saves sync every file.
+
+    Child processes and workers inherit it. The thorough tier runs the same tests on a disk.
+    """
+    with contextlib.suppress(OSError):
+        if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+            os.environ.setdefault("TMPDIR", str(MEMORY))
+            tempfile.tempdir = None
 
 
 set_environment()
@@ -56,9 +80,22 @@ settings.load_profile("quick")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Draw one hypothesis seed for the run; xdist hands it to its workers."""
+    """Draw one hypothesis seed for the run, which xdist hands to its workers; place the files."""
+    if config.getoption("hypothesis_profile") is None:
+        keep_files_in_memory()
     if config.getoption("hypothesis_seed") is None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
+
+
+def pytest_collection_finish() -> None:
+    """Have Hypothesis read the constants of all modules, which takes seconds, before any test."""
+
+    @settings(database=None, phases=[Phase.generate])
+    @given(st.tuples(*[st.integers()] * 10))
+    def some_property(_: tuple[int, ...]) -> None:
+        pass
+
+    some_property()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -157,15 +157,15 @@ def printed(judged: Judged, examples: int, seed: int) -> str:
     return "\n".join([head, "", table(judged), "", *notes(judged), ""])
 
 
-def current(readme: str) -> str:
+def current(readme: str, begin: str = BEGIN, end: str = END) -> str:
     """What the README has between the marks."""
-    return readme.split(BEGIN, 1)[1].split(END, 1)[0]
+    return readme.split(begin, 1)[1].split(end, 1)[0]
 
 
-def updated(readme: str, section: str) -> str:
+def updated(readme: str, section: str, begin: str = BEGIN, end: str = END) -> str:
     """The README with this between the marks."""
-    before, rest = readme.split(BEGIN, 1)
-    return f"{before}{BEGIN}{section}{END}{rest.split(END, 1)[1]}"
+    before, rest = readme.split(begin, 1)
+    return f"{before}{begin}{section}{end}{rest.split(end, 1)[1]}"
 
 
 def _is_first(peer: str, law: str) -> bool:

@@ -12,9 +12,10 @@ import base64
 import hashlib
 import json
 import re
+import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from itertools import product
+from itertools import chain, product
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -65,7 +66,7 @@ def path_of(name: str) -> str:
     parts = [] if name else ["%root"]
     for raw in name.encode().split(b"/") if name else ():
         safe = re.sub(rb"[^A-Za-z0-9\-_.%+@=,() ]", lambda m: b"%%%02X" % m[0][0], raw).decode()
-        if re.match(r"\.|__|zarr\.json$|xckpt\.(json|digests|saving)$", safe):
+        if re.match(r"\.|__|zarr\.json$|xckpt\.(json|digests|packs|saving)$", safe):
             safe = f"%{ord(safe[0]):02X}{safe[1:]}"
         safe = re.sub("[. ]$", lambda m: f"%{ord(m[0]):02X}", safe)
         safe = re.sub(r"\.__lock$", "%2E__lock", safe)
@@ -141,6 +142,31 @@ class Checkpoint:
         self.digests = read_file(self.root / "xckpt.digests", 16 * count)
         whole = xxhash.xxh3_128_hexdigest(self.digests) == self.manifest["digests"]
         need(whole and len(self.digests) == 16 * count, "xckpt.digests: altered")
+        self.packs = self.manifest.get("packs", 0)
+        placed = 0
+        for array in chain(*self.arrays.values()):
+            if self.is_packed(array):
+                array["place"] = placed
+                placed += prod(array["counts"])
+        self.places = b""
+        if placed or self.packs:
+            need(self.packs <= placed, "more packs than chunks in them")
+            size = 16 * (self.packs + placed)
+            self.places = read_file(self.root / "xckpt.packs/places", size)
+            whole = xxhash.xxh3_128_hexdigest(self.places) == self.manifest.get("places")
+            need(whole and len(self.places) == size, "xckpt.packs/places: altered")
+
+    def is_packed(self, array: Json) -> bool:
+        """Whether an array's chunks lie in packs (7.6)."""
+        most, item = self.manifest.get("pack_bytes", 0), DTYPES[array["document"]["data_type"]]
+        packs = most > 0 and array.get("shard") is None
+        return packs and prod(array["chunk"]) * item.itemsize <= most
+
+    def place(self, number: int) -> tuple[int, int]:
+        """The pack and the offset of a packed chunk (7.6)."""
+        pack, offset = struct.unpack_from("<QQ", self.places, 16 * (self.packs + number))
+        need(pack < self.packs, f"there is no pack {pack}")
+        return pack, offset
 
     def value(self, name: str) -> object:
         """A Python value, or the bytes of an opaque one (6)."""
@@ -173,15 +199,31 @@ class Checkpoint:
         region = tuple(slice(k * c, min(k * c + c, n)) for k, c, n in axes)
         objects = zip(region, array.get("shard") or array["chunk"], strict=True)
         key = "/".join([array["path"], "c", *(str(span.start // size) for span, size in objects)])
-        need((self.root / key).is_file(), f"{key}: missing, or no plain file")
-        try:
-            data = np.asarray(self.open(array)[region])
-        except (ValueError, RuntimeError, OSError, TypeError) as error:
-            raise Broken(f"{key}: {error}") from error
-        number = array["first"] + (int(np.ravel_multi_index(cell, array["counts"])) if cell else 0)
+        number = int(np.ravel_multi_index(cell, array["counts"])) if cell else 0
+        if "place" in array:
+            data = self.read_packed(array, number, [span.stop - span.start for span in region])
+        else:
+            need((self.root / key).is_file(), f"{key}: missing, or no plain file")
+            try:
+                data = np.asarray(self.open(array)[region])
+            except (ValueError, RuntimeError, OSError, TypeError) as error:
+                raise Broken(f"{key}: {error}") from error
+        number += array["first"]
         digest = self.digests[16 * number : 16 * number + 16]
         need(xxhash.xxh3_128_digest(data.tobytes()) == digest, f"{key}: not what was saved")
         return data
+
+    def read_packed(self, array: Json, number: int, sizes: Sequence[int]) -> np.ndarray:
+        """The elements of a chunk that lies in a pack (7.6)."""
+        pack, offset = self.place(array["place"] + number)
+        path = self.root / "xckpt.packs" / self.places[16 * pack : 16 * pack + 16].hex()
+        need(path.is_file(), f"{path}: missing, or no plain file")
+        dtype = DTYPES[array["document"]["data_type"]].newbyteorder("<")
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read(prod(sizes) * dtype.itemsize)
+        need(len(content) == prod(sizes) * dtype.itemsize, f"{path}: too short")
+        return np.frombuffer(content, dtype).reshape(sizes)
 
     def open(self, array: Json) -> zarr.Array:
         """An array of zarr-python's, which knows no extended types (9)."""

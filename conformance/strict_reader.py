@@ -15,9 +15,9 @@ nothing here allocates what a manifest asks for.
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from keyword import iskeyword
 from math import isfinite, prod
 from pathlib import Path
@@ -55,11 +55,17 @@ FIELDS = {
 NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec", "dimension_names"}
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
 MANIFEST |= {"containers?": dict, "user?": object, "planner?": object, "zarr_json?": int}
+MANIFEST |= {"pack_bytes?": int, "packs?": int, "places?": str}
 LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
 )
 """The note of a root group without consolidated metadata (7.4)."""
+PACKED = (
+    "small arrays lie together in xckpt.packs and are not listed here: xckpt.open reads them, and "
+    "a save with SaveOptions(pack_bytes=0) stores each as a zarr array"
+)
+"""The note of a root group of a checkpoint with packs (7.6)."""
 INT = re.compile("-?(0|[1-9][0-9]{0,18})")
 
 
@@ -141,6 +147,7 @@ def parse(data: bytes) -> Json:
     need(plain_names and not {".", ".."} & set(folders), f"no root: {root[:80]!r}")
     need(codecs in ([], ["crc32c"]), f"codecs {codecs}")
     need(manifest.get("zarr_json", 1) in (1, 2), "an unknown edition of zarr.json")
+    need(manifest.get("pack_bytes", 0) <= 1 << 29 and manifest.get("packs", 0) <= 1 << 32, "packs")
     kinds = manifest.get("containers") or {}
     need(all(isinstance(kind, str) for kind in kinds.values()), "a container of no kind")
     check_names([leaf["name"] for leaf in manifest["leaves"]], kinds)
@@ -241,23 +248,25 @@ def dimension_names(leaf: Json, array: Json) -> list[str]:
     return [f"d{size}_{earlier}" if earlier else f"d{size}" for size, earlier in repeats]
 
 
-def groups_of(nodes: Json, leaves: Iterable[Json], edition: int) -> Json:
-    """The zarr.json of every group above some arrays, the root's with all of them (7.4)."""
+def groups_of(nodes: Json, leaves: Iterable[Json], edition: int, packed: int) -> Json:
+    """The zarr.json of every group above some arrays, the root's with all of them (7.4, 7.6)."""
     group = {"zarr_format": 3, "node_type": "group"}
     above: Json = {path[: m.start()]: {} for path in nodes for m in re.finditer("/", path)}
     for leaf in leaves:
-        if leaf.get("pieces"):
+        if leaf.get("pieces") and path_of(leaf["name"]) in above:
             named = leaf.get("dimension_names") is not None
             about = ("shape", "dimension_names")[: 1 + named]
             above[path_of(leaf["name"])] = {field: leaf[field] for field in about}
     groups = {path: group | {"attributes": attributes} for path, attributes in above.items()}
     lacking = {node["data_type"] for node in nodes.values()} & set(EXTENDED)
+    said: Json = {"packed_arrays": packed, "packed": PACKED} if packed else {}
     if lacking and edition == 2:
-        about = {"data_types": sorted(lacking), "note": LACKING}
-        return groups | {"": group | {"attributes": {"xckpt": about}}}
+        said |= {"data_types": sorted(lacking), "note": LACKING}
+        return groups | {"": group | {"attributes": {"xckpt": said}}}
     every = dict(sorted((nodes | groups).items()))
     listed = {"kind": "inline", "must_understand": False, "metadata": every}
-    return groups | {"": group | {"attributes": {}, "consolidated_metadata": listed}}
+    attributes = {"xckpt": said} if said else {}
+    return groups | {"": group | {"attributes": attributes, "consolidated_metadata": listed}}
 
 
 class StrictCheckpoint(Checkpoint):
@@ -290,6 +299,8 @@ class StrictCheckpoint(Checkpoint):
 
     def read_chunk(self, array: Json, cell: Sequence[int]) -> np.ndarray:
         """The elements of a chunk whose object is a plain file, and no longer than it can be."""
+        if "place" in array:
+            return super().read_chunk(array, cell)
         unit, document = unit_of(array), array["document"]
         axes = zip(cell, array["chunk"], unit, strict=True)
         key = "/".join([array["path"], "c", *(str(k * c // u) for k, c, u in axes)])
@@ -316,12 +327,32 @@ class StrictCheckpoint(Checkpoint):
 
     def documents(self) -> dict[str, Json]:
         """Every zarr.json of the checkpoint, by the path of its folder (7.4)."""
-        nodes = {array["path"]: array["document"] for array in chain(*self.arrays.values())}
-        return nodes | groups_of(nodes, self.leaves.values(), self.edition)
+        every = list(chain(*self.arrays.values()))
+        nodes = {array["path"]: array["document"] for array in every if "place" not in array}
+        packed = len(every) - len(nodes)
+        return nodes | groups_of(nodes, self.leaves.values(), self.edition, packed)
+
+    def check_places(self) -> None:
+        """Refuse packed chunks that share some bytes, but not all (7.6)."""
+        spans: list[tuple[int, int, int]] = []
+        for array in chain(*self.arrays.values()):
+            if "place" not in array:
+                continue
+            item = DTYPES[array["document"]["data_type"]].itemsize
+            for number, cell in enumerate(product(*map(range, array["counts"]))):
+                axes = zip(cell, array["chunk"], array["shape"], strict=True)
+                size = item * prod(min(c, n - k * c) for k, c, n in axes)
+                pack, offset = self.place(array["place"] + number)
+                spans.append((pack, offset, offset + size))
+        spans = sorted(set(spans))
+        for (pack, _, end), (other, start, _) in pairwise(spans):
+            need(pack != other or start >= end, f"two chunks share bytes of pack {pack}")
 
     def verify(self) -> list[str]:
         """A line for everything that is not as it was saved (10.7)."""
+        checks: list[Callable[[], object]]
         checks = [partial(self.compare, *document) for document in self.documents().items()]
+        checks.append(self.check_places)
         for array in chain(*self.arrays.values()):
             cells = product(*map(range, array["counts"]))
             checks += [partial(self.read_chunk, array, cell) for cell in cells]

@@ -1,7 +1,12 @@
-"""Which folders an environment can test: torch_xla needs one of its own (`make test-xla`)."""
+"""Which folders an environment can test.
+
+torch_xla and the trainers need one each: `make test-xla`, `make test-integrations`.
+"""
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("torch_xla") else ["xla"]
+NEEDS = {"xla": "torch_xla", "integrations": "lightning"}
+
+collect_ignore = [folder for folder, package in NEEDS.items() if not find_spec(package)]

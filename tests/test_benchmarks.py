@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import bars, oracle_loader, readme, report
 from benchmarks.conversion import CONTENDERS, Conversion, Memory, Speed
+from benchmarks.deletions import Saves
 from benchmarks.oracle_loader import FILES, LOADERS, PRETRAINED, XCKPT, Loading
 
 GIB = 1 << 30
@@ -61,6 +62,13 @@ def test_bars_of_conversions_are_held_one_by_one() -> None:
     found = list(bars.conversion(FIGURES))
     assert [bar.met for bar in found] == [True, False, False, *[False, True] * len(FILES)]
     assert [round(bar.reached, 2) for bar in found] == [100, 600, 0.5, 0.33, 4.0, 0.33, 4.0]
+
+
+def test_the_bar_of_deletions_is_for_the_rate_of_a_manager() -> None:
+    found = [Saves(1000.0, [1.0, 2.0, 2.0], [2.1], 5), Saves(None, [1.0], [9.0], 5)]
+    [bar] = bars.deletions(found)
+    assert bar.met and round(bar.reached, 2) == 1.05
+    assert "1.05 x; beside them 2 files/s" in str(found[0])
 
 
 @pytest.mark.thorough

@@ -58,6 +58,26 @@ def read(node):
 
 
 @pytest.mark.thorough
+@pytest.mark.timeout(600)
+def test_the_demo_of_a_run_ends_where_an_uninterrupted_one_does(tmp_path):
+    run = subprocess.run(
+        [sys.executable, "-m", "examples.demo_run", "--keep", str(tmp_path)],
+        cwd=ROOT,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.count("PASS") == 4 and "FAIL" not in run.stdout
+    # The step that was damaged is named, each time that it is passed over.
+    assert run.stdout.count("  skipped step ") == 2
+    # The frozen model is stored once in a root.
+    for root in ("straight", "run", "elsewhere"):
+        files = [path.stat() for path in (tmp_path / root).rglob("*") if path.is_file()]
+        assert sum({f.st_ino: f.st_size for f in files}.values()) < sum(f.st_size for f in files)
+
+
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_demo_passes_and_zarr_reads_both_its_checkpoints(tmp_path):
     run = subprocess.run(

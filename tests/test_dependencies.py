@@ -84,3 +84,15 @@ def test_the_console_script_of_a_core_install_names_the_extra() -> None:
 def test_a_core_install_has_no_extras() -> None:
     for name in ("click", "rich", "torch", "jax", "zarr"):
         assert f"No module named '{name}'" in core_install(f"import {name}").stderr
+
+
+def test_a_hook_without_its_trainer_names_what_to_install() -> None:
+    done = core_install("""
+from xckpt.integrations.lightning import XckptCheckpointIO
+try:
+    XckptCheckpointIO()
+except ImportError as error:
+    print(error)
+""")
+    assert done.stdout.startswith("XckptCheckpointIO needs lightning: pip install lightning (")
+    assert done.stdout.count("\n") == 1 and done.stderr == ""

@@ -48,6 +48,7 @@ LAYERS = {
         "xckpt.staging",
     ),
     "cli": ("xckpt.cli", "xckpt.__main__"),
+    "hooks": ("xckpt.integrations",),
 }
 SIBLINGS = LAYERS["adapters"]
 
@@ -55,13 +56,16 @@ SIBLINGS = LAYERS["adapters"]
 DOORS = {
     "tensorstore": ("xckpt.storage",),
     "xxhash": ("xckpt.storage", "xckpt.engine.ranks.compare"),
-    "torch": ("xckpt.torch",),
+    "torch": ("xckpt.torch", "xckpt.integrations"),
     "torch_xla": ("xckpt.torch",),
     "jax": ("xckpt.jax",),
     "jaxlib": ("xckpt.jax",),
     "zarr": ("xckpt.zarr_dtypes",),
     "click": ("xckpt.cli",),
     "rich": ("xckpt.cli", "xckpt.progress_bar"),
+    # A trainer's package belongs to its hook.
+    "lightning": ("xckpt.integrations.lightning",),
+    "transformers": ("xckpt.integrations.hugging_face",),
 }
 PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
 MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}
@@ -184,7 +188,7 @@ def test_imports_run_one_way() -> None:
         (
             "xckpt.engine.save",
             "if TYPE_CHECKING:\n    from torch import Tensor",
-            "only xckpt.torch may",
+            "only xckpt.torch, xckpt.integrations may",
         ),
         ("xckpt.engine.save", "from xckpt.storage import x", "imports run one way"),
         ("xckpt.storage.write_checkpoint", "import xckpt.numpy", "imports run one way"),

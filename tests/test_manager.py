@@ -21,7 +21,8 @@ from tests.support.servers import environment, s3
 from xckpt.cli.commands import commands
 from xckpt.policies import All, Best, EverySteps, Latest, Moment, OnPreemption, OnSteps
 from xckpt.storage import run_steps
-from xckpt.storage.location import Location
+from xckpt.storage.commit.remove import Hidden
+from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "s3"]
 
@@ -233,7 +234,7 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
         def refused(place: object) -> None:
             raise xckpt.StorageError(f"{place}: no permission")
 
-        patch.setattr(run_steps, "remove_checkpoint", refused)
+        patch.setattr(run_steps, "hide_checkpoint", refused)
         with caplog.at_level(logging.ERROR, "xckpt"):
             train(checkpoints, range(2))
             checkpoints.wait()
@@ -246,13 +247,13 @@ def test_what_cannot_be_deleted_is_logged_and_tried_again(
 
 def test_each_step_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     removed: list[str] = []
-    remove = run_steps.remove_checkpoint
+    remove = run_steps.hide_checkpoint
 
-    def noted(place: Location) -> None:
+    def noted(place: Location) -> Hidden:
         removed.append(Path(place.path).name)
-        remove(place)
+        return remove(place)
 
-    monkeypatch.setattr(run_steps, "remove_checkpoint", noted)
+    monkeypatch.setattr(run_steps, "hide_checkpoint", noted)
     with xckpt.CheckpointManager(tmp_path, save=ALWAYS, keep=Latest(1)) as checkpoints:
         train(checkpoints, range(6))
     assert removed == [f"step-0000000{step}" for step in range(5)]
@@ -269,11 +270,9 @@ def test_each_step_is_deleted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def killed_at_deletion(root: str, half: bool) -> None:
     """Save two steps and keep one; die before the old one goes, or when it has gone by half."""
     if half:
-        from xckpt.storage.commit.keys import KeyStaging
-
-        KeyStaging.delete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        Hidden.sweep = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
     else:
-        run_steps.remove_checkpoint = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+        run_steps.hide_checkpoint = lambda _: os.kill(os.getpid(), signal.SIGKILL)
     with xckpt.CheckpointManager(root, save=ALWAYS, keep=Latest(1)) as checkpoints:
         train(checkpoints, range(2))
 
@@ -291,10 +290,32 @@ def test_killed_while_it_deletes(tmp_path: Path, half: bool) -> None:
     assert numbers(checkpoints.steps()) == [2]
 
 
+def test_what_a_killed_save_has_left_of_a_step_is_no_hindrance(root: str) -> None:
+    checkpoints = xckpt.CheckpointManager(root, save=ALWAYS)
+    store = open_store(Location.parse(checkpoints.path(1)))
+    for key in ("xckpt.saving", "w/c/0"):
+        store.write(key, b"{}").result()
+    train(checkpoints, range(3))
+    checkpoints.wait()
+    assert numbers(checkpoints.steps()) == [0, 1, 2]
+    assert checkpoints.restore(step=1)["step"] == 1
+
+
+def test_where_no_step_is_good_each_is_due_again(tmp_path: Path) -> None:
+    with xckpt.CheckpointManager(tmp_path, save=ALWAYS) as checkpoints:
+        train(checkpoints, range(1))
+    damage(tmp_path / "step-00000000")
+    with xckpt.CheckpointManager(tmp_path, save=[EverySteps(5)]) as again:
+        with pytest.raises(xckpt.CorruptCheckpointError):
+            again.restore()
+        assert again.next_step == 0 and again.save(0, state_of(0))
+    assert again.restore(step=0)["step"] == 0
+
+
 def test_leftovers_go_when_the_next_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xckpt.api.run.folder.LEFTOVERS", 0.0)
+    monkeypatch.setattr("xckpt.api.run.root.LEFTOVERS", 0.0)
     left = tmp_path / "step-00000001"
     (left / "w" / "c").mkdir(parents=True)
     for name in ("xckpt.saving", "w/c/0", "w/zarr.json"):
@@ -417,10 +438,14 @@ def test_ls_lists_the_steps_of_a_run(root: str) -> None:
     result = CliRunner().invoke(commands, ["ls", root])
     lines = result.stdout.splitlines()
     assert result.exit_code == 0 and len(lines) == 3
-    assert lines[0].startswith("step-00000000  20") and lines[0].endswith("Z     48 B  loss=1")
-    assert lines[1].endswith("loss=nan") and lines[2].split() == ["7", "8.0", "KiB"]
+    assert lines[0].startswith("step-00000000  20") and lines[0].endswith(
+        "Z     48 B  loss=1    All()"
+    )
+    assert lines[1].endswith("loss=nan  All()")
+    assert lines[2].split() == ["7", "8.0", "KiB", "not", "the", "run's"]
     listed = json.loads(CliRunner().invoke(commands, ["ls", "--reverse", "--json", root]).stdout)
     assert [(step["number"], step["bytes"]) for step in listed] == [(7, 8192), (1, 48), (0, 48)]
+    assert [step["kept_by"] for step in listed] == [["not the run's"], ["All()"], ["All()"]]
     # Leaves of a step are listed as ever, and a root has none.
     assert CliRunner().invoke(commands, ["ls", f"{root}/7"]).stdout.startswith("w  ")
     assert CliRunner().invoke(commands, ["ls", root, "w"]).exit_code == 2

@@ -25,6 +25,7 @@ from xckpt.core.run.keeping import kept
 from xckpt.core.run.policies import KeepPolicy
 from xckpt.policies import Best, EverySteps, Latest
 from xckpt.storage import run_steps
+from xckpt.storage.commit.remove import Hidden
 from xckpt.storage.location import Location, open_store
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
@@ -117,14 +118,14 @@ class Run:
 
 def runs_on(keep: list[KeepPolicy], operations: list[str]) -> None:
     run = Run(keep)
-    remove, write = run_steps.remove_checkpoint, ZarrStorageWriter.write_data
+    remove, write = run_steps.hide_checkpoint, ZarrStorageWriter.write_data
 
-    def removed(place: Location) -> None:
+    def removed(place: Location) -> Hidden:
         step = int(place.path[-8:])
         later = run.order[len(run.order) - run.order[::-1].index(step) :]
         if not set(later) & run.there() & run.whole:
             run.early.append(step)
-        remove(place)
+        return remove(place)
 
     def written(self: ZarrStorageWriter, *arguments: Any) -> object:
         if run.fails:
@@ -132,7 +133,7 @@ def runs_on(keep: list[KeepPolicy], operations: list[str]) -> None:
         return write(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run_steps, "remove_checkpoint", removed)
+        patch.setattr(run_steps, "hide_checkpoint", removed)
         patch.setattr(ZarrStorageWriter, "write_data", written)
         for operation in operations:
             run.do(operation)
@@ -153,7 +154,7 @@ def test_a_manager_that_deletes_too_early_is_found(monkeypatch: pytest.MonkeyPat
 
     def early(self: RunSaves, *arguments: Any) -> None:
         for record in self.folder.records:
-            self.folder.remover.remove(record.name).result()
+            self.folder.remove(record).result()
         begin(self, *arguments)
 
     monkeypatch.setattr(RunSaves, "begin", early)

@@ -292,7 +292,8 @@ def test_leaves_that_are_no_tensors(tmp_path: Path) -> None:
         "  - f: a builtins.builtin_function_or_method is neither a tensor nor a plain Python value; "
         "remove it, convert it, or turn it into bytes by options=xckpt.SaveOptions(serialise=...)\n"
         "  - p: a pathlib.PurePosixPath is neither a tensor nor a plain Python value; "
-        "remove it, convert it, or turn it into bytes by options=xckpt.SaveOptions(serialise=...)"
+        "save str(...) of it, remove it, or turn it into bytes by "
+        "options=xckpt.SaveOptions(serialise=...)"
     )
     one = said(xckpt.UnsupportedLeafError, lambda: xckpt.save(tmp_path / "c", {"f": len}))
     assert one.startswith("1 leaf cannot be saved\n")

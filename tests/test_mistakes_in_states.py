@@ -56,25 +56,48 @@ def refused(tmp_path: Path, state: object) -> str:
     return text.split("\n", 1)[1]
 
 
+ISO = "save its .isoformat(), of which {}.fromisoformat makes it again, remove it"
+VALUE = "save its .value, of which {}(value) makes it again, remove it"
+TEXT = "save str(...) of it, remove it"
+OTHER = "remove it, convert it"
+
+
 @pytest.mark.parametrize(
-    "leaf, name",
+    "leaf, name, advice",
     [
-        pytest.param(lambda: 0, "builtins.function", id="a lambda"),
-        pytest.param(datetime.date(2026, 1, 1), "datetime.date", id="a date"),
-        pytest.param(Colour.RED, f"{__name__}.Colour", id="an Enum"),
-        pytest.param(Level.LOW, f"{__name__}.Level", id="an IntEnum"),
-        pytest.param(Kind.A, f"{__name__}.Kind", id="a StrEnum"),
-        pytest.param({1}, "builtins.set", id="a set"),
-        pytest.param(Config(), f"{__name__}.Config", id="a dataclass"),
-        pytest.param(deque([1]), "collections.deque", id="a deque"),
-        pytest.param(torch.float32, "torch.dtype", id="a torch.dtype"),
-        pytest.param(torch.device("cpu"), "torch.device", id="a torch.device"),
+        pytest.param(lambda: 0, "builtins.function", OTHER, id="a lambda"),
+        pytest.param(object(), "builtins.object", OTHER, id="an object"),
+        pytest.param(datetime.date(2026, 1, 1), "datetime.date", ISO.format("date"), id="a date"),
+        pytest.param(
+            datetime.datetime(2026, 1, 1), "datetime.datetime", ISO.format("datetime"), id="a time"
+        ),
+        pytest.param(
+            datetime.timedelta(1),
+            "datetime.timedelta",
+            "save its .total_seconds(), remove it",
+            id="a duration",
+        ),
+        pytest.param(Colour.RED, f"{__name__}.Colour", VALUE.format("Colour"), id="an Enum"),
+        pytest.param(Level.LOW, f"{__name__}.Level", VALUE.format("Level"), id="an IntEnum"),
+        pytest.param(Kind.A, f"{__name__}.Kind", VALUE.format("Kind"), id="a StrEnum"),
+        pytest.param({1}, "builtins.set", "save sorted(...), a list, remove it", id="a set"),
+        pytest.param(
+            Config(),
+            f"{__name__}.Config",
+            "save dataclasses.asdict(...), a dict, remove it",
+            id="a dataclass",
+        ),
+        pytest.param(
+            deque([1]), "collections.deque", "save list(...) of it, remove it", id="a deque"
+        ),
+        pytest.param(torch.float32, "torch.dtype", TEXT, id="a torch.dtype"),
+        pytest.param(torch.device("cpu"), "torch.device", TEXT, id="a torch.device"),
     ],
 )
-def test_an_object_that_is_no_value(tmp_path: Path, leaf: object, name: str) -> None:
+def test_an_object_that_is_no_value(tmp_path: Path, leaf: object, name: str, advice: str) -> None:
     assert refused(tmp_path, {"x": leaf}) == (
-        f"  - x: a {name} is neither a tensor nor a plain Python value; "
-        "remove it, convert it, or turn it into bytes by options=xckpt.SaveOptions(serialise=...)"
+        f"  - x: a {name} is neither a tensor nor a plain Python value; {advice}, "
+        "or turn it into bytes by options=xckpt.SaveOptions(serialise=...)"
     )
 
 

@@ -13,7 +13,7 @@ import xckpt
 from tests.support.servers import environment, gcs, s3
 from tests.support.states import LAYOUTS, everything, expected, same
 from xckpt.storage import copy_checkpoint
-from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.remove import Hidden
 from xckpt.storage.location import Location, open_store
 
 __all__ = ["environment", "gcs", "s3"]
@@ -116,7 +116,7 @@ def test_what_is_deleted_by_halves_is_no_checkpoint(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(KeyStaging, "delete", die)
+        patch.setattr(Hidden, "sweep", die)
         with pytest.raises(Killed):
             xckpt.delete(one)
     assert not xckpt.exists(one) and "model/w/c/0/0" in keys(one)

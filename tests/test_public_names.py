@@ -72,7 +72,8 @@ NAMES = {
     "xckpt.metadata": METADATA,
     "xckpt.planner": PLANNER,
     "xckpt.policies": {"FirstStep", "OnPreemption", "OnSteps", "SavePolicy", "WhenIdle", "Moment"}
-    | {"All", "Best", "KeepPolicy", "Latest", "EveryMinutes", "EverySteps", "StepRecord"},
+    | {"All", "Best", "KeepPolicy", "Latest", "EveryMinutes", "EverySteps", "StepRecord"}
+    | {"Temporary"},
     "xckpt.convert": {"Mapping", "ResolvedMapping", "Rule", "StridedCopy", "TensorSpec"}
     | {"Inference", "convert", "family", "infer", "with_optimizer"},
     "xckpt.staging": {"AsyncStager", "BlockingAsyncStager"},
@@ -81,6 +82,9 @@ NAMES = {
         "XckptStorageWriter",
         "export_checkpoint",
         "import_checkpoint",
+        "install",
+        "installed",
+        "uninstall",
     },
     "xckpt.storage": {
         "StorageReader",
@@ -90,10 +94,10 @@ NAMES = {
     },
 }
 SIGNATURES = {
-    "save": "path, state, *, overwrite=False, metadata=None, planner=None, group=None,"
+    "save": "path, state, *, overwrite=False, base=None, metadata=None, planner=None, group=None,"
     " no_dist=False, timeout=None, options=None",
-    "save_async": "path, state, *, stager=None, overwrite=False, metadata=None, planner=None,"
-    " group=None, no_dist=False, timeout=None, options=None",
+    "save_async": "path, state, *, stager=None, overwrite=False, base=None, metadata=None,"
+    " planner=None, group=None, no_dist=False, timeout=None, options=None",
     "load": "path, like=None, *, at='', select=None, framework=None, device=None, strict=True,"
     " missing=None, unexpected=None, cast=False, planner=None, group=None, no_dist=False,"
     " timeout=None, options=None, mapping=None, allow_lossy=False, report=None",

@@ -18,8 +18,18 @@ MOST_FILES = 35
 
 
 @pytest.fixture(scope="module")
-def save() -> Way:
-    return in_a_fresh_process("save_of_a_dtensor")
+def ways() -> dict[str, Way]:
+    return in_a_fresh_process()
+
+
+@pytest.fixture
+def save(ways: dict[str, Way]) -> Way:
+    return ways["save_of_a_dtensor"]
+
+
+@pytest.fixture
+def load(ways: dict[str, Way]) -> Way:
+    return ways["load_into_a_jax_struct"]
 
 
 def test_a_save_enters_these_packages(save: Way) -> None:
@@ -44,11 +54,6 @@ def test_a_save_enters_few_files(save: Way) -> None:
     assert len(save.distinct_files) <= MOST_FILES, save.distinct_files
 
 
-@pytest.fixture(scope="module")
-def load() -> Way:
-    return in_a_fresh_process("load_into_a_jax_struct")
-
-
 def test_a_load_enters_these_packages(load: Way) -> None:
     assert load.packages == [
         "api",
@@ -60,9 +65,7 @@ def test_a_load_enters_these_packages(load: Way) -> None:
         "engine",
         "storage",  # the manifest
         "jax",  # the targets
-        "storage",  # read, verify
-        "jax",  # to the device
-        "storage",
+        "storage",  # read and verify; from there threads go to the device
         "jax",  # the loaded array
     ]
 

@@ -7,7 +7,8 @@ At each step of the training loop `CheckpointManager.save`
 3. takes note of a save that has ended well, and deletes what no policy keeps;
 4. begins a save in the background, if one is due (`xckpt.save_async`).
 
-The steps are carried out in `xckpt.api.run`.
+The steps are carried out in `xckpt.api.run`, where also lies what the manager looks at and restores
+(`xckpt.api.run.reading`).
 
 All that is known of a step lies in its checkpoint's metadata (`xckpt.core.run.record`).
 """
@@ -15,31 +16,28 @@ All that is known of a step lies in its checkpoint's metadata (`xckpt.core.run.r
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Final, Literal, Self, SupportsFloat, TypeVar, Unpack, overload
+from typing import Final, Self, SupportsFloat
 
-from xckpt.api.run.folder import LoadArguments, RunFolder, Skipped
-from xckpt.api.run.saves import RunSaves
+from xckpt.api.run.folder import RunFolder
+from xckpt.api.run.reading import RunReading
+from xckpt.api.run.root import RunRoot
+from xckpt.api.run.saves import Rules, RunSaves
 from xckpt.api.save import Path, check_path
-from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, Best, KeepPolicy, SavePolicy
-from xckpt.core.run.record import StepRecord
+from xckpt.core.metadata import JSONValue
+from xckpt.core.run.bases import FULL_EVERY, Bases
+from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
+from xckpt.core.run.temporary import Temporary, checked_policies
 from xckpt.engine.adapters import find_group
 from xckpt.engine.ranks.group import Group, TorchProcesses
 from xckpt.options import LoadOptions, SaveOptions, checked_options
 
 __all__ = ["CheckpointManager"]
 
-Tree = TypeVar("Tree")
+DELETE_RATE: Final = 1000.0
+"""Files a second: 10,000 take ten seconds, and a save beside them is hardly slowed."""
 
 
-class _Raise:
-    """The absence of a default."""
-
-
-_RAISE: Final = _Raise()
-
-
-class CheckpointManager:
+class CheckpointManager(RunReading):
     """The checkpoints of a training run, each in a folder of a root.
 
     Every rank makes one, and calls it at the same steps; the coordinator's clock, metrics and
@@ -53,6 +51,14 @@ class CheckpointManager:
         keep: which steps to keep: policies, or functions from the records of the run, oldest first,
             to step numbers. By default all. The newest step is always kept, and so are steps that
             no manager wrote.
+        temporary: a second root, a path or a `xckpt.policies.Temporary`, for steps that only its
+            policies save: on a fast disk, or in a bucket that forgets old files. All ranks have to
+            see it; that it is lost, or lacks steps, is no error.
+        delete_rate: most files, or keys, that are deleted a second while training goes on; None for
+            as many as go. Where the end is waited for, there is no limit.
+        full_every: a save shares what did not change with the step before, see ``base`` of
+            `xckpt.save`; every so many saves one writes everything, so that damage to a shared file
+            does not last. 1: all do; None: only the first.
         group: the ranks of the run; see `xckpt.save`.
         timeout: see `xckpt.save`.
         options: for each save.
@@ -82,25 +88,35 @@ class CheckpointManager:
         *,
         save: SavePolicy | Iterable[SavePolicy] = BY_DEFAULT,
         keep: KeepPolicy | Iterable[KeepPolicy] = KEEP_BY_DEFAULT,
+        temporary: Temporary | Path | None = None,
+        delete_rate: float | None = DELETE_RATE,
+        full_every: int | None = FULL_EVERY,
         group: Group | TorchProcesses | None = None,
         timeout: float | None = None,
         options: SaveOptions | None = None,
         load_options: LoadOptions | None = None,
     ) -> None:
         check_path(root, "CheckpointManager(root)")
-        folder = RunFolder(root, find_group(group, timeout=timeout))
-        self._folder = folder
-        self._load_options = checked_options(load_options, LoadOptions, "CheckpointManager")
-        self._saves = RunSaves(
-            folder,
-            _policies("save", save),
-            _policies("keep", keep),
-            checked_options(options, SaveOptions, "CheckpointManager"),
+        rules = [
+            Rules(
+                checked_policies("CheckpointManager(save=)", save),
+                checked_policies("CheckpointManager(keep=)", keep),
+            )
+        ]
+        second = None
+        if temporary is not None:
+            if not isinstance(temporary, Temporary):
+                temporary = Temporary(temporary)
+            check_path(temporary.root, "CheckpointManager(temporary=)")
+            second = RunRoot(temporary.root, _rate(delete_rate), temporary=True)
+            rules.append(Rules(*temporary.policies))
+        ranks = find_group(group, timeout=timeout)
+        folder = RunFolder(ranks, RunRoot(root, _rate(delete_rate)), second)
+        options = checked_options(options, SaveOptions, "CheckpointManager")
+        saves = RunSaves(folder, rules, options, Bases(_count(full_every)))
+        super().__init__(
+            folder, saves, checked_options(load_options, LoadOptions, "CheckpointManager")
         )
-        self.restored: StepRecord | None = None
-        """The step that was restored."""
-        self.skipped: tuple[Skipped, ...] = ()
-        """Steps newer than `restored` that are damaged; each has a ``number`` and an ``error``."""
 
     @property
     def preempted(self) -> bool:
@@ -130,6 +146,7 @@ class CheckpointManager:
         state: object,
         metrics: Mapping[str, SupportsFloat] | None = None,
         *,
+        metadata: JSONValue = None,
         force: bool = False,
     ) -> bool:
         """Save in the background if a policy says so; every rank calls it at every step.
@@ -141,6 +158,8 @@ class CheckpointManager:
             step: the number of the step that was done, from 0 on.
             state: see `xckpt.save_async`; it may be changed when this returns.
             metrics: numbers of this step, for policies and records; the coordinator's are stored.
+            metadata: what else to keep with the step: a dict that JSON can express; see
+                `xckpt.save`. The key ``"run"`` is the manager's.
             force: save whatever the policies say.
 
         Returns:
@@ -149,95 +168,12 @@ class CheckpointManager:
         Raises:
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
+            TypeError: ``metadata`` is no dict, or has a key ``"run"``.
         """
         decision = self._saves.decide(_step(step), force=force)
         if decision.due:
-            self._saves.begin(step, state, metrics or {}, decision)
+            self._saves.begin(step, state, metrics or {}, metadata, decision)
         return decision.due
-
-    def steps(self) -> list[StepRecord]:
-        """The committed steps of the root by number, listed now; collective.
-
-        Steps that `restore` found damaged are left out, until `reload`.
-        """
-        return self._folder.look()
-
-    def latest(self) -> StepRecord | None:
-        """The newest committed step, listed now, or None; collective."""
-        return next(iter(self.steps()[-1:]), None)
-
-    def best(
-        self, metric: str | None = None, *, mode: Literal["min", "max"] = "min"
-    ) -> StepRecord | None:
-        """The step with the best value of a metric, or None if no step has it; collective.
-
-        Args:
-            metric: its name; by default that of the first `Best` of ``keep``, with its mode.
-            mode: whether the smallest or the largest is best.
-
-        Raises:
-            ValueError: no metric is named.
-        """
-        kept = [policy for policy in self._saves.keep_policies if isinstance(policy, Best)]
-        if metric is None and not kept:
-            raise ValueError("name a metric: best(metric), for keep= has no Best")
-        found = self._folder.look()
-        wanted = Best(metric, 1, mode) if metric is not None else replace(kept[0], n=1)
-        return next((each for each in found if [each.number] == wanted(found)), None)
-
-    @overload
-    def restore(
-        self,
-        like: None = None,
-        *,
-        step: int | None = None,
-        default: object = ...,
-        **arguments: Unpack[LoadArguments],
-    ) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
-
-    @overload
-    def restore(
-        self,
-        like: Tree,
-        *,
-        step: int | None = None,
-        default: Tree = ...,
-        **arguments: Unpack[LoadArguments],
-    ) -> Tree: ...
-
-    def restore(
-        self,
-        like: object = None,
-        *,
-        step: int | None = None,
-        default: object = _RAISE,
-        **arguments: Unpack[LoadArguments],
-    ) -> Any:
-        """Load the newest good step; collective.
-
-        A newest step that is damaged is skipped with a warning, and the one before it is taken;
-        `skipped` says which, and why. A target that does not fit is an error, as in `xckpt.load`.
-
-        Args:
-            like: the tree of targets; see `xckpt.load`.
-            step: load this one and no other.
-            default: what to return where the root holds no step at all.
-            arguments: ``at``, ``select``, ``framework``, ``device``, ``strict``, ``missing``,
-                ``unexpected``, ``cast``, ``planner``, ``mapping``, ``allow_lossy`` and ``report``,
-                as for `xckpt.load`.
-
-        Raises:
-            NotACheckpointError: there is no such step, or none at all and no default.
-            CorruptCheckpointError: every step is damaged, or the one that was named.
-            XckptError: as `xckpt.load`.
-        """
-        self._saves.settle()
-        found = self._folder.restore(step, like, self._load_options, arguments)
-        self._saves.last = self.restored = None if found is None else found.record
-        self.skipped = () if found is None else found.skipped
-        if found is None and isinstance(default, _Raise):
-            raise self._folder.empty()
-        return default if found is None else found.state
 
     def delete(self, step: int) -> None:
         """Delete a step, whatever the policies say; collective.
@@ -249,14 +185,6 @@ class CheckpointManager:
         """
         self._saves.settle()
         self._folder.delete(step)
-
-    def path(self, step: int) -> str:
-        """Where a step is, or would be saved."""
-        return self._folder.path_of(step)
-
-    def reload(self) -> None:
-        """Read all records again, and forget which steps are damaged; collective."""
-        self._folder.look(afresh=True)
 
     def wait(self) -> None:
         """Wait for the save in the background, and for what is being deleted.
@@ -275,19 +203,30 @@ class CheckpointManager:
         self._saves.leave(error)
 
 
-def _policies(name: str, given: object) -> tuple[Any, ...]:
-    """The policies of an argument, one or several.
+def _rate(rate: float | None) -> float | None:
+    """Files a second.
 
     Raises:
-        TypeError: some are no functions.
+        TypeError, ValueError: it is no rate.
     """
-    several = (given,) if callable(given) else given
-    if not isinstance(several, Iterable) or not all(callable(each) for each in several):
-        raise TypeError(
-            f"CheckpointManager({name}=) takes policies of xckpt.policies or functions, in a list; "
-            f"got {given!r}"
-        )
-    return tuple(several)
+    if rate is not None and (isinstance(rate, bool) or not isinstance(rate, int | float)):
+        raise TypeError(f"delete_rate is a number of files a second, not a {type(rate).__name__}")
+    if rate is not None and not rate > 0:
+        raise ValueError(f"delete_rate is more than 0 files a second, not {rate}")
+    return rate
+
+
+def _count(full_every: int | None) -> int | None:
+    """A number of saves.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if full_every is not None and (isinstance(full_every, bool) or not isinstance(full_every, int)):
+        raise TypeError(f"full_every is a number of saves, not a {type(full_every).__name__}")
+    if full_every is not None and full_every < 1:
+        raise ValueError(f"full_every is 1 or more saves, not {full_every}")
+    return full_every
 
 
 def _step(step: object) -> int:

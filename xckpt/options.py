@@ -185,6 +185,10 @@ class SaveOptions(StorageOptions):
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
+    pack_bytes: int = 0
+    """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
+    many in one object: quick where there are very many. Plain zarr does not list them. 0 stores
+    each as a zarr array. The coordinator's value counts for all ranks."""
     crc32c: bool = False
     """Also store a checksum in each chunk, for readers that ignore the manifest; this costs speed.
     The coordinator's value counts for all ranks."""
@@ -196,6 +200,9 @@ class SaveOptions(StorageOptions):
     """Refuse plain tensors and values that differ between the ranks that hold them: by default all
     values, and tensors of up to 1 MiB, the smallest first, 32 MiB in all; of others one rank's is
     kept unseen. True compares all, False none."""
+    verify_base: bool = False
+    """Read each chunk of a save's ``base`` before it is shared; one that is damaged is written
+    anew. The coordinator's value counts for all ranks."""
     dimension_names: Mapping[str, Sequence[str]] | None = None
     """Leaf name -> a name for each dimension, all different: what zarr and xarray call them. Others
     are called by their sizes. The coordinator's value counts for all ranks."""
@@ -214,9 +221,10 @@ class SaveOptions(StorageOptions):
         StorageOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
+        _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "crc32c")
+        _check_flags(self, "crc32c", "verify_base")
         if self.compare_replicas is not None:
             _check_flags(self, "compare_replicas")
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)

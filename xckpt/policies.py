@@ -15,6 +15,7 @@ from xckpt.core.run.policies import (
     WhenIdle,
 )
 from xckpt.core.run.record import StepRecord
+from xckpt.core.run.temporary import Temporary
 
 __all__ = [
     "All",
@@ -29,5 +30,6 @@ __all__ = [
     "OnSteps",
     "SavePolicy",
     "StepRecord",
+    "Temporary",
     "WhenIdle",
 ]

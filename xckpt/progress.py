@@ -39,7 +39,9 @@ class Metrics:
     ranks: int = 1
     """How many ranks save or load together."""
     bytes: int
-    """Bytes of tensors that this rank wrote or read."""
+    """Bytes of tensors that this rank wrote or read; shared ones count."""
+    shared: int = 0
+    """Those that were not written, for a save's ``base`` has them too."""
     seconds: float
     """The time of the whole call; for an asynchronous save, from the end of the copy on."""
     waited_seconds: float = 0.0
@@ -65,6 +67,8 @@ class Metrics:
         size = f"{self.bytes / (1 << 30):.2f} GiB"
         if self.bytes < 1 << 30:
             size = f"{self.bytes / (1 << 20):.2f} MiB"
+        if self.shared:
+            size += f", {100 * self.shared / self.bytes:.1f}% of it shared,"
         return (
             f"{about} {done} {size} in {self.seconds:.2f} s "
             f"({self.gibibytes_per_second:.2f} GiB/s), {waited}"

@@ -46,7 +46,7 @@ from conformance.crash.scenarios import (
 from conformance.implementation import Implementation, Refused
 from conformance.outcome import Outcome
 
-__all__ = ["Crashes", "Fault", "image_from_json", "run"]
+__all__ = ["Crashes", "EnoughError", "Fault", "image_from_json", "run"]
 
 AFTERWARDS = "save-after-crash"
 
@@ -73,8 +73,8 @@ def image_from_json(left: dict[str, str | None]) -> Image:
     }
 
 
-class _EnoughError(Exception):
-    """A fault was found, and one is enough."""
+class EnoughError(Exception):
+    """A fault was found, and one is enough; raised with ``stop`` alone."""
 
 
 @dataclass(slots=True)
@@ -95,6 +95,8 @@ class Crashes:
     """Whether to try no more once there is a fault."""
     _made: int = 0
     _seen: set[int] = field(default_factory=set)
+    _said: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """What a reader said of an image, and the fault if it was a mixture: it is not asked twice."""
 
     def prefixes(self) -> Iterator[tuple[int, Disk]]:
         """The disk after the first n operations, for every n."""
@@ -161,18 +163,22 @@ class Crashes:
 
     def look(self, count: int, what: str, image: Image, allowed: frozenset[str]) -> str:
         """Have a reader look at an image; what it found, empty for a mixture."""
-        folder = self._fresh(image)
-        found, fault = "", ""
-        try:
-            found = self.found_in(folder)
-        except Exception as error:
-            fault = str(error)
+        key = hash(tuple(image.items()))
+        if key not in self._said:
+            self._said[key] = self._ask(self._fresh(image))
+        found, fault = self._said[key]
         if found and found not in allowed:
             fault = f"a reader finds {found}, and may find {' or '.join(sorted(allowed))}"
         self.found[found or "mixture"] += 1
         if fault:
             self._note(count, image, f" and {what}: {fault}", found or "mixture")
         return found
+
+    def _ask(self, folder: Path) -> tuple[str, str]:
+        try:
+            return self.found_in(folder), ""
+        except Exception as error:
+            return "", str(error)
 
     def found_in(self, folder: Path) -> str:
         """What a reader finds in a folder; see `found_at`."""
@@ -199,7 +205,7 @@ class Crashes:
         case = {"form": self.form, "operations": done, "of": self.count, "left": left}
         self.faults.append(Fault(f"{where}{what}", case | {"found": found}))
         if self.stop:
-            raise _EnoughError
+            raise EnoughError
 
     def _fresh(self, image: Image) -> Path:
         self._made += 1
@@ -245,16 +251,17 @@ def run(
     seed: int,
     only: str = "",
     stop: bool = False,
+    recorder: Recorder | None = None,
 ) -> Iterator[Outcome]:
     """All scenarios: every prefix, ``examples`` power cuts of each and all after its end, and a
-    quarter as many saves after its kills; with ``stop``, none after the first fault. See
-    `conformance.outcome.Part`."""
+    quarter as many saves after its kills; with ``stop``, none after the first fault. A recorder of
+    the implementation may serve several runs. See `conformance.outcome.Part`."""
     if only not in ("", AFTERWARDS, *(scenario.law for scenario in SCENARIOS)):
         return
     afterwards = Outcome(AFTERWARDS)
     with contextlib.ExitStack() as stack:
         try:
-            recorder = stack.enter_context(Recorder(implementation))
+            recorder = recorder or stack.enter_context(Recorder(implementation))
             form = form_for(recorder)
         except ActionError as error:
             yield Outcome(only or SCENARIOS[0].law, failed=1, error=str(error))
@@ -301,13 +308,16 @@ class _Judge:
             judged = self.implementation, scenario, recording, self.form
             if self.only != AFTERWARDS:
                 crashes = Crashes(*judged, folder / "replayed", stop=self.stop)
-                with contextlib.suppress(_EnoughError):
+                with contextlib.suppress(EnoughError):
+                    if self.stop:  # what a kill leaves, a power cut may leave too
+                        crashes.power_cuts(self.examples, self.seed)
                     crashes.kills()
-                    crashes.power_cuts(self.examples, self.seed)
+                    if not self.stop:
+                        crashes.power_cuts(self.examples, self.seed)
                 _count(crashes, outcome)
             if self.only in ("", AFTERWARDS):
                 following = Crashes(*judged, folder / "followed", stop=self.stop)
-                with contextlib.suppress(_EnoughError):
+                with contextlib.suppress(EnoughError):
                     following.saves_afterwards(max(self.examples // 4, 1), self.seed)
                 _count(following, afterwards)
 

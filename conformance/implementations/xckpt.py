@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 import xckpt
@@ -23,8 +25,12 @@ from conformance.implementations.meshes import by_name
 from conformance.implementations.sharded_arrays import Sharded
 from conformance.implementations.threads import ThreadGroup, results
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.manifest.codec import parse
+from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.manifest.packs import PACKS
 from xckpt.core.names import join_keys
 from xckpt.planner import DefaultSavePlanner, WriteItem
+from xckpt.storage.array import digest_bytes
 
 __all__ = ["IMPLEMENTATION", "Xckpt"]
 
@@ -32,6 +38,7 @@ Data = NDArray[np.generic]
 
 CHUNK_BYTES = (64, 8 << 20, 16, 1000)
 SHARD_BYTES = (0, 256, 0, 4096)
+PACK_BYTES = (0, 100, 0, 4096)
 
 
 class _Recorder(DefaultSavePlanner):
@@ -62,6 +69,10 @@ class Xckpt:
     def place(self, path: Path) -> Path | str:
         """Where a checkpoint is: the path, or a URL for it."""
         return path
+
+    def base(self, path: Path) -> Path | None:
+        """What a save to a path shares unchanged chunks with."""
+        return None
 
     def leaf(self, rank: int, ranks: Sequence[Held]) -> object:
         """A rank's leaf for `xckpt.save`, from what every rank holds of the array."""
@@ -97,6 +108,7 @@ class Xckpt:
         return xckpt.SaveOptions(
             chunk_bytes=CHUNK_BYTES[number % 4],
             shard_bytes=SHARD_BYTES[number // 4 % 4],
+            pack_bytes=PACK_BYTES[number // 512 % 4],
             crc32c=number // 16 % 4 == 0,
             threads=1 + number // 64 % 2,
             memory_bytes=(1 << 20, 100)[number // 128 % 2],
@@ -127,6 +139,7 @@ class Xckpt:
                 self.place(path),
                 states[group.rank],
                 overwrite=overwrite,
+                base=self.base(path),
                 planner=planners[group.rank],
                 group=group,
                 options=options,
@@ -176,7 +189,13 @@ class Xckpt:
 
     def fingerprint(self, path: Path) -> dict[str, bytes]:
         files = [file for file in path.rglob("*") if file.is_file()]
-        return {str(file.relative_to(path)): file.read_bytes() for file in files}
+        found = {str(file.relative_to(path)): file.read_bytes() for file in files}
+        packs = [name for name in found if name.startswith(f"{PACKS}/")]
+        if packs:
+            # Other ranks make other packs of the same chunks, whose digests are compared.
+            manifest = replace(parse(found[MANIFEST], digest_bytes), packs=0, places="")
+            found[MANIFEST] = msgspec.json.encode(manifest)
+        return {name: content for name, content in found.items() if name not in packs}
 
 
 Said = TypeVar("Said")

@@ -256,9 +256,9 @@ def test_the_commands_read_and_verify(tmp_path: Path) -> None:
 
 
 def test_it_is_short_and_stands_alone() -> None:
-    """Under 200 lines in all, and nothing of xckpt: not even behind zarr-python's entry points."""
+    """Under 250 lines, and nothing of xckpt: not even behind the entry points of zarr-python."""
     text = (ROOT / "conformance/reader.py").read_text()
-    assert len(text.splitlines()) < 200
+    assert len(text.splitlines()) < 250
     assert max(map(len, text.splitlines())) <= 100
     for module in ("reader", "strict_reader"):
         text = (ROOT / "conformance" / f"{module}.py").read_text()

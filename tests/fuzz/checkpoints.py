@@ -34,8 +34,8 @@ from conformance.twins.manifests import encoded
 from tests.fuzz.choices import Choices, edit_bytes, edit_json, spelled
 from tests.fuzz.manifests import changed_manifest, resealed
 from xckpt.core.dtypes import numpy_dtype
-from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ZarrArray, arrays
+from xckpt.core.geometry.grid import ZarrArray, cells
+from xckpt.core.manifest.entries import BytesEntry, TensorEntry, arrays
 from xckpt.core.tree import flatten, rebuild
 from xckpt.errors import XckptError
 from xckpt.storage.array import DIGEST_BYTES, digest_array, digest_bytes

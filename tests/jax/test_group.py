@@ -258,21 +258,24 @@ def late(warned: float) -> list[object]:
     handler.emit = lambda record: heard.append(f"{record.levelname}: {record.getMessage()}")
     logging.getLogger("xckpt").addHandler(handler)
     group = JaxGroup(warn_after=warned)
+    meet()
     if group.rank:
         time.sleep(4 * warned)
     group.gather(b"")
     meet()
+    end = JaxGroup(timeout=60)  # on all ranks, before one of them saves
     if group.rank:
-        time.sleep(3)
+        end.broadcast(None)
         return [heard, "", []]
     with pytest.raises(RanksFailedError) as caught:
         xckpt.save("memory://late", {"n": 1}, timeout=1)
+    end.broadcast(b"")
     return [heard, str(caught.value), [failure.rank for failure in caught.value.failures]]
 
 
 def test_a_rank_that_waits_says_for_whom_and_a_timeout_ends_it() -> None:
-    (heard, text, ranks), *others = cast(list[list[Any]], run(late, 3, 1.0))
-    assert len(heard) == 2  # after 1 s, and 2 s later
+    (heard, text, ranks), *others = cast(list[list[Any]], run(late, 3, 0.5))
+    assert len(heard) == 2  # after 0.5 s, and 1 s later
     for warning in heard:
         assert warning.startswith("WARNING: rank 0 has waited")
         assert "s for ranks 1, 2: is it alive" in warning and "timeout=" in warning

@@ -74,7 +74,8 @@ def test_a_stopped_process_is_named_in_time(tmp_path: Path, what: str, victim: i
         time.sleep(BAR + 0.5)
         os.kill(int(note.read_text().split()[1]), signal.SIGCONT)
 
-    waker = threading.Thread(target=wake)
+    # Where nothing is stopped it waits for ever.
+    waker = threading.Thread(target=wake, daemon=True)
     waker.start()
     answers = run(stopped, 3, what, victim, str(tmp_path))
     waker.join()

@@ -28,7 +28,7 @@ from tests.support.manifests import example
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.chunks import write_chunks
+from xckpt.storage.chunks import plain_files
 
 ROOT = SPEC.parent
 HERE = "tests/spec/test_requirements.py"
@@ -36,6 +36,7 @@ CORE, STORAGE, READER = "tests/core", "tests/storage", "tests/conformance/test_r
 MANIFEST = f"{CORE}/manifest/test_codec.py"
 COMMIT, DAMAGE = f"{STORAGE}/commit/test_staging.py", f"{STORAGE}/test_corruption.py"
 BOTH = f"{READER}::test_a_manifest_that_breaks_a_rule_is_refused_by_both"
+SHARING = f"{STORAGE}/base/test_sharing.py"
 GOLDEN = "tests/conformance/test_golden.py"
 ODD = f"{STORAGE}/commit/test_odd_file_systems.py"
 LOST = "tests/conformance/crash/test_lost_answers.py"
@@ -46,6 +47,17 @@ SHOWN: dict[str, tuple[str, ...]] = {
     # What stores promise, and the tests' own stores keep.
     "Both MUST see every write": ("tests/storage/test_buckets.py::test_overwrite",),
     "3. to write an object as a whole": ("tests/storage/test_buckets.py::test_overwrite",),
+    "- It MUST have compared the base's": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
+    "- It MUST NOT share what is no plain": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
+    "- Whatever writes, replaces or deletes": (
+        f"{SHARING}::test_what_changed_is_written",
+        f"{SHARING}::test_a_chain_of_saves",
+        f"{SHARING}::test_no_write_goes_through_a_shared_file",
+        "tests/conformance/crash/test_bases.py::test_every_kill_and_some_power_cuts",
+    ),
+    "A reader MUST refuse a place whose": (
+        f"{STORAGE}/packs/test_packs.py::test_forged_places_are_refused",
+    ),
     "A reader MUST ignore objects": (f"{HERE}::test_other_objects_are_ignored",),
     "A reader MUST 1. refuse a document": (
         f"{MANIFEST}::test_a_manifest_that_is_too_long_is_refused",
@@ -327,12 +339,14 @@ def test_a_later_version_is_a_checkpoint(path: Path) -> None:
 
 def test_digests_are_of_the_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong between the memory and the store is found."""
-    write = write_chunks.ChunkWrites._write
+    write = plain_files._write_at
 
-    def wrong(self: write_chunks.ChunkWrites, unit: Any, data: np.ndarray) -> Any:
-        return write(self, unit, (~data.view(np.uint8)).view(data.dtype))
+    def wrong(descriptor: int, part: bytes | memoryview, position: int) -> int:
+        chunk = isinstance(part, memoryview)  # documents are bytes
+        changed = (~np.frombuffer(part, np.uint8)).tobytes() if chunk else part
+        return write(descriptor, changed, position)
 
-    monkeypatch.setattr(write_chunks.ChunkWrites, "_write", wrong)
+    monkeypatch.setattr(plain_files, "_write_at", wrong)
     xckpt.save(path, {"w": np.arange(64)})
     assert xckpt.open(path).verify()
     with pytest.raises(xckpt.CorruptCheckpointError):

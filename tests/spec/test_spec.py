@@ -172,6 +172,8 @@ def test_the_limits_are_the_code_s() -> None:
         "one size of a shape": f"{rules.MAX_TENSOR_BYTES:,}",
         "chunk, zarr shard": f"{rules.MAX_CHUNK_BYTES:,} bytes",
         "chunks of a checkpoint": f"{rules.MAX_CHUNKS:,}",
+        "packs of a checkpoint, and no more than packed chunks": f"{rules.MAX_CHUNKS:,}",
+        "chunk of a packed array": f"{rules.MAX_PACK_BYTES:,} bytes",
         "components of a name": f"{tree.DEEPEST}",
     }
 

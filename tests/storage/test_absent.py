@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import xckpt
+from tests.support.servers import environment, s3
 from xckpt.convert import convert
 from xckpt.storage.absent import what_is_there
+
+__all__ = ["environment", "s3"]
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +43,28 @@ def test_what_is_there_instead(run: Path, name: str, words: str) -> None:
         xckpt.load(run / name)
     assert f"holds no committed checkpoint: {what_is_there(run / name)}" in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("", "it holds 3 checkpoints: step_2, step_9, step_10; give the path of one: {}/step_10"),
+        ("step_12", "it does not exist; beside it: step_2, step_9, step_10; did you mean {}/step_"),
+        ("step_9/w", "there is no xckpt.json in it, only: "),
+        ("no/where", "there is no xckpt.json in it; check the path"),
+    ],
+)
+@pytest.mark.parametrize("bucket", ["memory", "s3"])
+def test_what_is_there_instead_in_a_bucket(
+    request: pytest.FixtureRequest, bucket: str, name: str, words: str
+) -> None:
+    url = "memory://absent" if bucket == "memory" else f"{request.getfixturevalue('s3')}/absent"
+    for step in (2, 10, 9):
+        if not xckpt.exists(f"{url}/step_{step}"):
+            xckpt.save(f"{url}/step_{step}", {"w": np.zeros(3)})
+    with pytest.raises(xckpt.NotACheckpointError) as caught:
+        xckpt.load(f"{url}/{name}" if name else url)
+    assert words.format(url) in str(caught.value)
 
 
 def test_many_steps_are_not_all_shown(tmp_path: Path) -> None:

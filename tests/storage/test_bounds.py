@@ -7,6 +7,7 @@ import resource
 import tracemalloc
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import xxhash
@@ -51,6 +52,33 @@ def test_chunks_without_number_are_refused(many: Path) -> None:
         xckpt.open(many).array("model/w")[5:-5]
     assert tracemalloc.get_traced_memory()[1] < 64 * MEBIBYTE
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "shape, told",
+    [
+        ((1 << 63,), "m/w: impossible shape"),
+        ((1 << 31, 1 << 31), "m/w: shape .* is more than"),
+        ((1 << 55,), "m/w alone has 36,028,797,018,963,968; at most 4,294,967,296"),
+        ((1 << 32,), "m/w: .* chunks takes 4.0 TiB, more than memory_bytes"),
+    ],
+)
+def test_a_leaf_of_more_chunks_than_any_memory_holds(
+    tmp_path: Path, shape: tuple[int, ...], told: str
+) -> None:
+    leaf = TensorEntry("m/w", "uint8", shape, (1,) * len(shape))
+    body = msgspec.json.encode(Manifest((leaf,), "00" * 16))
+    text = b'{"format":"xckpt","version":1,"digest":"%s","checkpoint":%s}'
+    (tmp_path / "xckpt.json").write_bytes(text % (digest_bytes(body).hex().encode(), body))
+    (tmp_path / "xckpt.digests").touch()
+    os.truncate(tmp_path / "xckpt.digests", 16 << 32)  # sparse
+    tracemalloc.start()
+    with pytest.raises(xckpt.XckptError, match=told):
+        xckpt.load(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 16 * MEBIBYTE
+    tracemalloc.stop()
+    with pytest.raises(xckpt.XckptError, match=told):
+        xckpt.open(tmp_path).array("m/w")[5:-5]
 
 
 def test_verify_ends_in_bounded_memory(many: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -142,3 +144,37 @@ def test_folders_that_cannot_be(tmp_path: Path, name: str) -> None:
     with pytest.raises(xckpt.StorageError):
         xckpt.load(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
+
+
+ASCII = """
+import os, sys
+import xckpt
+from xckpt.convert import convert
+top = sys.argv[1]
+assert sys.getfilesystemencoding() == "ascii"
+xckpt.save(f"{top}/plain", {"w\\u00fc": 1})
+assert xckpt.load(f"{top}/plain") == {"w\\u00fc": 1}
+for name in ("caf\\u00e9", "caf\\udcc3\\udca9"):  # as Python spells it, and as an argument
+    path = f"{top}/{name}"
+    for call in (
+        lambda: xckpt.save(path, {"w": 1}),
+        lambda: xckpt.load(path),
+        lambda: xckpt.copy(f"{top}/plain", path),
+        lambda: convert(f"{top}/plain", path, format="safetensors"),
+        lambda: xckpt.CheckpointManager(path),
+    ):
+        try:
+            call()
+        except xckpt.StorageError as error:
+            assert "names files in ascii" in str(error) and "PYTHONUTF8=1" in str(error)
+        else:
+            sys.exit(f"{name!a} was taken")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems name files in UTF-8 always")
+def test_names_that_the_locale_cannot_spell_are_refused(tmp_path: Path) -> None:
+    says = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", ASCII, str(tmp_path)]
+    subprocess.run(command, env={**os.environ, **says}, check=True, timeout=60)
+    assert os.listdir(tmp_path) == ["plain"]

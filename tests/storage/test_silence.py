@@ -115,6 +115,41 @@ def test_a_silent_bucket_ends_each_command(
     assert time.monotonic() - start < 1.5 + MORE
 
 
+def at(key: str) -> Faults:
+    """Silence from the first request on whose path contains a text."""
+    seen: list[Request] = []
+
+    def fault(request: Request) -> Silence | None:
+        if seen or key in request.path:
+            seen.append(request)
+        return Silence() if seen else None
+
+    return fault
+
+
+THOROUGH = [pytest.param(key, marks=pytest.mark.thorough) for key in ("zarr.json", "digests")]
+
+
+@pytest.mark.parametrize("key", ["l7/c/0", *THOROUGH])
+def test_a_bucket_that_falls_silent_is_not_damaged(
+    faulty_s3: FaultyBucket, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faulty_s3.fault = never
+    url = f"{faulty_s3.url}/silent-verify"
+    xckpt.save(url, STATE, overwrite=True)
+    monkeypatch.setenv("XCKPT_TIMEOUT", "0.5")
+    checkpoint = xckpt.open(url)
+    faulty_s3.fault = at(key)
+    with within(0.5):
+        checkpoint.verify()
+    faulty_s3.fault = at(key)
+    start = time.monotonic()
+    done = CliRunner().invoke(commands, ["verify", url])
+    faulty_s3.fault = never
+    assert done.exit_code == 2 and "XCKPT_TIMEOUT" in done.output
+    assert time.monotonic() - start < 0.5 + MORE
+
+
 def saving(limit: str, seconds: float) -> xckpt.SaveOptions:
     return replace(xckpt.SaveOptions(), **{limit: seconds})
 

@@ -145,6 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: FaultyBucket  # type: ignore[assignment]
 
+    def handle_expect_100(self) -> bool:
+        """Ask for the content at once: a client waits for that, a second at most."""
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()
+        return goes_on
+
     def _serve(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         url = urlsplit(self.path)

@@ -54,6 +54,8 @@ class GCSServer(ThreadingHTTPServer):
     """The server; its buckets are made beforehand."""
 
     daemon_threads = True
+    # A client opens many connections at once; one that finds the queue full tries again after 1 s.
+    request_queue_size = 1024
 
     def __init__(self, *buckets: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -85,6 +87,12 @@ class _Handler(BaseHTTPRequestHandler):
     wbufsize = -1  # headers and content in one packet
     disable_nagle_algorithm = True
     server: GCSServer  # type: ignore[assignment]
+
+    def handle_expect_100(self) -> bool:
+        """Ask for the content at once: a client waits for that, a second at most."""
+        goes_on = super().handle_expect_100()
+        self.wfile.flush()
+        return goes_on
 
     def do_GET(self) -> None:
         path, query = self._request()

@@ -59,10 +59,11 @@ def run(
             process.join()
         for pipe in pipes:
             pipe.close()
-    for number, (process, (fault, _)) in enumerate(zip(started, answers, strict=True)):
-        expected = -signal.SIGKILL if number in killed else 0
-        assert process.exitcode == expected, f"process {number}: {process.exitcode}\n{fault}"
-        assert number in killed or not fault, f"process {number}:\n{fault}"
+    ended = [process.exitcode for process in started]
+    said = "\n".join(f"process {n}: {ended[n]}\n{fault}" for n, (fault, _) in enumerate(answers))
+    for number, (fault, _) in enumerate(answers):
+        assert ended[number] == (-signal.SIGKILL if number in killed else 0), said
+        assert number in killed or not fault, said
     return [answer for _, answer in answers]
 
 

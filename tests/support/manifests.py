@@ -25,7 +25,7 @@ from xckpt.core.names import join_keys
 from xckpt.core.values import encode_value, value_kind
 
 
-def digest(data: bytes) -> bytes:
+def digest(data: bytes | memoryview) -> bytes:
     """Stands in for the storage's: the core doesn't care which it is."""
     return hashlib.blake2b(data, digest_size=16).digest()
 

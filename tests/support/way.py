@@ -76,12 +76,12 @@ def trace(call: Callable[[], object]) -> Way:
     return Way(tuple(entered))
 
 
-def in_a_fresh_process(example: str) -> Way:
-    """The way of an example of this module, by the name of its function."""
-    command = [sys.executable, "-m", "tests.support.way", example]
+def in_a_fresh_process() -> dict[str, Way]:
+    """The ways of the examples of this module, by the names of their functions."""
+    command = [sys.executable, "-m", "tests.support.way", "--json"]
     root = HOUSE.parent
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=root)
-    return Way(tuple(json.loads(done.stdout)))
+    return {name: Way(tuple(files)) for name, files in json.loads(done.stdout).items()}
 
 
 def save_of_a_dtensor() -> Way:
@@ -124,13 +124,13 @@ EXAMPLES: dict[str, Callable[[], Way]] = {
 }
 
 
-def main(names: list[str]) -> None:
-    """Print the files on the way of one example as JSON, or a summary of all."""
-    if names:
-        print(json.dumps(EXAMPLES[names[0]]().files))
+def main(arguments: list[str]) -> None:
+    """Print the files on the ways of the examples as JSON, or a summary."""
+    ways = {name: example() for name, example in EXAMPLES.items()}
+    if arguments == ["--json"]:
+        print(json.dumps({name: way.files for name, way in ways.items()}))
         return
-    for name in EXAMPLES:
-        way = in_a_fresh_process(name)
+    for name, way in ways.items():
         print(f"{name}: {way.moves} moves, {len(way.distinct_files)} files")
         print(f"  {' -> '.join(way.packages)}")
 

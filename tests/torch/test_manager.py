@@ -14,8 +14,10 @@ import torch
 
 import xckpt
 from tests.support.ranks import Ranks
+from xckpt.engine.run import decision
 from xckpt.policies import Best, EveryMinutes, EverySteps, Latest, Moment, OnPreemption
 from xckpt.storage import run_steps
+from xckpt.torch.group import TorchGroup
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +63,9 @@ def test_the_coordinators_clock_metrics_and_listing_count(ranks: Ranks, tmp_path
 
 
 def on_rank_preempted(rank: int, root: str, chosen: int) -> tuple[list[int], list[int]]:
-    """One rank is signalled at step 4, twice."""
+    """One rank is signalled at step 4, again and again; all are asked at each step."""
     saved: list[int] = []
+    decision.ASK_SECONDS = 0.0
     with xckpt.CheckpointManager(root, save=[OnPreemption()]) as run:
         for step in range(100):
             if rank == chosen and step >= 4:
@@ -82,6 +85,43 @@ def test_a_signal_to_any_rank_saves_the_same_step_on_all(
     assert ranks.run(on_rank_preempted, str(tmp_path), chosen) == [([4], [4])] * 3
     assert xckpt.load(tmp_path / "step-00000004")["step"] == 4
     assert xckpt.open(tmp_path / "step-00000004").verify() == []
+
+
+def on_rank_counting(rank: int, root: str) -> tuple[list[int], int, bool]:
+    """Rank 1 is signalled in a loop of quick steps: where all stop, and what each step sends."""
+    decision.ASK_SECONDS = 0.2
+    sent: list[str] = []
+    quick: list[list[str]] = []
+    step = -1
+    with xckpt.CheckpointManager(root, save=[OnPreemption(["SIGUSR1"])]) as run:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("gather", "broadcast"):
+                method = getattr(TorchGroup, name)
+
+                def counted(self: Any, data: Any, name: str = name, method: Any = method) -> Any:
+                    sent.append(name)
+                    return method(self, data)
+
+                patch.setattr(TorchGroup, name, counted)
+            for step in range(200):
+                if rank == 1 and step == 10:
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                sent.clear()
+                if run.save(step, state_of(step)):
+                    break
+                quick.append(list(sent))
+                time.sleep(0.005)
+        assert run.preempted
+    asked = [each for each in quick if each == ["broadcast", "gather", "broadcast"]]
+    plain = [each for each in quick if each == ["broadcast"]]
+    cheap = len(asked) <= 5 and len(plain) == len(quick) - len(asked)
+    return numbers(run.steps()), step, cheap
+
+
+def test_a_step_without_a_save_costs_one_broadcast(ranks: Ranks, tmp_path: Path) -> None:
+    answers = ranks.run(on_rank_counting, str(tmp_path))
+    [saved, step, cheap] = answers[0]
+    assert saved == [step] and 10 <= step < 199 and cheap and answers == [answers[0]] * 3
 
 
 def on_rank_failing(rank: int, root: str) -> tuple[int, str, list[int]]:

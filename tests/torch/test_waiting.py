@@ -48,10 +48,11 @@ def outcome(call: Any, *args: Any, **kwargs: Any) -> tuple[str, list[int], float
 def on_rank_two_never_comes(rank: int, path: Path) -> Any:
     group = fresh_group()
     if rank == 2:
-        time.sleep(3)
+        dist.barrier()  # of all ranks, when the others have given up
         late = outcome(xckpt.save, path, STATE, group=group)
         return late, outcome(xckpt.save, path, STATE, group=group)
     first = outcome(xckpt.save, path, STATE, group=group, timeout=1)
+    dist.barrier()
     return first, outcome(xckpt.save, path, STATE, group=group)
 
 
@@ -70,10 +71,9 @@ def test_a_timeout_names_the_silent_rank_on_all(four_ranks: Ranks, tmp_path: Pat
 
 def on_rank_zero_never_comes(rank: int, path: Path) -> Any:
     group = fresh_group()
-    if rank == 0:
-        time.sleep(5)
-        return "", [0], 0.0
-    return outcome(xckpt.load, path, group=group, timeout=1)
+    found = outcome(xckpt.load, path, group=group, timeout=1) if rank else ("", [0], 0.0)
+    dist.barrier()  # rank 0 stays until the others have given up
+    return found
 
 
 def test_a_coordinator_that_never_comes_is_named(four_ranks: Ranks, tmp_path: Path) -> None:
@@ -86,14 +86,13 @@ def test_a_coordinator_that_never_comes_is_named(four_ranks: Ranks, tmp_path: Pa
 
 def on_rank_asynchronous(rank: int, path: Path) -> Any:
     group = fresh_group("cuda:gloo" if path.name == "beside" else "gloo")
-    if rank in (1, 3):
-        time.sleep(2.5)
-        return "", [1, 3], 0.0
 
     def save() -> None:
         xckpt.save_async(path, STATE, group=group, timeout=1).result(30)
 
-    return outcome(save)
+    found = ("", [1, 3], 0.0) if rank in (1, 3) else outcome(save)
+    dist.barrier()
+    return found
 
 
 @pytest.mark.parametrize("name", ["own", "beside"])

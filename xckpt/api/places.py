@@ -11,7 +11,7 @@ from xckpt.api.save import Path, check_path
 def exists(path: Path) -> bool:
     """Whether a committed checkpoint is at a path, of any format that `load` takes.
 
-    One of xckpt takes one small request; others are told by the names and first bytes of files.
+    One of xckpt takes one small request; others are recognised by names and first bytes of files.
 
     Raises:
         StorageError: the storage gives no answer.

@@ -11,6 +11,7 @@ import os
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.run.names import IfThere
 from xckpt.engine.adapters import find_group
 from xckpt.engine.background import SaveFuture, begin
 from xckpt.engine.ranks.group import Group, TorchProcesses
@@ -28,6 +29,7 @@ def save(
     state: object,
     *,
     overwrite: bool = False,
+    base: Path | None = None,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -46,6 +48,9 @@ def save(
         overwrite: replace the checkpoint at ``path``. The old one stays readable until the new one
             is committed. Files of yours beside it are kept; a folder that holds only such files
             needs this too.
+        base: an earlier checkpoint, often the last one: what is equal there is not written again.
+            On local files an equal chunk is a hard link, so that each checkpoint is whole by
+            itself; where nothing can be shared, all is written, and the log says why (INFO).
         metadata: anything that JSON can carry, stored in the checkpoint; the coordinator's is used.
         planner: how to divide the work; by default every element is written exactly once, and
             replicas share the writing.
@@ -61,6 +66,7 @@ def save(
 
     Raises:
         CheckpointExistsError: something is at the path, and ``overwrite`` is False.
+        NotACheckpointError: there is no checkpoint at ``base``.
         UnsupportedLeafError: leaves that cannot be saved, all listed by name.
         ManifestError: ``metadata`` holds what JSON cannot carry.
         PlanError: shards overlap or are missing, or the ranks disagree.
@@ -79,6 +85,7 @@ def save(
         (4, 2)
     """
     check_path(path, "save(path, state)")
+    check_base(base)
     from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
     options = checked_options(options, SaveOptions, "save")
@@ -88,7 +95,7 @@ def save(
     with with_progress(options, f"save {os.path.basename(path)}", ranks.rank) as shown:
         return save_state(
             state,
-            ZarrStorageWriter(path, overwrite=overwrite, options=shown),
+            ZarrStorageWriter(path, overwrite=overwrite, options=shown, base=base),
             group=ranks,
             planner=default_planner(options) if planner is None else planner,
             metadata=metadata,
@@ -103,6 +110,7 @@ def save_async(
     *,
     stager: AsyncStager | None = None,
     overwrite: bool = False,
+    base: Path | None = None,
     metadata: JSONValue = None,
     planner: SavePlanner | None = None,
     group: Group | TorchProcesses | None = None,
@@ -125,6 +133,7 @@ def save_async(
             memory it keeps between them the system may take back. Getting the memory makes the
             first save slower than a copy, unless you prepare a stager of your own.
         overwrite: see `save`.
+        base: see `save`.
         metadata: see `save`.
         planner: see `save`; it is used from another thread.
         group: see `save`.
@@ -149,11 +158,12 @@ def save_async(
         {'w': array([0., 1., 2., 3.])}
     """
     check_path(path, "save_async(path, state)")
+    check_base(base)
     options = checked_options(options, SaveOptions, "save_async")
     check_planner(planner, SavePlanner, "save_async")
     planner = default_planner(options) if planner is None else planner
     kept = copy.deepcopy(metadata)
-    where = _from_here(path)
+    where, known = _from_here(path), None if base is None else _from_here(base)
 
     def run(state: object, failure: BaseException | None, group: Group) -> Metadata:
         # Here, so that the caller does not wait for TensorStore to be imported.
@@ -163,7 +173,7 @@ def save_async(
         with with_progress(options, f"save {os.path.basename(path)}", group.rank) as shown:
             return save_state(
                 state,
-                ZarrStorageWriter(where, overwrite=overwrite, options=shown),
+                ZarrStorageWriter(where, overwrite=overwrite, options=shown, base=known),
                 group=group,
                 planner=planner,
                 metadata=kept,
@@ -194,10 +204,21 @@ def check_path(path: object, call: str) -> None:
         ) from None
 
 
+def check_base(base: object) -> None:
+    """Refuse a base that is no path.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if base is not None and not isinstance(base, str | os.PathLike):
+        raise TypeError(f"base= takes the path of a checkpoint, not a {type(base).__name__}")
+
+
 def _from_here(path: Path) -> Path:
     """A path that means the same when the working folder has changed; a URL as it is."""
     text = os.fspath(path)
-    return path if "://" in text or not text else os.path.abspath(os.path.expanduser(text))
+    stays = "://" in text or not text or isinstance(path, IfThere)
+    return path if stays else os.path.abspath(os.path.expanduser(text))
 
 
 def check_planner(planner: object, kind: type[SavePlanner] | type[LoadPlanner], call: str) -> None:

@@ -98,10 +98,12 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
     LEAF lies in chunks. With --box, also which of them that slice of it reads, and their bytes.
     """
     from xckpt.cli.report import checkpoint_report, narrowed
+    from xckpt.storage.base.shared import shared_bytes
 
     with collector_at_rest():
         checkpoint = _open(path)
-        whole = checkpoint_report(path, checkpoint.manifest)
+        [shared] = shared_bytes([checkpoint.location])
+        whole = checkpoint_report(path, checkpoint.manifest, shared)
     report = whole if leaf is None else narrowed(whole, leaf)
     if report is None:
         raise no_such_leaf(path, [each.name for each in whole.leaves], str(leaf))

@@ -60,7 +60,8 @@ def ls(
 ) -> None:
     """List the leaves of a checkpoint: name, dtype, shape, size; or the steps of a run.
 
-    Of a folder of steps (docs/runs.md): folder, time, size and metrics of each, by number.
+    Of a folder of steps (docs/runs.md): folder, time, size and metrics of each, and the
+    rules of the run that keep it; by number.
 
     A PATTERN is a leaf's name, a container's for all below it, or has wildcards, as in
     "model/**/bias": * is any text without a /, ** any text, ? one character.
@@ -95,15 +96,16 @@ def ls(
 
 def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
     """List the steps of a run; whether there are any."""
-    from xckpt.cli.steps import step_lines, steps_at
+    from xckpt.cli.steps import shared_at, step_lines, step_values, steps_at
 
     steps = steps_at(path)
     if reverse:
         steps.reverse()
+    shared = shared_at(path, steps)
     if steps and as_json:
-        print_json(steps)
+        print_json(step_values(steps, shared))
     elif steps:
-        click.echo("\n".join(step_lines(steps)))
+        click.echo("\n".join(step_lines(steps, shared)))
     return bool(steps)
 
 

@@ -19,13 +19,7 @@ import msgspec
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.grid import count_cells
-from xckpt.core.manifest.entries import (
-    BytesEntry,
-    Manifest,
-    TensorEntry,
-    ValueEntry,
-    leaf_arrays,
-)
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import decode_value, shown_value
@@ -114,6 +108,8 @@ class CheckpointReport(msgspec.Struct, frozen=True):
     containers: Mapping[str, str]
     """Name -> kind of each container that is empty or not a plain dict."""
     leaves: tuple[LeafReport, ...]
+    shared: int = 0
+    """Bytes of local files that other checkpoints have too; of the whole checkpoint only."""
 
 
 class TreeRow(msgspec.Struct, frozen=True):
@@ -130,16 +126,18 @@ class TreeRow(msgspec.Struct, frozen=True):
     """None for a container."""
 
 
-def checkpoint_report(path: str, manifest: Manifest) -> CheckpointReport:
+def checkpoint_report(path: str, manifest: Manifest, shared: int = 0) -> CheckpointReport:
     """The report of a manifest: the checkpoint and each of its leaves."""
     leaves = tuple(map(_leaf_report, manifest.leaves))
-    return _summed(path, leaves, manifest.containers, manifest.user)
+    report = _summed(path, leaves, manifest.containers, manifest.user)
+    return msgspec.structs.replace(report, shared=shared)
 
 
 def holdings(report: CheckpointReport) -> str:
     """One line: how many leaves, bytes and chunks a checkpoint holds."""
     leaves = f"{counted(report.tensors, 'tensor')} and {counted(report.values, 'value')}"
-    return f"{leaves}, {readable_bytes(report.bytes)} in {counted(report.chunks, 'chunk')}"
+    shared = f", {readable_bytes(report.shared)} shared" if report.shared else ""
+    return f"{leaves}, {readable_bytes(report.bytes)} in {counted(report.chunks, 'chunk')}{shared}"
 
 
 def narrowed(report: CheckpointReport, name: str) -> CheckpointReport | None:

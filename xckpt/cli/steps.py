@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from xckpt.cli.columns import columns
 from xckpt.core.run.record import StepRecord
+from xckpt.core.run.rules import kept_by
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
 
@@ -22,27 +24,73 @@ def steps_at(path: str) -> list[StepRecord]:
 
     root = Location.parse(path)
     found = described(root, committed_steps(root))
-    unreadable = [StepRecord(number, name=name) for number, name in found.unreadable.items()]
-    return sorted([*found.records, *unreadable], key=lambda record: record.number)
+    return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
 
 
-def step_lines(records: Sequence[StepRecord]) -> Iterator[str]:
-    """The columns of a listing: folder, time (UTC), size, metrics.
+def shared_at(path: str, records: Sequence[StepRecord]) -> dict[str, int]:
+    """Folder name -> bytes of a step's local files that other checkpoints have too.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    from xckpt.storage.base.shared import shared_bytes
+    from xckpt.storage.location import Location
+
+    names = [record.name for record in records if record.format == "xckpt"]
+    root = Location.parse(path)
+    return dict(zip(names, shared_bytes([root.within(name) for name in names]), strict=True))
+
+
+def step_lines(
+    records: Sequence[StepRecord], shared: Mapping[str, int] | None = None
+) -> Iterator[str]:
+    """The columns of a listing: folder, time (UTC), size, shared bytes, metrics, what keeps it.
+
+    Args:
+        records: by number, or the other way round.
+        shared: see `shared_at`.
 
     Example:
-        >>> list(step_lines([StepRecord(3, 60.0, {"loss": 0.25}, 1024)]))
-        ['step-00000003  1970-01-01 00:01:00Z  1.0 KiB  loss=0.25']
+        >>> list(step_lines([StepRecord(3, 60.0, {"loss": 0.25}, 1024, keep=("Latest(2)",))]))
+        ['step-00000003  1970-01-01 00:01:00Z  1.0 KiB  loss=0.25  Latest(2)']
     """
+    reasons = kept_by(sorted(records, key=lambda record: record.number))
     cells = (
         (
             printable(record.name),
             _time(record.time),
-            readable_bytes(record.bytes),
+            _size(record, (shared or {}).get(record.name, 0)),
             " ".join(f"{printable(name)}={value:.6g}" for name, value in record.metrics.items()),
+            ", ".join(map(printable, reasons[record.number])),
         )
         for record in records
     )
     return columns(cells, right=[2])
+
+
+def _size(record: StepRecord, shared: int) -> str:
+    if record.format != "xckpt":
+        return record.format
+    size = readable_bytes(record.bytes)
+    return f"{size}, {readable_bytes(shared)} shared" if shared else size
+
+
+def step_values(
+    records: Sequence[StepRecord], shared: Mapping[str, int] | None = None
+) -> list[dict[str, Any]]:
+    """The same as values, for JSON.
+
+    Example:
+        >>> step_values([StepRecord(3, 60.0)])[0]["kept_by"]
+        ['newest']
+    """
+    reasons = kept_by(sorted(records, key=lambda record: record.number))
+    shown = ("number", "time", "metrics", "bytes", "name", "format")
+    return [
+        {each: getattr(record, each) for each in shown}
+        | {"shared": (shared or {}).get(record.name, 0), "kept_by": list(reasons[record.number])}
+        for record in records
+    ]
 
 
 def _time(seconds: float | None) -> str:

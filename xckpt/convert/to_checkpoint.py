@@ -24,9 +24,10 @@ from xckpt.convert.journal import noted_units
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
 from xckpt.core.metadata import Metadata
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import BriefData, SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.chunks.columns import received
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
@@ -113,9 +114,10 @@ class ConvertingWriter(ZarrStorageWriter):
         *,
         overwrite: bool,
     ) -> None:
-        # Units report their progress themselves.
-        options = replace(share.options, progress=None)
+        # Units report their progress themselves. Each is durable by itself, so nothing is packed.
+        options = replace(share.options, progress=None, pack_bytes=0)
         super().__init__(path, overwrite=overwrite, options=options)
+        self.lasting = False
         self._digest = digest
         self._leaf_names = leaf_names
         self._share = share
@@ -150,13 +152,16 @@ class ConvertingWriter(ZarrStorageWriter):
         items = list(plan.items)
         values = replace(plan, items=[item for item in items if item.tensor_data is None])
         written = super().write_data(values, planner)
-        orders = msgspec.convert(plan.storage_data, WriteOrders)
+        data = plan.storage_data
+        orders = msgspec.convert(
+            received(data) if isinstance(data, BriefData) else data, WriteOrders
+        )
         output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
         reports = self._share.make(output, self._digest, folder if resumable else None)
         arrays = [array for report in reports for array in _decode(report).arrays]
-        return Written([*written.arrays, *arrays], written.values)
+        return msgspec.structs.replace(written, arrays=[*written.arrays, *arrays])
 
     def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:
         """The tensor items by the parts that they are of."""

@@ -209,10 +209,10 @@ class Adapters:
 
     def owner(self, leaf: object) -> Adapter[Any] | None:
         """The adapter whose leaf an object is."""
-        for adapter in self._all():
+        for adapter in self.known:
             if adapter.owns(leaf):
                 return adapter
-        return None
+        return next((each for each in self._all() if each.owns(leaf)), None)
 
     def is_leaf(self, node: object) -> bool:
         """Whether a node of a tree is a tensor, and so neither a container nor a value."""

@@ -36,7 +36,14 @@ _PLAIN_COMPONENT = r"(?:0|[1-9][0-9]{0,18}|[^%/0-9\-][^%/]*)"
 _PLAIN = re.compile(rf"{_PLAIN_COMPONENT}(?:/{_PLAIN_COMPONENT})*")
 """Names without an escape: most are."""
 _UNSAFE = re.compile(rb"[^A-Za-z0-9\-_.%+@=,() ]")
-_RESERVED = {"zarr.json", "xckpt.json", "xckpt.digests", "xckpt.saving", ".generations"}
+_RESERVED = {
+    "zarr.json",
+    "xckpt.json",
+    "xckpt.digests",
+    "xckpt.packs",
+    "xckpt.saving",
+    ".generations",
+}
 _LOCK = ".__lock"
 LONGEST_COMPONENT = 160
 """Bytes of the longest component of a zarr path."""
@@ -53,7 +60,7 @@ def join_keys(keys: Sequence[str | int]) -> str:
     return "/".join(_component(key) for key in keys)
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 14)
 def split_name(name: str) -> KeyPath:
     """The key path of a leaf name; inverse of `join_keys`.
 
@@ -74,7 +81,7 @@ def is_name(text: str) -> bool:
     return _PLAIN.fullmatch(text) is not None or join_keys(split_name(text)) == text
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@functools.lru_cache(maxsize=1 << 14)
 def zarr_path(name: str) -> str:
     """The path of a leaf's zarr node, relative to the checkpoint's root group.
 

@@ -54,6 +54,13 @@ class StorageWriter(Protocol):
         ...
 
 
+@runtime_checkable
+class LastingWriter(Protocol):
+    """A writer whose orders last: those of an equal plan are as before, but for the place."""
+
+    lasting: bool
+
+
 class PlainStorageWriter:
     """The first hooks of a `StorageWriter` that leaves plans to the planner.
 

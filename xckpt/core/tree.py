@@ -25,14 +25,14 @@ from __future__ import annotations
 import copy
 import keyword
 from collections import namedtuple
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
 from xckpt.core.names import KeyPath, join_keys, split_name
 from xckpt.core.values import shown_value
-from xckpt.errors import ManifestError, UnsupportedLeafError
+from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
 
 DEEPEST = 64
 """Most containers around a leaf."""
@@ -153,7 +153,7 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         if len(leaves) > 1 or containers:
             raise ManifestError("the root is a leaf, but there are others")
         return leaves[""]
-    root = _Container()
+    root = Container()
     problems: dict[str, None] = {}
     for name, leaf in leaves.items():
         *above, last = split_name(name)
@@ -168,31 +168,43 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
             problems[clash] = None
         node.name, node.kind = name, kind
     if problems:
-        lines = [f"{name}: a leaf and a container have this name" for name in problems]
-        raise ManifestError("\n  ".join(lines), tuple(lines))
-    return _close(root)
+        refuse_clashes(problems)
+    return close_container(root)
 
 
-class _Container(dict[str | int, object]):
-    """A container of the tree; a dict that is no `_Container` is a leaf's value."""
+def refuse_clashes(names: Iterable[str]) -> None:
+    """Raise the error for names that a leaf and a container have."""
+    lines = [f"{name}: a leaf and a container have this name" for name in names]
+    raise ManifestError("\n  ".join(lines), tuple(lines))
+
+
+class Container(dict[str | int, object]):
+    """A container of the tree; a dict that is no `Container` is a leaf's value."""
 
     name, kind = "", "dict"
 
 
-def _descend(root: _Container, keys: Sequence[str | int]) -> tuple[_Container, str]:
+def _descend(root: Container, keys: Sequence[str | int]) -> tuple[Container, str]:
     """The container at a key path, made where it is missing; or the name of a leaf on the way."""
     node = root
     for depth, key in enumerate(keys, 1):
-        child = node.setdefault(key, _Container())
-        if not isinstance(child, _Container):
+        child = node.setdefault(key, Container())
+        if not isinstance(child, Container):
             return root, join_keys(keys[:depth])
         node = child
     return node, ""
 
 
-def _close(node: _Container) -> object:
+def close_container(node: Container) -> object:
+    """What a container of this kind is in Python.
+
+    Raises:
+        ManifestError: its keys are not those of its kind.
+    """
     name, (kind, _, detail) = node.name, node.kind.partition(":")
-    children = {k: _close(each) if type(each) is _Container else each for k, each in node.items()}
+    children = {
+        k: close_container(each) if type(each) is Container else each for k, each in node.items()
+    }
     if kind in ("list", "tuple"):
         if sorted(children, key=repr) != sorted(range(len(children)), key=repr):
             raise ManifestError(
@@ -290,3 +302,33 @@ def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> ob
     for key, child in children:
         new[key] = child
     return new
+
+
+def merge_containers(ranks: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
+    """The containers of all ranks' trees, which together have the leaves ``names``.
+
+    ``ranks`` are those of each rank: name of a container -> its kind.
+
+    Raises:
+        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
+            container, so no tree has all of them.
+    """
+    merged = dict(ranks[0])
+    first = dict.fromkeys(merged, 0)
+    problems: dict[str, str] = {}
+    for rank, containers in enumerate(ranks):
+        if containers == merged:
+            continue
+        for name, kind in containers.items():
+            before = merged.setdefault(name, kind)
+            other = first.setdefault(name, rank)
+            if kind != before:
+                where = name or "the root"
+                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
+    try:
+        unflatten(dict.fromkeys(names), merged)
+    except ManifestError as error:
+        problems.setdefault("", str(error))
+    if problems:
+        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
+    return merged

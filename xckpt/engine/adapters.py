@@ -14,7 +14,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any, Final
+from collections.abc import Collection
+from typing import Any, Final, Protocol
 
 from xckpt.core.adapter import Adapter, Adapters
 from xckpt.core.part.per_rank import PerRankAdapter
@@ -35,6 +36,9 @@ _MODULES: Final[dict[str, str]] = {
 _GROUPS: Final = {"torch.distributed": "xckpt.torch.group", "jax": "xckpt.jax.group"}
 """Framework module -> module with ``current_group``, in the order in which they are asked."""
 
+
+_NOTICES: Final = {"jax": "xckpt.jax.preemption"}
+"""Framework module -> module with ``current_notice``."""
 
 _REGISTERED: Final[list[Adapter[Any]]] = []
 """Adapters from outside, the last one first: they are asked before all others."""
@@ -189,6 +193,29 @@ def find_group(
     if coordinator_rank:
         raise ValueError(f"coordinator_rank is {coordinator_rank}, but there is only rank 0")
     return LocalGroup()
+
+
+class PreemptionNotice(Protocol):
+    """A framework's own way to learn that a process is to end soon."""
+
+    signals: Collection[int]
+    """Those that it has taken for itself."""
+
+    def reached(self) -> bool:
+        """Whether the processes are to stop now; all of them ask equally often."""
+        ...
+
+
+def preemption_notices() -> list[PreemptionNotice]:
+    """The notices of the frameworks imported so far, where those have any.
+
+    Example:
+        >>> preemption_notices()
+        []
+    """
+    modules = [module for framework, module in _NOTICES.items() if framework in sys.modules]
+    found = (importlib.import_module(module).current_notice() for module in modules)
+    return [notice for notice in found if notice is not None]
 
 
 def _timed(group: Group, timeout: float | None) -> Group:

@@ -176,13 +176,20 @@ class _Load:
             from xckpt.engine.ranks.compare import arguments_of, compare_ranks
 
             compare_ranks(group, arguments_of(given) | dict(self.arguments))
+        replaced: XckptError | None = None
         while True:
             try:
                 metadata = self.alone() if group.size == 1 else self.together(group)
                 break
+            except NotACheckpointError as error:
+                if replaced is None:
+                    raise
+                text = f"the checkpoint was deleted while it was read: {error}"
+                raise CheckpointReplacedError(text) from replaced
             except XckptError as error:
                 if self.is_last or not _was_replaced(error):
                     raise
+                replaced = error
                 logger.info("the checkpoint was replaced while it was read; loading the new one")
             finally:
                 self.reader.close()

@@ -22,12 +22,12 @@ from functools import partial
 from typing import Final, cast
 
 from xckpt.core.metadata import JSONValue, Metadata
-from xckpt.core.plan.items import SavePlan
+from xckpt.core.plan.items import CanBeBrief, SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
-from xckpt.core.storage import StorageWriter
+from xckpt.core.storage import LastingWriter, StorageWriter
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group, operation
+from xckpt.engine.ranks.group import Group, KeptPlans, LastingGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
 from xckpt.engine.steps import all_reduce, reduce_scatter
@@ -72,6 +72,8 @@ def save_state(
     is_coordinator = group.rank == group.coordinator
     save = _Save(tree, writer, planner, metadata, is_coordinator, failure, watch)
     together = operation(group) if group.size > 1 else nullcontext()
+    if group.size > 1 and isinstance(group, LastingGroup):
+        save.kept = group.kept_plans
     if watch is None:
         with together:
             return save.run(group)
@@ -93,6 +95,8 @@ class _Save:
     watch: Watch | None
     step: Step = nullcontext
     """The context of a step, by its name, which times it where there is a listener."""
+    kept: KeptPlans | None = None
+    """The plans of earlier saves of this group."""
     rank: int = 0
     is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
@@ -104,9 +108,7 @@ class _Save:
         try:
             if group.size > 1:
                 self._compare(group)
-            share = reduce_scatter(
-                group, PLAN, self.plan_locally, self.plan_globally, SavePlanCodec()
-            )
+            share = self._share(group)
             write = partial(self.write, share)
             commit = partial(self.writer.finish, self.metadata)
             if self.watch is not None:
@@ -128,6 +130,43 @@ class _Save:
         compare_ranks(
             group, arguments, lambda: self._set_up().replicas() if compares else (), adapters
         )
+
+    def _share(self, group: Group) -> SavePlan:
+        """What this rank has to write."""
+        if group.size == 1:
+            codec = SavePlanCodec()
+            return reduce_scatter(group, PLAN, self.plan_locally, self.plan_globally, codec)
+        # A save by one process has no need of it.
+        from xckpt.engine.ranks.plans import Planning, plan_together
+
+        planning = Planning(
+            self.plan_locally,
+            self.plan_globally,
+            lambda: self.metadata,
+            self._plan_again,
+            self._plan_key(),
+        )
+        return plan_together(group, PLAN, planning, self.kept)
+
+    def _plan_key(self) -> bytes | None:
+        """What a plan depends on beside the ranks' plans; None if it is not to be kept."""
+        options = getattr(self.writer, "options", None)
+        if not isinstance(options, SaveOptions) or not isinstance(self.writer, LastingWriter):
+            return None
+        planned_by = self.planner.lasting_key()
+        if planned_by is None or not self.writer.lasting:
+            return None
+        sizes = options.chunk_bytes, options.shard_bytes, options.crc32c
+        names = sorted((options.dimension_names or {}).items())
+        return repr((planned_by, sizes, names)).encode()
+
+    def _plan_again(self, metadata: Metadata, share: SavePlan) -> object:
+        """The coordinator: where to write by the plan of an earlier save."""
+        with self.step("plan"):
+            metadata = replace(metadata, user_metadata=self.user_metadata)
+            (again,), self.metadata = self.writer.prepare_global_plan([share], metadata)
+            assert isinstance(again.storage_data, CanBeBrief)
+            return again.storage_data.place()
 
     def plan_locally(self) -> SavePlan:
         """What this rank can write."""
@@ -169,7 +208,10 @@ class _Save:
             check_finished(share, plan)
             if self.watch is not None:
                 self.watch.bytes = bytes_written(plan)
-            return self.writer.write_data(plan, self.planner)
+            written = self.writer.write_data(plan, self.planner)
+            if self.watch is not None:
+                self.watch.shared = getattr(self.writer, "shared_bytes", 0)
+            return written
 
 
 def default_planner(options: SaveOptions) -> SavePlanner:
@@ -229,7 +271,7 @@ def settle(group: Group) -> BaseException | None:
     The caller must raise it; it is not stored.
     """
     failures: list[tuple[SaveInFlight, BaseException]] = []
-    for save in [save for save in IN_FLIGHT if save.concerns(group)]:
+    for save in [save for save in list(IN_FLIGHT) if save.concerns(group)]:
         error = save.take_failure()
         IN_FLIGHT.pop(save, None)
         if error is not None:

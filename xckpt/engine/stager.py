@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import Copyable, Part
 from xckpt.core.names import split_name
+from xckpt.core.text.advice import no_value
 from xckpt.core.tree import FlatTree, flatten, rebuild
 from xckpt.core.values import value_kind
 from xckpt.engine.adapters import loaded_adapters
@@ -212,11 +213,8 @@ class BlockingAsyncStager(AsyncStager):
         if copyable is not None:
             return copyable
         if self.type_check:
-            raise UnsupportedLeafError(
-                f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is "
-                f"neither a tensor nor a plain Python value; remove it, convert it, or stage "
-                f"without type_check"
-            )
+            otherwise = "or stage without type_check"
+            raise UnsupportedLeafError(f"{name or 'the root'}: {no_value(leaf, otherwise)}")
         try:
             copied = copy.deepcopy(leaf)
         except Exception as error:

@@ -31,6 +31,7 @@ from typing import NoReturn
 import jax
 from jax._src import xla_bridge
 
+from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
 from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, wait_in_thread
 from xckpt.errors import NoGroupError, RankFailure, RanksFailedError, spelled_ranks
@@ -43,6 +44,9 @@ TIMEOUT = 1800.0
 """Seconds that a silent rank is waited for, unless a caller says otherwise."""
 
 _numbers = itertools.count()
+
+_kept_plans: dict[int, KeptPlans] = {}
+"""Coordinator -> the plans of the saves of all processes."""
 
 
 class JaxGroup:
@@ -85,10 +89,10 @@ class JaxGroup:
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
         self._client = InTime(client)
         self.timeout = timeout
+        self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
         self._suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""
-        self._operation = 0
-        self._warn_after = warn_after
+        self._operation, self._warn_after = 0, warn_after
         self._prefix = f"xckpt/{next(_numbers)}"
         self._notes = Notes(self._client, self._prefix, rank, timeout)
         self._calls = itertools.count()
@@ -114,7 +118,7 @@ class JaxGroup:
 
     def leave(self, error: BaseException) -> None:
         """See `CarefulGroup`."""
-        # What the ranks have told each other has `failures`.
+        # What the ranks have said to each other has `failures`.
         if not getattr(error.__cause__ or error, "failures", ()):
             self._notes.leave(self._operation, [RankFailure.of(self.rank, error)])
 

@@ -1,17 +1,21 @@
-"""What to say of a local path at which no checkpoint is: what lies there or beside it instead.
+"""What to say of a path at which no checkpoint is: what lies there or beside it instead.
 
 1. A folder of checkpoints (a run's root): the steps are listed.
 2. A save to the path that was cut off: its staging folder is named.
 3. A path that does not exist: checkpoints beside it, the likeliest first.
 4. A format that is not read (`xckpt.storage.foreign.unread`): its name, and what to do.
 5. Any other folder: some of the names in it.
+
+A bucket is asked for its keys, for `LISTING_SECONDS` at most: 1, 3 and 5 hold there too.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,9 +23,13 @@ from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.near_names import near_names
 from xckpt.storage.foreign.files import open_file
 from xckpt.storage.foreign.unread import HEAD_BYTES, unread_format
+from xckpt.storage.location import Location, open_store
 
 LOOKED_AT = 10_000
 """How many names of a folder are looked at."""
+
+LISTING_SECONDS = 2.0
+"""How long the keys of a bucket are waited for."""
 
 SHOWN = 8
 """How many names are shown."""
@@ -38,14 +46,34 @@ def what_is_there(folder: Path) -> str:
         return _beside(folder)
     steps = _checkpoints(folder)
     if steps:
-        many = "1 checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
-        return f"it holds {many}: {_shown(steps)}; give the path of one: {folder / steps[-1]}"
+        return _holds(steps, folder / steps[-1])
     names = sorted(_names(folder))
     unread = next(filter(None, map(unread_format, names)), "")
     if unread:
         return f"{unread}; {MANIFEST} is not there either"
-    found = f"only: {_shown(names)}" if names else "nothing at all"
-    return f"there is no {MANIFEST} in it, {found}; check the path, or whether the save finished"
+    return _no_manifest(f", only: {_shown(names)}" if names else ", nothing at all")
+
+
+def what_keys_are_there(location: Location) -> str:
+    """A clause on what is in a bucket, or beside it, instead of a checkpoint.
+
+    What the bucket does not list, or not in time, is not said.
+
+    Example:
+        >>> what_keys_are_there(Location.parse("memory://nowhere/at/all"))
+        'there is no xckpt.json in it; check the path, or whether the save finished'
+    """
+    keys = _keys(location)
+    steps = _steps_among(keys)
+    if steps:
+        return _holds(steps, location.child(steps[-1]))
+    if keys:
+        names = sorted({key.partition("/")[0] for key in keys})
+        return _no_manifest(f", only: {_shown(names)}")
+    above, _, name = location.path.rpartition("/")
+    parent = replace(location, path=above)
+    others = _steps_among(_keys(parent)) if name else []
+    return _missing(name, others, parent.child) if others else _no_manifest()
 
 
 def what_file_is_there(file: Path) -> str:
@@ -79,9 +107,38 @@ def _beside(folder: Path) -> str:
     others = _checkpoints(parent)
     if not others:
         return "it does not exist"
-    near = near_names(folder.name, others, most=1)
-    meant = f"; did you mean {parent / near[0]}?" if near else ""
+    return _missing(folder.name, others, parent.__truediv__)
+
+
+def _holds(steps: list[str], last: object) -> str:
+    many = "1 checkpoint" if len(steps) == 1 else f"{len(steps)} checkpoints"
+    return f"it holds {many}: {_shown(steps)}; give the path of one: {last}"
+
+
+def _no_manifest(found: str = "") -> str:
+    return f"there is no {MANIFEST} in it{found}; check the path, or whether the save finished"
+
+
+def _missing(name: str, others: list[str], path_of: Callable[[str], object]) -> str:
+    """What to say of a name that is not there, beside other checkpoints."""
+    near = near_names(name, others, most=1)
+    meant = f"; did you mean {path_of(near[0])}?" if near else ""
     return f"it does not exist; beside it: {_shown(others)}{meant}"
+
+
+def _keys(location: Location) -> list[str]:
+    """The keys below a place, if the store lists them soon."""
+    try:
+        asked = open_store(location).list()
+        return [key.decode() for key in asked.result(LISTING_SECONDS)]
+    except (OSError, ValueError, RuntimeError):  # TimeoutError is an OSError
+        return []
+
+
+def _steps_among(keys: list[str]) -> list[str]:
+    """The names of the checkpoints among some keys, numbers in their order."""
+    names = (key.removesuffix(f"/{MANIFEST}") for key in keys if key.endswith(f"/{MANIFEST}"))
+    return sorted((name for name in names if "/" not in name), key=_natural)
 
 
 def _names(folder: Path) -> list[str]:

@@ -20,7 +20,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
-from xckpt.core.manifest.entries import ZarrArray, array_metadata
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.entries import array_metadata
 
 DIGEST_BYTES: Final = 16
 
@@ -93,9 +94,8 @@ def plain_bools(data: NDArray[np.generic]) -> NDArray[np.generic]:
     return np.asarray(raw != 0) if raw.max() > 1 else data
 
 
-def digest_bytes(data: bytes) -> bytes:
-    """The digest of some bytes."""
-    return xxhash.xxh3_128_digest(data)
+digest_bytes: Final = xxhash.xxh3_128_digest
+"""The digest of some bytes."""
 
 
 def digest_array(array: NDArray[np.generic]) -> bytes:

@@ -4,10 +4,11 @@
    nothing else is in flight.
 2. `Pool.submit` has a task run in a thread, within the budget. After the first failure nothing new
    is started.
-3. Leaving the ``with`` block waits for everything in flight and raises the first failure.
-4. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
+3. A `Reservation` is released with the last of the parts of what it was made for.
+4. Leaving the ``with`` block waits for everything in flight and raises the first failure.
+5. On few processors the caller should work alone (`Pool.alone`): TensorStore's own threads keep
    them busy, and Python threads would only compete for the interpreter.
-5. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
+6. `Access` says how often and how long a storage is asked; `xckpt.storage.location.answer` waits by
    it.
 """
 
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from xckpt.options import StorageOptions, default_threads, processors, storage_option
@@ -81,6 +82,11 @@ class Access:
     def clean_up(self) -> None:
         """What was written is to be removed now, for which there is always some time."""
         self.until = max(self.until, time.monotonic() + CLEANUP_SECONDS)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time left, or the storage was found dead."""
+        return time.monotonic() >= self.until
 
     @property
     def left(self) -> float:
@@ -173,6 +179,24 @@ class Pool:
             raise
         if error is None and self._failure is not None:
             raise self._failure
+
+
+@dataclass(slots=True)
+class Reservation:
+    """The part of the budget that an item holds until its last unit is written."""
+
+    pool: Pool
+    size: int
+    units: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def unit_done(self) -> None:
+        """A unit is written, or never will be."""
+        with self.lock:
+            self.units -= 1
+            last = self.units == 0
+        if last:
+            self.pool.release(self.size)
 
 
 class ProgressCounter:

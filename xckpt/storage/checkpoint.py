@@ -23,9 +23,9 @@ from xckpt.errors import StorageError, XckptError
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
 from xckpt.storage.budget import ProgressCounter
-from xckpt.storage.chunks.chunk import chunks_of
-from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.chunks.requests import ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
+from xckpt.storage.location import check_process
 from xckpt.storage.read_checkpoint import ZarrStorageReader
 from xckpt.storage.stored_array import StoredArray
 from xckpt.storage.stored_tree import Leaf, StoredTree
@@ -66,7 +66,7 @@ class Checkpoint(StoredTree):
         self.user_metadata: object = self.manifest.user
         """What the caller passed as ``metadata=`` when saving."""
         self._reader = reader
-        self._entries = {leaf.name: leaf for leaf in self.manifest.leaves}
+        self._entries = reader.entries
 
     def _leaf(self, name: str) -> Leaf:
         """The leaf of a name that there is."""
@@ -111,20 +111,36 @@ class Checkpoint(StoredTree):
             A problem, which prints as a line, for each thing that is wrong; empty if the
             checkpoint is whole. Its ``kind`` is ``"chunk"`` (with leaf and box), ``"document"``
             (a zarr.json) or ``"digests"``. After `MOST_PROBLEMS` damaged chunks no more are read.
+
+        Raises:
+            StorageError: the storage gave no answer in time, which says nothing of the checkpoint.
         """
+        check_process()
         self.location.access.start()
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
         try:
-            digests = integrity.digests.problem()
+            unusable = integrity.side_file_problem()
         except XckptError as error:
-            digests = str(error)
-        if digests:
-            text = f"{digests}; without it no chunk can be verified"
+            self._refuse_silence(error)
+            unusable = str(error)
+        if unusable:
+            text = f"{unusable}; without it no chunk can be verified"
             return [Problem(kind="digests", text=text), *problems]
+        damaged = self._damaged_chunks(progress)
+        if len(damaged) >= MOST_PROBLEMS:
+            text = f"{len(damaged):,} chunks are damaged; the others were not looked at"
+            damaged.append(Problem(kind="chunk", text=text))
+        return problems + sorted(damaged)
+
+    def _damaged_chunks(self, progress: Callable[[Progress], None] | None) -> list[Problem]:
         damaged: list[Problem] = []
-        stored = list(arrays(self.manifest))
-        total = sum(prod(array.shape) * item_size(array.dtype) for array in stored)
+
+        def note(error: XckptError) -> None:
+            self._refuse_silence(error)
+            damaged.extend(_problems_of(error))
+
+        total = sum(prod(array.shape) * item_size(array.dtype) for array in arrays(self.manifest))
         destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
         with ChunkWindow(
             self.chunk_source,
@@ -132,22 +148,24 @@ class Checkpoint(StoredTree):
             threads=self.options.threads,
             budget=self.options.memory_bytes,
             progress=ProgressCounter(total, progress),
-            on_error=lambda error: damaged.extend(_problems_of(error)),
+            on_error=note,
         ) as window:
-            for array in stored:
+            for array in arrays(self.manifest):
                 try:
-                    integrity.digests.prepare([array])
+                    self.chunk_source.integrity.prepare([array])
                 except XckptError as error:
-                    damaged.extend(_problems_of(error))
+                    note(error)
                     continue
                 for chunk in chunks_of(array):
                     if len(damaged) >= MOST_PROBLEMS:
                         break
                     window.submit(ChunkRequest(chunk))
-        if len(damaged) >= MOST_PROBLEMS:
-            text = f"{len(damaged):,} chunks are damaged; the others were not looked at"
-            damaged.append(Problem(kind="chunk", text=text))
-        return problems + sorted(damaged)
+        return damaged
+
+    def _refuse_silence(self, error: XckptError) -> None:
+        """Go on only if the storage still answers."""
+        if self.location.access.is_over:
+            raise error
 
 
 def _reopened(path: str, digests: str, options: LoadOptions) -> Checkpoint:

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import msgspec
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import MANIFEST, object_sizes
+from xckpt.core.manifest.packs import PACK_BYTES
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
@@ -25,6 +27,7 @@ from xckpt.storage.budget import Pool
 from xckpt.storage.commit.folder import link_or_copy, sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
 THREADS = 16
@@ -71,7 +74,8 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
 def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
     with storage_errors(target):
         if source.folder is not None and target.folder is not None:
-            _link_objects(manifest, source.folder, target.folder)
+            keys = [key for key, _ in _objects(manifest, source)]
+            _link_objects(keys, source.folder, target.folder)
             return
         from_store, to_store = open_store(source), open_store(target)
 
@@ -84,13 +88,26 @@ def _copy_objects(manifest: Manifest, source: Location, target: Location) -> Non
         # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
         # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
         with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
-            for key, size in object_sizes(manifest):
+            for key, size in _objects(manifest, source):
                 pool.submit(partial(copy, key), size)
 
 
-def _link_objects(manifest: Manifest, source: Path, target: Path) -> None:
+def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
+    """Key and bytes of every object of a checkpoint but its manifest; the size of packs is a guess.
+
+    Raises:
+        CorruptCheckpointError: the file of places is not the manifest's.
+    """
+    yield from object_sizes(manifest)
+    if manifest.packs:
+        places = places_of(root, manifest)
+        places.check()
+        yield from ((key, PACK_BYTES) for key in places.names())
+
+
+def _link_objects(keys: Iterable[str], source: Path, target: Path) -> None:
     folders: set[Path] = {target}
-    for key, _ in object_sizes(manifest):
+    for key in keys:
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)

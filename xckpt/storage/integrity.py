@@ -14,8 +14,9 @@ from itertools import islice
 
 import tensorstore as ts
 
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.codec import parse
-from xckpt.core.manifest.entries import Manifest, ZarrArray, array_document, arrays, documents
+from xckpt.core.manifest.entries import Manifest, array_document, arrays, documents
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.problem import Problem
 from xckpt.errors import (
@@ -26,8 +27,9 @@ from xckpt.errors import (
 )
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import Digests
-from xckpt.storage.chunks.file_checks import file_problem
+from xckpt.storage.chunks.file_checks import file_content
 from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.packs.places import Places
 
 DOCUMENTS_IN_FLIGHT = 1024
 """Documents that are read at a time."""
@@ -41,7 +43,7 @@ class RequestedDocument:
     expected: bytes
     """What the manifest implies."""
     answer: ts.Future[ts.KvStore.ReadResult] | None
-    """None for a file that cannot be it, and is not read."""
+    """None for a local file, which is read when it is compared."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Integrity:
     manifest: Manifest
     digests: Digests
     """Of the checkpoint's chunks."""
+    places: Places
+    """Of its packed chunks."""
     _checked: set[str] = field(default_factory=set)
     """Keys of the documents that are known to be right."""
 
@@ -78,10 +82,33 @@ class Integrity:
                     ) from error
             raise
 
+    def prepare(self, wanted: Sequence[ZarrArray]) -> None:
+        """Fetch the digests and places of arrays, once.
+
+        Raises:
+            CorruptCheckpointError: the file of digests or places was altered, or is too short.
+        """
+        self.digests.prepare(wanted)
+        packed = [array for array in wanted if array.place is not None and array.count]
+        if packed:
+            self.places.prepare(packed)
+
+    def side_file_problem(self) -> str:
+        """What is wrong with the files of digests and of places; empty if nothing.
+
+        Raises:
+            StorageError: one cannot be read.
+            CorruptCheckpointError: a place lies beyond what the format allows.
+        """
+        problem = self.digests.problem()
+        if problem or not self.manifest.packs:
+            return problem
+        return self.places.problem() or self.places.overlap_problem(self.manifest)
+
     def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
         """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
         codecs, edition = self.manifest.codecs, self.manifest.zarr_json
-        new = {f"{array.path}/zarr.json": array for array in wanted}
+        new = {f"{array.path}/zarr.json": array for array in wanted if array.place is None}
         return self._request(
             (key, array_document(array, codecs, edition))
             for key, array in new.items()
@@ -114,13 +141,19 @@ class Integrity:
         self._checked.update(each.key for each in requested)
 
     def altered_documents(self) -> list[Problem]:
-        """A problem for each zarr.json of the checkpoint that is not what the manifest implies."""
+        """A problem for each zarr.json of the checkpoint that is not what the manifest implies.
+
+        Raises:
+            StorageError: the storage gave no answer in time.
+        """
         problems: list[Problem] = []
         leaves = {array.path: array.leaf for array in arrays(self.manifest)}
         for document in self._in_turn(documents(self.manifest)):
             try:
                 problem = self._problem(document)
             except StorageError as error:
+                if self.root.access.is_over:
+                    raise
                 problem = str(error)
             if problem:
                 leaf, line = (
@@ -137,12 +170,10 @@ class Integrity:
             yield from self._request(some)
 
     def _request(self, expected: Iterable[tuple[str, bytes]]) -> list[RequestedDocument]:
-        requested: list[RequestedDocument] = []
+        if self.root.driver == "file":
+            return [RequestedDocument(key, content, None) for key, content in expected]
         store = open_store(self.root)
-        for key, content in expected:
-            altered = file_problem(self.root, key, len(content))
-            requested.append(RequestedDocument(key, content, None if altered else store.read(key)))
-        return requested
+        return [RequestedDocument(key, content, store.read(key)) for key, content in expected]
 
     def _problem(self, document: RequestedDocument) -> str:
         """How a document is not, byte for byte, what is expected; empty if it is.
@@ -150,11 +181,13 @@ class Integrity:
         Raises:
             StorageError: it cannot be read.
         """
-        if document.answer is not None:
-            with storage_errors(self.root.child(document.key)):
-                content = answer(document.answer, self.root)
-            if content.state != "value":
-                return "missing"
-            if content.value == document.expected:
-                return ""
-        return "edited; it is not the one that was saved"
+        expected, place = document.expected, self.root.child(document.key)
+        with storage_errors(place):
+            if document.answer is None:
+                content = file_content(place, len(expected))
+            else:
+                read = answer(document.answer, self.root)
+                content = read.value if read.state == "value" else None
+        if content is None:
+            return "missing"
+        return "" if content == expected else "edited; it is not the one that was saved"

@@ -17,6 +17,7 @@ import functools
 import math
 import os
 import re
+import sys
 import time
 from asyncio import CancelledError
 from collections.abc import Iterator
@@ -25,8 +26,12 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote
 
+if sys.platform == "linux":
+    import resource
+
 import tensorstore as ts
 
+from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import StorageError, XckptError
 from xckpt.options import StorageOptions
 from xckpt.storage.budget import REQUEST_SECONDS, Access
@@ -35,6 +40,8 @@ _UNUSABLE = re.compile(r"[\\\x00\ud800-\udfff]")
 """TensorStore takes a backslash for a slash, and its specs carry UTF-8 only: Python has surrogates
 for other bytes."""
 _BUCKETS = {"s3": "s3", "gs": "gcs"}
+ADDRESS_SPACE: Final = 1 << 30
+"""Bytes for stacks and memory of TensorStore's threads; most of it is never touched."""
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Between two tries, and TensorStore adds a random part. Its defaults (32 tries, up to 32 s apart)
 wait 15 minutes for a dead endpoint."""
@@ -112,6 +119,12 @@ class Location:
 
     @classmethod
     def _local(cls, path: str) -> Location:
+        encoding = sys.getfilesystemencoding()
+        if encoding != "utf-8" and not _is_utf8(path):
+            raise StorageError(
+                f"{path!r}: this process names files in {encoding}, and TensorStore in UTF-8: "
+                f"run it with PYTHONUTF8=1, or in a locale of UTF-8"
+            )
         if _UNUSABLE.search(path):
             raise StorageError(
                 f"{path!r}: a path with a backslash, a NUL or bytes that are no UTF-8 "
@@ -127,6 +140,12 @@ class Location:
     def within(self, root: str) -> Location:
         """The folder ``root`` inside this one; itself for an empty root."""
         return replace(self, path="/".join(part for part in (self.path, root) if part))
+
+    def make_folder(self) -> None:
+        """Make the folder, if it is a local one; a StorageError if the system refuses."""
+        if self.folder is not None:
+            with storage_errors(self):
+                self.folder.mkdir(parents=True, exist_ok=True)
 
     def child(self, key: str) -> str:
         """The place of a key, as people write it."""
@@ -165,6 +184,14 @@ class Location:
         return f"{scheme}://{'/'.join(part for part in (self.bucket, self.path) if part)}"
 
 
+def _is_utf8(path: str) -> bool:
+    """Whether Python gives a path the bytes that TensorStore gives it."""
+    try:
+        return os.fsencode(path) == path.encode()
+    except UnicodeEncodeError:
+        return False
+
+
 def context(access: Access | None = None) -> ts.Context:
     """A TensorStore context; ``memory://`` lives as long as the process.
 
@@ -201,8 +228,28 @@ def forget_contexts() -> None:
 
 @functools.cache
 def _base() -> ts.Context:
-    """What all contexts have in common."""
+    """What all contexts have in common; TensorStore starts with the first."""
+    if sys.platform == "linux":
+        _check_address_space()
     return ts.Context()
+
+
+def _check_address_space() -> None:
+    """Refuse to start TensorStore where it would end the process, for want of room for threads.
+
+    Raises:
+        StorageError: the limit of the process's address space is too near.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    if limit - used < ADDRESS_SPACE:
+        raise StorageError(
+            f"the address space of this process is limited to {readable_bytes(limit)}, of which "
+            f"{readable_bytes(used)} are taken; the threads that read and write need "
+            f"{readable_bytes(ADDRESS_SPACE)}: raise the limit (ulimit -v)"
+        )
 
 
 _forked = False

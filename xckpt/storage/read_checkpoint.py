@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +19,7 @@ import numpy as np
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.manifest.codec import MAX_BYTES, parse, to_metadata
+from xckpt.core.manifest.decode import Entry
 from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry
 from xckpt.core.manifest.memory import COPIES, check_memory
 from xckpt.core.manifest.own_keys import MANIFEST
@@ -28,7 +30,7 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.errors import ManifestError, NotACheckpointError
 from xckpt.options import LoadOptions
-from xckpt.storage.absent import what_file_is_there, what_is_there
+from xckpt.storage.absent import what_file_is_there, what_is_there, what_keys_are_there
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
 from xckpt.storage.chunks.file_checks import file_bytes, file_problem
@@ -59,9 +61,7 @@ def read_manifest(location: Location, memory_bytes: int | None = None) -> bytes:
             raise ManifestError(f"{location}: {MANIFEST} is {problem}")
         stored = answer(open_store(location).read(MANIFEST), location)
     if stored.state != "value":
-        there = f"there is no {MANIFEST} in it; check the path, or whether the save finished"
-        if folder is not None:
-            there = what_is_there(folder)
+        there = what_keys_are_there(location) if folder is None else what_is_there(folder)
         raise NotACheckpointError(f"{location} holds no committed checkpoint: {there}")
     if len(stored.value) > MAX_BYTES:
         raise ManifestError(f"{location}: the manifest is over {MAX_BYTES:,} bytes long")
@@ -87,7 +87,10 @@ class ZarrStorageReader:
         self._may_share = False
         """Whether other ranks load too and reads are to be shared with those of this host."""
         self._exchange: Exchange | None = None
+        self.entries: Mapping[str, Entry] = {}
+        """Leaf name -> what the manifest says of it."""
         self._parsed: tuple[bytes, Manifest] | None = None
+        """The digest of a manifest's bytes, and what they hold."""
         self._requested: tuple[list[ReadItem], ChunkRequests] | None = None
 
     def read_metadata(self) -> bytes:
@@ -103,9 +106,10 @@ class ZarrStorageReader:
         return data
 
     def _parse(self, data: bytes) -> Manifest:
-        if self._parsed is None or self._parsed[0] != data:
+        digest = digest_bytes(data)
+        if self._parsed is None or self._parsed[0] != digest:
             try:
-                self._parsed = data, parse(data, digest_bytes, self.options.memory_bytes)
+                self._parsed = digest, parse(data, digest_bytes, self.options.memory_bytes)
             except ManifestError as error:
                 raise type(error)(f"{self.location}: {error}", error.problems) from error
         return self._parsed[1]
@@ -117,7 +121,8 @@ class ZarrStorageReader:
         root = self.location.within(parsed.root)
         self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
         self._may_share = ranks > 1 and self.options.share_reads
-        return to_metadata(parsed)
+        self.entries = {leaf.name: leaf for leaf in parsed.leaves}
+        return to_metadata(parsed, self.entries)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
@@ -158,7 +163,7 @@ class ZarrStorageReader:
             items, requests = self._requests(plan)
             if not requests:
                 integrity.digests.check()
-            integrity.digests.prepare(requests.arrays)
+            integrity.prepare(requests.arrays)
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
@@ -186,10 +191,9 @@ class ZarrStorageReader:
         return self._requested
 
     def _read_values(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        entries = {leaf.name: leaf for leaf in self.source.manifest.leaves}
         for item in plan.items:
             if item.type is LoadItemType.BYTE_IO:
-                entry = entries[item.storage_index.fqn]
+                entry = self.entries[item.storage_index.fqn]
                 if isinstance(entry, ValueEntry):
                     content = entry.value.encode("utf-8", "surrogatepass")
                 else:

@@ -45,7 +45,7 @@ _IN_BUCKETS: Final = (
         r"PermanentRedirect|TemporaryRedirect|AuthorizationHeaderMalformed|IllegalLocation"
         r"|code='30\d'",
         "the bucket is in another region, or at another endpoint: set AWS_REGION and "
-        "AWS_ENDPOINT_URL to the bucket's own",
+        "AWS_ENDPOINT_URL (for gs://, TENSORSTORE_GCS_HTTP_URL) to the bucket's own",
     ),
     (r"NoSuchBucket", "there is no such bucket: check its name, or create it"),
     (

@@ -1,11 +1,13 @@
 """The steps of a run in its root: listed, described by their manifests, removed.
 
-1. A step is a folder of the root with a step's name (`xckpt.core.run.names`) and a manifest. In a
-   bucket one listing finds them, in a local root one look at each folder of such a name.
+1. A step is a folder of the root with a step's name (`xckpt.core.run.names`) and a manifest, or
+   what another library has committed (`xckpt.core.run.foreign`). In a bucket one listing finds
+   them, in a local root one look at each folder of such a name.
 2. `described` reads the manifests, all at once, and takes from each what a record needs. A manifest
    that cannot be read stays a step, among the unreadable ones.
-3. `Remover` deletes in a thread of its own, one step after the other, manifest first
-   (`xckpt.storage.commit.remove`). Faults are logged, with what is left.
+3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one takes the steps out
+   of sight, the other deletes their files, no faster than it may. Faults are logged, and what is
+   left is tried again.
 """
 
 from __future__ import annotations
@@ -13,31 +15,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from xckpt.core.manifest.codec import MAX_BYTES
 from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.run.foreign import foreign_format
 from xckpt.core.run.names import step_number, steps_in
 from xckpt.core.run.record import StepRecord, read_record, tensor_bytes
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.commit.remove import remove_checkpoint
+from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 logger = logging.getLogger("xckpt")
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
-    """What a listing of a root has found; it travels to all ranks."""
+    """What a listing of roots has found; it travels to all ranks."""
 
     records: list[StepRecord] = []
-    """By number."""
-    unreadable: dict[int, str] = {}
-    """Number -> folder name, of steps whose manifest says nothing."""
+    """In order."""
+    unreadable: list[StepRecord] = []
+    """Steps whose manifest says nothing."""
 
 
 class _Tensor(msgspec.Struct):
@@ -63,24 +68,64 @@ _sealed: Final = msgspec.json.Decoder(_Sealed).decode
 _outline: Final = msgspec.json.Decoder(_Outline).decode
 
 
+class _Committed(NamedTuple):
+    own: dict[int, str]
+    """Number -> folder name."""
+    foreign: dict[str, str]
+    """Name -> format, of steps that another library has written."""
+
+
 def committed_steps(root: Location) -> dict[int, str]:
     """The committed steps of a root: number -> folder name, by number.
+
+    A step of another library counts where no step of the same number has a manifest.
 
     Raises:
         StorageError: the storage refused.
     """
-    folder = root.folder
+    own, foreign = _committed(root)
+    return dict(sorted({**steps_in(foreign), **own}.items()))
+
+
+def _committed(root: Location) -> _Committed:
     with storage_errors(root):
-        if folder is None:
-            keys = [key.decode() for key in answer(open_store(root).list(), root)]
-            found = (key.removesuffix(f"/{MANIFEST}") for key in keys if key.endswith(MANIFEST))
-            return steps_in(name for name in found if "/" not in name)
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            return {}
-        named = [name for name in names if step_number(name) is not None]
-        return steps_in(name for name in named if (folder / name / MANIFEST).is_file())
+        below = _below(root)
+    named = {name: paths for name, paths in below.items() if step_number(name) is not None}
+    own = steps_in(name for name, paths in named.items() if MANIFEST in paths)
+    renamed = root.folder is not None
+    found = {
+        name: foreign_format(name, paths, renamed=renamed)
+        for name, paths in named.items()
+        if MANIFEST not in paths and step_number(name) not in own
+    }
+    return _Committed(own, {name: format for name, format in found.items() if format})
+
+
+def _below(root: Location) -> dict[str, Collection[str]]:
+    """What lies in a root: name -> what is known of what lies below it."""
+    folder = root.folder
+    found: dict[str, list[str]] = {}
+    if folder is None:
+        for key in answer(open_store(root).list(), root):
+            name, _, below = key.decode("utf-8", "replace").partition("/")
+            found.setdefault(name, []).extend([below] if below else ())
+        return dict(found)
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(folder):
+            if step_number(name) is not None:
+                found[name] = _in_folder(folder / name)
+    return dict(found)
+
+
+def _in_folder(step: Path) -> list[str]:
+    """The manifest of a folder, or else all that lies in it, two levels deep."""
+    if (step / MANIFEST).is_file():
+        return [MANIFEST]
+    with contextlib.suppress(OSError):
+        names = [entry.name + "/" * entry.is_dir() for entry in os.scandir(step)]
+        trees = [f"{name}_METADATA" for name in names if name.endswith("/")]
+        return [".", *names, *(path for path in trees if (step / path).is_file())]
+    return []
 
 
 def described(root: Location, steps: Mapping[int, str]) -> Steps:
@@ -92,19 +137,27 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
     if not steps:
         return Steps()
     records: list[StepRecord] = []
-    unreadable: dict[int, str] = {}
+    unreadable: list[StepRecord] = []
+    lacking: list[int] = []
     with storage_errors(root):
         store = open_store(root)
         asked = {number: store.read(f"{name}/{MANIFEST}") for number, name in steps.items()}
         for number, reading in asked.items():
             read = answer(reading, root)
             if read.state != "value":
+                lacking.append(number)
                 continue
             try:
                 records.append(_record(number, steps[number], read.value))
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                unreadable[number] = steps[number]
-    return Steps(records, unreadable)
+                unreadable.append(StepRecord(number, name=steps[number]))
+    formats = _committed(root).foreign if lacking else {}
+    records += [
+        StepRecord(number, name=steps[number], format=formats[steps[number]])
+        for number in lacking
+        if steps[number] in formats
+    ]
+    return Steps(sorted(records, key=lambda record: record.number), unreadable)
 
 
 def _record(number: int, name: str, manifest: bytes) -> StepRecord:
@@ -119,14 +172,25 @@ def _record(number: int, name: str, manifest: bytes) -> StepRecord:
 
 
 class Remover:
-    """Deletes steps of a root in the background, one after the other."""
+    """Deletes steps of a root in the background, one after the other.
 
-    def __init__(self, root: Location) -> None:
+    Each is out of sight first, however long those before it take.
+
+    Args:
+        root: where they are.
+        rate: most files a second; None for as many as go.
+    """
+
+    def __init__(self, root: Location, rate: float | None = None) -> None:
         self._root = root
+        self._pace = Pace(rate)
+        self._hiding = ThreadPoolExecutor(1, thread_name_prefix="xckpt-hide")
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="xckpt-delete")
         self._tasks: dict[Future[None], str] = {}
+        self._left: list[Hidden] = []
+        """What could not be deleted yet."""
         self.gone: set[str] = set()
-        """Folder names of the steps that were deleted."""
+        """Folder names of the steps that were deleted, or are out of sight."""
 
     @property
     def names(self) -> set[str]:
@@ -135,36 +199,64 @@ class Remover:
 
     def remove(self, name: str) -> Future[None]:
         """Delete the step of a folder name; faults are logged and raised by the future."""
-        return self.run(lambda: self._remove(name), name)
+        left, self._left = self._left, []
+        for hidden in left:
+            self.run(partial(self._sweep, hidden))
+        self.gone.discard(name)
+        hiding = self._hiding.submit(self._hide, name)
+        return self.run(lambda: self._sweep(hiding.result()), name)
 
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
         """Do anything else there."""
         self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
-        self.gone.discard(name)
         future = self._threads.submit(_done, task)
         self._tasks[future] = name
         return future
 
-    def wait(self) -> None:
-        """Return when all is deleted, or could not be."""
-        for task in list(self._tasks):
-            task.exception()
+    def finish(self, name: str) -> None:
+        """Return when the step of a folder name is no longer being deleted."""
+        self._wait(task for task, each in self._tasks.items() if each == name)
 
-    def _remove(self, name: str) -> None:
-        place = self._root.within(name)
+    def wait(self) -> None:
+        """Return when all is deleted, or could not be; meanwhile no rate holds."""
+        self._wait(self._tasks)
+
+    def _wait(self, tasks: Iterable[Future[None]]) -> None:
+        self._pace.hurry()
+        for task in list(tasks):
+            task.exception()
+        self._pace.calm()
+
+    def _hide(self, name: str) -> Hidden | None:
+        """Take a step out of sight; None if someone else has deleted it."""
+        hidden = None
         try:
-            with contextlib.suppress(NotACheckpointError):  # someone else has deleted it
-                remove_checkpoint(place)
+            with contextlib.suppress(NotACheckpointError):
+                hidden = hide_checkpoint(self._root.within(name))
         except Exception as error:
             logger.error(
-                "%s could not be deleted, and what is left of it stays: %s; it is tried again "
-                "after the next save, or by: xckpt gc --older-than 1d %s",
-                place,
+                "%s could not be deleted: %s; it is tried again after the next save",
+                self._root.within(name),
+                error,
+            )
+            raise
+        self.gone.add(name)
+        return hidden
+
+    def _sweep(self, hidden: Hidden | None) -> None:
+        """Delete what is out of sight."""
+        if hidden is None:
+            return
+        try:
+            hidden.sweep(self._pace)
+        except Exception as error:
+            self._left.append(hidden)
+            logger.error(
+                "%s; it is tried again with the next deletion, or by: xckpt gc %s",
                 error,
                 self._root,
             )
             raise
-        self.gone.add(name)
 
 
 def _done(task: Callable[[], object]) -> None:
@@ -180,6 +272,7 @@ def without(steps: Steps, names: Iterable[str]) -> Steps:
         [2]
     """
     gone = set(names)
-    records = [record for record in steps.records if record.name not in gone]
-    unreadable = {n: name for n, name in steps.unreadable.items() if name not in gone}
-    return Steps(records, unreadable)
+    return Steps(
+        [record for record in steps.records if record.name not in gone],
+        [record for record in steps.unreadable if record.name not in gone],
+    )

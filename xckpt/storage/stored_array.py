@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.selection import AxisPicks, Key, PickedBox, axis_of, expand, parts, points
-from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.metadata import Sharding
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import facts_html, readable_bytes

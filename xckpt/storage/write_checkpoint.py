@@ -11,48 +11,55 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes, intersect
-from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.grid import GridOptions, ZarrArray
+from xckpt.core.manifest.codec import (
+    check,
+    complete,
+    draft,
+    encode,
+    parse,
+    to_metadata,
+)
 from xckpt.core.manifest.entries import (
-    BytesEntry,
     DocumentTree,
     Manifest,
-    ValueEntry,
-    ZarrArray,
     arrays,
-    leaf_arrays,
 )
 from xckpt.core.manifest.own_keys import DIGESTS
-from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.core.manifest.packs import PACKS, PLACES
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.items import BriefData, SavePlan
+from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
-from xckpt.core.values import ValueText
 from xckpt.errors import PlanError, StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
-from xckpt.storage.chunks.miswritten import miswritten, spelled
-from xckpt.storage.chunks.orders import WriteOrders, Written
-from xckpt.storage.chunks.write_chunks import ChunkWrites, by_leaf
+from xckpt.storage.chunks.miswritten import miswritten
+from xckpt.storage.chunks.orders import WriteOrders, Written, pieces_of
+from xckpt.storage.chunks.plain_files import write_file
+from xckpt.storage.chunks.units import by_leaf, merged_values, value_entry
+from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
-SPELLED_OUT_BYTES = 4096
-"""Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
+if TYPE_CHECKING:
+    from xckpt.storage.base.base import Base
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -62,6 +69,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         path: a local path, or a ``file://``, ``memory://``, ``s3://`` or ``gs://`` URL.
         overwrite: replace a checkpoint that is there, once the new one is committed.
         options: sizes, threads, memory.
+        base: an earlier checkpoint, to share what did not change; see `xckpt.save`.
     """
 
     def __init__(
@@ -70,11 +78,22 @@ class ZarrStorageWriter(PlainStorageWriter):
         *,
         overwrite: bool = False,
         options: SaveOptions | None = None,
+        base: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = Location.parse(path, options)
         self.overwrite = overwrite
         self.options = options or SaveOptions()
+        self.base = None if base is None else os.fspath(base)
+        self.lasting = base is None
+        self.shared_bytes = 0
+        """Bytes that this rank did not write, for they are shared with the base."""
         super().__init__(GridOptions(self.options.chunk_bytes, self.options.shard_bytes))
+        self._base: Base | None = None
+        if base is not None:
+            from xckpt.storage.base.base import Base
+
+            self._base = Base(base, self.target, self.options, self.codecs)
+            self._grid = replace(self._grid, kept=self._base.grid)
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
@@ -103,6 +122,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._documents, self._written = DocumentTree(self.codecs), deque()
         self.target.access.start()
         self._staging = staging or begin(self.target, overwrite=self.overwrite, planned=planned)
+        self._staging.location.make_folder()
         return self._staging.location
 
     def prepare_global_plan(
@@ -113,8 +133,10 @@ class ZarrStorageWriter(PlainStorageWriter):
         Raises:
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
-        metadata = self._with_grids(metadata)
-        planned = draft(metadata, self.codecs, self.options.dimension_names)
+        metadata = with_grids(metadata, self.storage_meta())
+        planned = draft(
+            metadata, self.codecs, self.options.dimension_names, self.options.pack_bytes
+        )
         check(planned)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
@@ -124,35 +146,35 @@ class ZarrStorageWriter(PlainStorageWriter):
             leaf: Boxes.of([(piece.offset, piece.shape) for piece in arrays])
             for leaf, arrays in pieces.items()
         }
-        orders = WriteOrders(where, self.codecs, regular)
+        draft_name = digest_bytes(msgspec.msgpack.encode(self._arrays)) if len(plans) > 1 else b""
+        orders = WriteOrders(
+            where, self.codecs, regular, pack_bytes=planned.pack_bytes, draft=draft_name
+        )
 
         def orders_of(plan: SavePlan) -> WriteOrders:
             if not pieces:
                 return orders
-            return msgspec.structs.replace(orders, arrays=regular + _pieces_of(plan, pieces, boxes))
+            return msgspec.structs.replace(orders, arrays=regular + pieces_of(plan, pieces, boxes))
 
-        return [replace(plan, storage_data=orders_of(plan)) for plan in plans], metadata
+        given = [orders_of(plan) for plan in plans]
+        given = given if self._base is None else self._base.orders(given)
+        return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 
-    def _write_documents(self, contents: Iterable[tuple[str, bytes]]) -> None:
+    def _write_documents(
+        self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None
+    ) -> None:
         """Start writing documents, if this is the coordinator; no more after one has failed."""
-        if self._staging is not None:
+        if self._staging is not None and pool is not None and self.target.driver == "file":
+            location, rest = self._staging.location, iter(contents)
+            while some := list(islice(rest, TOGETHER)):
+                pool.submit(partial(_write_files, self.target, location, some))
+        elif self._staging is not None:
             store = open_store(self._staging.location)
             with storage_errors(self.target):
                 for key, content in contents:
                     if len(self._written) >= IN_FLIGHT:
                         answer(self._written.popleft(), self.target)
                     self._written.append(store.write(key, content))
-
-    def _with_grids(self, metadata: Metadata) -> Metadata:
-        options = self.storage_meta()
-        described = dict(metadata.state_dict_metadata)
-        for name, tensor in described.items():
-            if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:
-                pairs = ((box.offsets, box.sizes) for box in tensor.chunks)
-                boxes = Boxes.of(pairs, rank=len(tensor.size))
-                grid = choose_grid(tensor.size, item_size(tensor.properties.dtype), boxes, options)
-                described[name] = replace(tensor, grid=grid)
-        return replace(metadata, state_dict_metadata=described)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """Write this rank's items and report their digests.
@@ -161,7 +183,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        orders = msgspec.convert(plan.storage_data, WriteOrders)
+        orders = _orders_of(plan)
         if self._staging is None:
             self.target.access.start()
         try:
@@ -169,7 +191,8 @@ class ZarrStorageWriter(PlainStorageWriter):
                 return self._write(plan, orders, planner)
             from xckpt.storage.commit.batch import synced_together
 
-            with synced_together(orders.location, (array.path for array in orders.arrays)):
+            paths = [PACKS, *(array.path for array in orders.arrays)]
+            with synced_together(orders.location, paths):
                 return self._write(plan, orders, planner)
         except StorageError as error:
             from xckpt.storage.commit.explain import explained
@@ -180,30 +203,23 @@ class ZarrStorageWriter(PlainStorageWriter):
         items = list(plan.items)
         total = sum(item.tensor_storage_size() or 0 for item in items)
         progress = ProgressCounter(total, self.options.progress)
-        with contextlib.closing(ChunkWrites(orders, planner, progress, self.target)) as writes:
+        kind = ChunkWrites
+        if orders.base is not None:
+            from xckpt.storage.base.sharing import SharingWrites as kind
+        with contextlib.closing(kind(orders, planner, progress, self.target)) as writes:
             with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
                 for item in items:
                     if item.tensor_data is None:
-                        writes.write_value(*self._value(item, planner))
+                        data = planner.resolve_data(item)
+                        writes.write_value(*value_entry(item, data, self.options.chunk_bytes))
                 others = writes.begin_largest(items, pool)
-                self._write_documents(self._documents.add(self._arrays))
+                self._write_documents(self._documents.add(self._arrays), pool)
                 writes.write_tensors(others, pool)
-            return writes.finish()
-
-    def _value(
-        self, item: WriteItem, planner: SavePlanner
-    ) -> tuple[ValueEntry | BytesEntry, bytes]:
-        """A value's entry and content: spelled out, or an array of bytes if long or opaque."""
-        name = item.index.fqn
-        data = planner.resolve_data(item)
-        if not isinstance(data, io.BytesIO):
-            what = type(data).__name__
-            raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
-        content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
-        if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
-            return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
-        chunk = max(1, min(len(content), self.options.chunk_bytes))
-        return BytesEntry(name, kind, len(content), chunk), content
+            written = writes.finish()
+        if orders.draft:
+            written = orders.numbered(written)
+        self.shared_bytes = written.shared
+        return written
 
     def finish(self, metadata: Metadata, results: Sequence[object]) -> bytes:
         """Check that every chunk was written once, write digests and zarr.json files, and publish.
@@ -217,14 +233,13 @@ class ZarrStorageWriter(PlainStorageWriter):
         """
         assert self._staging is not None and self._draft is not None
         written = [msgspec.convert(result, Written) for result in results]
-        values = _merge_values(metadata, written)
+        values = merged_values(metadata, written)
         manifest = complete(self._draft, metadata, values, root=self._staging.root)
-        digests = _merge_digests(manifest, written)
-        manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
+        manifest, side_files = _with_side_files(manifest, self._arrays, written)
         data = encode(manifest, digest_bytes)
-        long_values = [array for entry in values.values() for array in leaf_arrays(entry)]
+        long_values = [array for array in arrays(manifest) if array.leaf in values]
         self._write_documents(self._documents.add(long_values))
-        self._write_documents([("zarr.json", self._documents.root()), (DIGESTS, digests)])
+        self._write_documents([("zarr.json", self._documents.root()), *side_files])
         try:
             with storage_errors(self.target):
                 for write in self._written:
@@ -236,6 +251,8 @@ class ZarrStorageWriter(PlainStorageWriter):
             raise explained(error, self.target, self._staging.location) from error
         self._staging = None
         self._committed = data, manifest
+        if self._base is not None:
+            self._base.log(written)
         return data
 
     def committed_metadata(self, manifest: bytes) -> Metadata:
@@ -254,56 +271,49 @@ class ZarrStorageWriter(PlainStorageWriter):
             self._staging = None
 
 
-def _pieces_of(
-    plan: SavePlan, pieces: Mapping[str, Sequence[ZarrArray]], boxes: Mapping[str, Boxes]
-) -> tuple[ZarrArray, ...]:
-    """The pieces of leaves that a plan's items lie in; a rank need not know the others.
-
-    ``pieces`` are those of each leaf, ``boxes`` are theirs in the same order.
-    """
-    items = WriteItems.of(plan.items)
-    needed: list[ZarrArray] = []
-    for block in items.blocks:
-        for leaf in np.unique(block.leaf).tolist():
-            name = items.table[leaf].name
-            if name in pieces:
-                _, numbers, _ = intersect(block.boxes.take(block.leaf == leaf), boxes[name])
-                needed += [pieces[name][n] for n in np.unique(numbers).tolist()]
-    return tuple(needed)
+def _write_files(
+    target: Location, location: Location, contents: Iterable[tuple[str, bytes]]
+) -> None:
+    """Write files of a local folder, in a thread."""
+    with storage_errors(target):
+        for key, content in contents:
+            path, synced = f"{location.path}/{key}", not location.unsynced
+            write_file(path, [content], within=location.path, synced=synced)
 
 
-def _merge_values(
-    metadata: Metadata, written: Sequence[Written]
-) -> dict[str, ValueEntry | BytesEntry]:
-    """The entries of all values, from the ranks' reports in rank order.
+def _orders_of(plan: SavePlan) -> WriteOrders:
+    """What a plan says where to write."""
+    data = plan.storage_data
+    if isinstance(data, BriefData):
+        from xckpt.storage.chunks.columns import received
+
+        data = received(data)
+    return msgspec.convert(data, WriteOrders)
+
+
+def _with_side_files(
+    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
+) -> tuple[Manifest, list[tuple[str, bytes]]]:
+    """A manifest that has the digests of the files beside it, and these by their keys.
 
     Raises:
-        PlanError: a value was written by no rank or by several, or is not in the metadata.
+        PlanError: a chunk was written by no rank, or twice.
     """
-    writers: dict[str, list[int]] = {
-        name: []
-        for name, described in metadata.state_dict_metadata.items()
-        if isinstance(described, BytesStorageMetadata)
-    }
-    problems: list[str] = []
-    for rank, report in enumerate(written):
-        for name in report.values:
-            if name in writers:
-                writers[name].append(rank)
-            else:
-                problems.append(f"{name}: rank {rank} wrote it, but the plan has no such value")
-    problems += [
-        f"{name}: the value was written by {spelled(ranks)}"
-        for name, ranks in writers.items()
-        if len(ranks) != 1
-    ]
-    if problems:
-        raise PlanError.listing("the planner's items do not write every value once", problems)
-    return {name: written[rank].values[name] for name, [rank] in writers.items()}
+    digests, numbers = _merge_digests(manifest, draft, written)
+    manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
+    side_files = [(DIGESTS, digests)]
+    if any(report.packs for report in written):
+        from xckpt.storage.packs.write_packs import with_places
+
+        manifest, places = with_places(manifest, written, numbers)
+        side_files.append((PLACES, places))
+    return manifest, side_files
 
 
-def _merge_digests(manifest: Manifest, written: Sequence[Written]) -> bytes:
-    """All digests in the manifest's order.
+def _merge_digests(
+    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
+) -> tuple[bytes, list[NDArray[np.int64]]]:
+    """All digests in the manifest's order, and for each report the numbers of its chunks there.
 
     Raises:
         PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
@@ -312,13 +322,20 @@ def _merge_digests(manifest: Manifest, written: Sequence[Written]) -> bytes:
     count = sum(array.count for array in placed.values())
     digests = np.zeros((count, DIGEST_BYTES), np.uint8)
     written_by: list[NDArray[np.int64]] = []
-    for report in written:
+    placing = None
+    if len(written) > 1:
+        from xckpt.storage.chunks.columns import Placing
+
+        placing = Placing(draft, placed)
+    for rank, report in enumerate(written):
         firsts = [placed[part.leaf, part.number].first for part in report.arrays]
         chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
         within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
         numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
-        taken = np.frombuffer(b"".join(part.digests for part in report.arrays), np.uint8)
-        digests[numbers] = taken.reshape(-1, DIGEST_BYTES)
+        taken = b"".join(part.digests for part in report.arrays) + report.digests
+        if placing is not None:
+            numbers = np.concatenate([numbers, placing.numbers(report, rank)])
+        digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
         written_by.append(numbers)
     times = np.bincount(np.concatenate([*written_by, np.zeros(0, np.int64)]), minlength=count)
     if not (times == 1).all():
@@ -326,4 +343,4 @@ def _merge_digests(manifest: Manifest, written: Sequence[Written]) -> bytes:
             "the planner's items do not write every chunk exactly once",
             miswritten(placed.values(), times, written_by),
         )
-    return digests.tobytes()
+    return digests.tobytes(), written_by

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import WARN_AFTER
 from xckpt.torch.meeting import join
@@ -141,6 +142,11 @@ class TorchGroup:
             weakref.finalize(self._process_group, links.close)
         stars[key].patience.warn_after = self._warn_after
         return stars[key]
+
+    @property
+    def kept_plans(self) -> KeptPlans:
+        """The plans of earlier saves; see `LastingGroup`."""
+        return self._star.kept_plans
 
     def begin(self) -> None:
         """See `CarefulGroup`.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
 import pytest
 
 from conformance.crash import crash
+from conformance.crash.recording import Recorder
 from conformance.implementation import Implementation
 from conformance.implementations.simple import IMPLEMENTATION as SIMPLE
 from conformance.implementations.xckpt import IMPLEMENTATION
@@ -12,19 +16,38 @@ from tests.conformance.crash import places
 
 LAWS = ("crash-save", "crash-overwrite", "crash-delete", "save-after-crash")
 
+RecorderOf = Callable[[Implementation], Recorder]
 
-def check(implementation: Implementation, law: str, examples: int, operations: int) -> None:
-    """Hold a law, and see that a save was cut off at more than so many places."""
-    (found,) = crash.run(implementation, examples=examples, seed=1, only=law)
+
+@pytest.fixture(scope="module")
+def recorder_of() -> Iterator[RecorderOf]:
+    """One process for each implementation, for all its laws."""
+    started: dict[str, Recorder] = {}
+    with ExitStack() as stack:
+
+        def recorder(implementation: Implementation) -> Recorder:
+            if implementation.name not in started:
+                started[implementation.name] = stack.enter_context(Recorder(implementation))
+            return started[implementation.name]
+
+        yield recorder
+
+
+def check(
+    recorder_of: RecorderOf, implementation: Implementation, law: str, examples: int, least: int
+) -> None:
+    """Hold a law, and see that a save was cut off at at least so many places."""
+    recorder = recorder_of(implementation)
+    (found,) = crash.run(implementation, examples=examples, seed=1, only=law, recorder=recorder)
     assert found.law == law
     assert found.failed == 0 < found.passed, f"{found.error}\n{found.smallest}"
     if law in ("crash-save", "crash-overwrite"):
-        assert found.passed > operations
+        assert found.passed >= least
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_every_kill_and_some_power_cuts(law: str) -> None:
-    check(IMPLEMENTATION, law, 40, 150)
+def test_every_kill_and_some_power_cuts(recorder_of: RecorderOf, law: str) -> None:
+    check(recorder_of, IMPLEMENTATION, law, 40, 150)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -33,12 +56,12 @@ def test_every_kill_and_some_power_cuts(law: str) -> None:
     [places.Generations(), pytest.param(places.InPlace(), marks=pytest.mark.thorough)],
     ids=lambda p: p.name,
 )
-def test_other_ways_to_commit(place: Implementation, law: str) -> None:
-    check(place, law, 20, 150)
+def test_other_ways_to_commit(recorder_of: RecorderOf, place: Implementation, law: str) -> None:
+    check(recorder_of, place, law, 20, 150)
 
 
-def test_chunks_written_in_slabs() -> None:
-    check(places.Slabs(), "crash-overwrite", 8, 150)
+def test_chunks_written_in_slabs(recorder_of: RecorderOf) -> None:
+    check(recorder_of, places.Slabs(), "crash-overwrite", 8, 150)
 
 
 @pytest.mark.parametrize("law", ["crash-save", "crash-overwrite"])
@@ -47,8 +70,10 @@ def test_chunks_written_in_slabs() -> None:
     [places.Together(), pytest.param(places.TogetherBeside(), marks=pytest.mark.thorough)],
     ids=lambda p: p.name,
 )
-def test_files_that_are_synced_together(place: Implementation, law: str) -> None:
-    check(place, law, 4, 50)
+def test_files_that_are_synced_together(
+    recorder_of: RecorderOf, place: Implementation, law: str
+) -> None:
+    check(recorder_of, place, law, 4, 50)
 
 
 @pytest.mark.thorough
@@ -58,16 +83,17 @@ def test_files_that_are_synced_together(place: Implementation, law: str) -> None
     [IMPLEMENTATION, places.Generations(), places.InPlace(), places.Slabs()],
     ids=lambda p: p.name,
 )
-def test_every_power_cut(place: Implementation, law: str) -> None:
-    check(place, law, 1_000_000, 700)
+def test_every_power_cut(recorder_of: RecorderOf, place: Implementation, law: str) -> None:
+    check(recorder_of, place, law, 1_000_000, 700)
 
 
-def test_all_laws_are_judged() -> None:
+def test_all_laws_are_judged(recorder_of: RecorderOf) -> None:
     """In one run too, with the same counts."""
     found = list(crash.run(SIMPLE, examples=4, seed=1))
+    recorder = recorder_of(SIMPLE)
     assert tuple(outcome.law for outcome in found) == LAWS
     for outcome in found:
-        (alone,) = crash.run(SIMPLE, examples=4, seed=1, only=outcome.law)
+        (alone,) = crash.run(SIMPLE, examples=4, seed=1, only=outcome.law, recorder=recorder)
         assert (alone.passed, alone.failed) == (outcome.passed, outcome.failed)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.crash.crash import Crashes, form_for, record
+from conformance.crash.crash import Crashes, EnoughError, form_for, record
 from conformance.crash.recording import Recorder
 from conformance.crash.scenarios import SCENARIOS
 from conformance.implementation import Array, Held
@@ -52,12 +52,12 @@ class Losing(WithFiles, places.Patched):
     replacement = staticmethod(lambda *_: None)
 
 
-def crashes_of(implementation: WithFiles, folder: Path) -> Crashes:
+def crashes_of(implementation: WithFiles, folder: Path, *, stop: bool = False) -> Crashes:
     with Recorder(implementation) as recorder:
         form = form_for(recorder)
         (folder / "recorded").mkdir()
         recording = record(recorder, OVERWRITE, folder / "recorded", form=form)
-    return Crashes(implementation, OVERWRITE, recording, form, folder / "replayed")
+    return Crashes(implementation, OVERWRITE, recording, form, folder / "replayed", stop=stop)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +86,7 @@ def test_the_save_after_a_kill_keeps_all_of_them(implementation: WithFiles, tmp_
 
 
 def test_a_loss_is_found(tmp_path: Path) -> None:
-    crashes = crashes_of(Losing(), tmp_path)
-    crashes.kills()
+    crashes = crashes_of(Losing(), tmp_path, stop=True)
+    with pytest.raises(EnoughError):
+        crashes.kills()
     assert crashes.faults

@@ -17,7 +17,8 @@ from tests.support.examples import examples
 from tests.support.tilings import Box as Pair
 from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
 from xckpt.core.geometry import cover as module
-from xckpt.core.geometry.box import Box, Boxes, BoxLookup, intersect, unique
+from xckpt.core.geometry.box import Box, Boxes, intersect, unique
+from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import ChunkStorageMetadata
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
 from math import prod
 from typing import Any
 
@@ -13,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import xckpt
+from conformance.implementations.threads import results
 from tests.support.examples import examples
 from tests.support.sharded_arrays import Sharded, cut, same_bits
 from tests.support.tilings import holders, paint, region, tiled_shapes
@@ -27,7 +32,8 @@ from xckpt.core.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from xckpt.core.plan.items import SavePlan, TensorWriteData, WriteItem, WriteItems, WriteItemType
+from xckpt.core.plan.merge import global_plan
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.core.values import decode_value
 from xckpt.engine.ranks.wire import SavePlanCodec
@@ -112,6 +118,42 @@ def test_every_element_is_written_once_by_a_rank_that_has_it(case, chunk_bytes, 
         assert tensor.size == array.shape and tensor.properties.dtype == array.dtype.name
     assert described["steps/1"] == BytesStorageMetadata("str")
     assert metadata.containers["steps"] == "list"
+
+
+@examples(20)
+@given(many_rank_states(), many_rank_states(), st.data())
+def test_leaves_of_a_kind_are_planned_as_if_each_were_alone(case, other, data):
+    """What a layer has in common with another makes the plan small, and no other one."""
+    copies = st.lists(st.booleans(), min_size=3, max_size=3)
+    same = data.draw(copies) if data.draw(st.integers(0, 3)) else None
+    states = [
+        {
+            f"layer{n}": state if n % 2 else more
+            for n, kept in enumerate(same or data.draw(copies))
+            if kept
+        }
+        for state, more in zip_longest(case[1], other[1], fillvalue={})
+    ]
+    planners = [DefaultSavePlanner(grid=GridOptions(64)) for _ in states]
+    plans = []
+    for planner, state in zip(planners, states, strict=True):
+        planner.set_up_planner(state)
+        plans.append(planner.create_local_plan())
+    columns = [plan.items for plan in plans]
+    alone = [
+        replace(plan, items=WriteItems(items.table, items.blocks))
+        for plan, items in zip(plans, columns, strict=True)
+    ]
+    try:
+        shares, metadata = global_plan(alone, GridOptions(64))
+    except PlanError as error:
+        with pytest.raises(PlanError, match=re.escape(str(error))):
+            global_plan(plans, GridOptions(64))
+        return
+    found, described = global_plan(plans, GridOptions(64))
+    assert [list(share.items) for share in found] == [list(share.items) for share in shares]
+    assert described == metadata
+    assert [len(share.items) for share in found] == [len(list(share.items)) for share in shares]
 
 
 def test_leaves_keep_the_order_of_the_tree():
@@ -406,3 +448,13 @@ def test_a_planner_s_own_grid_counts_before_the_storage_s(own, steps):
     tensor = metadata.state_dict_metadata["w"]
     assert isinstance(tensor, TensorStorageMetadata) and tensor.grid is not None
     assert tensor.grid.chunks.tolist() == [[steps]]
+
+
+def test_scalars_that_different_ranks_hold_are_of_different_kinds():
+    """A box of no dimensions has no bytes: that there is one has to count."""
+    one, none = Boxes.whole(()), Boxes.of([], rank=0)
+    data = np.full((), 7, np.float32)
+    full, empty = Sharded((), "float32", one, (data,)), Sharded((), "float32", none, ())
+    states = [{"w": empty, "b": full}, {"w": full, "b": empty}]
+    results(2, lambda group: xckpt.save("memory://kinds", states[group.rank], group=group))
+    assert xckpt.load("memory://kinds") == {"w": 7, "b": 7}

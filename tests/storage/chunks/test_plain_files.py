@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 
 import xckpt
 from tests.support.examples import examples
-from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.metadata import ChunkStorageMetadata
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.chunks import chunk as chunks
 from xckpt.storage.chunks import plain_files, write_chunks
-from xckpt.storage.chunks.chunk import Chunk, ChunkSource, chunks_of
+from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.plain_files import is_leading, write_plain
+from xckpt.storage.chunks.requests import Chunk, chunks_of
 from xckpt.storage.foreign import files
 
 SHAPE = (3, 40, 50)
@@ -285,10 +286,12 @@ def strided(draw: st.DrawFn) -> np.ndarray:
 def test_a_file_holds_the_elements_and_zeros(
     tmp_path_factory: pytest.TempPathFactory, data: np.ndarray, slab: int, padding: int
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "plain" / "c" / "0"
+    within = tmp_path_factory.getbasetemp() / "plain"
+    within.mkdir(exist_ok=True)
+    path = within / "c" / "0"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain_files, "SLAB_BYTES", slab)
-        digest = write_plain(str(path), data, data.nbytes + padding)
+        digest = write_plain(str(path), data, data.nbytes + padding, within=str(within))
     elements = plain_bools(np.ascontiguousarray(data))
     assert path.read_bytes() == elements.tobytes() + bytes(padding)
     assert digest == digest_array(elements)
@@ -298,7 +301,7 @@ def test_a_file_holds_the_elements_and_zeros(
 
 def test_what_a_killed_save_was_writing_is_no_part_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "0.__lock").write_bytes(b"much longer than what is written")
-    write_plain(str(tmp_path / "0"), np.zeros(3, np.uint8), 3)
+    write_plain(str(tmp_path / "0"), np.zeros(3, np.uint8), 3, within=str(tmp_path))
     assert (tmp_path / "0").read_bytes() == bytes(3) and os.listdir(tmp_path) == ["0"]
 
 
@@ -311,9 +314,9 @@ def test_large_leaves_of_any_strides_are_saved_in_slabs(
     written: list[str] = []
     write = write_chunks.write_plain
 
-    def recorded(path: str, data: np.ndarray, nbytes: int, *, synced: bool) -> bytes:
+    def recorded(path: str, data: np.ndarray, nbytes: int, *, within: str, synced: bool) -> bytes:
         written.append(path.split("/")[-4])
-        return write(path, data, nbytes, synced=synced)
+        return write(path, data, nbytes, within=within, synced=synced)
 
     monkeypatch.setattr(write_chunks, "write_plain", recorded)
     for threads in (1, 2):

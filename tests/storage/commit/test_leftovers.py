@@ -256,6 +256,19 @@ def test_what_is_no_time(tmp_path: Path, time: object) -> None:
         xckpt.gc(tmp_path, older_than=time)  # type: ignore[arg-type]
 
 
+def test_a_checkpoint_that_is_called_as_leftovers_are(tmp_path: Path) -> None:
+    path = tmp_path / ".run.saving-0123456789abcdef"
+    xckpt.save(path, {"step": 1})
+    xckpt.save(tmp_path / "run", {"step": 2})  # which removes what is left beside it
+    staged = path / ".generations" / "0123456789abcdef"
+    staged.mkdir(parents=True)
+    (staged / "x").write_bytes(b"x")
+    journal = tmp_path / f"{path.name}.journal-0"
+    journal.write_bytes(b"x")
+    assert {left.path for left in xckpt.gc(tmp_path, older_than=0)} == {str(path), str(staged)}
+    assert xckpt.load(path) == {"step": 1} and not staged.exists()
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(xckpt.StorageError, match="No such file"):
         xckpt.gc(tmp_path / "none")

@@ -9,50 +9,79 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import SupportsFloat
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.save import save_async
-from xckpt.core.metadata import Metadata, TensorStorageMetadata
-from xckpt.core.run.names import step_name
-from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due
+from xckpt.core.metadata import JSONValue, Metadata, TensorStorageMetadata
+from xckpt.core.run.bases import Bases
+from xckpt.core.run.names import IfThere, step_name
+from xckpt.core.run.policies import KeepPolicy, Moment, SavePolicy, is_due, signals_of
 from xckpt.core.run.record import StepRecord, run_metadata, tensor_bytes
+from xckpt.core.run.rules import rule_texts
 from xckpt.engine.background import SaveFuture
-from xckpt.engine.run.decision import Decision, agree
+from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions
 
 
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """When a root is saved to, and which of its steps stay."""
+
+    save: tuple[SavePolicy, ...]
+    keep: tuple[KeepPolicy, ...]
+
+
 class RunSaves:
-    """What one rank knows of the saves of a run."""
+    """What one rank knows of the saves of a run.
+
+    Args:
+        folder: the roots of the run.
+        rules: of each root.
+        options: for each save.
+        bases: the steps that saves share unchanged chunks with.
+    """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        save: tuple[SavePolicy, ...],
-        keep: tuple[KeepPolicy, ...],
-        options: SaveOptions,
+        self, folder: RunFolder, rules: Sequence[Rules], options: SaveOptions, bases: Bases
     ) -> None:
         self.folder = folder
-        self.save_policies = save
-        self.keep_policies = keep
+        self.rules = rules
         self.options = options
-        self.signal = Preemption()
+        self.bases = bases
+        self.signal = Preemption(signals_of(policy for each in rules for policy in each.save))
+        self._rounds = Rounds(folder.group)
         self.preempted = False
         """Whether some rank was asked to end; the same on all ranks."""
-        self.last: StepRecord | None = next(iter(folder.look()[-1:]), None)
+        self.last: StepRecord | None = None
         """The last step that was saved or restored."""
+        self._last_kept: StepRecord | None = None
+        """The same, of those in the root that is kept."""
         self._began = time.time()
         self._going: tuple[SaveFuture, StepRecord] | None = None
         """The save in the background."""
+        self._shares = False
+        """Whether it has a base."""
         self._decided: tuple[int, Decision] | None = None
         """What `foresee` has found, for the `decide` that follows."""
         self._fault: Exception | None = None
         """What a keep policy raised on the coordinator, to be raised on all ranks."""
         self._answered = False
         """Whether a save was begun since the run was preempted."""
+        self.resume(next(iter(folder.look()[-1:]), None))
+
+    def resume(self, record: StepRecord | None) -> None:
+        """Go on from a step of the run, as if it had been saved last."""
+        self.last = record
+        kept = [
+            each
+            for each in self.folder.records
+            if not each.temporary and record is not None and each.number <= record.number
+        ]
+        self._last_kept = next(iter(kept[-1:]), None)
 
     def foresee(self, step: int) -> bool:
         """What `decide` will say at this step; collective."""
@@ -70,10 +99,9 @@ class RunSaves:
         known, self._decided = self._decided, None
         if known is not None and known[0] == step and (known[1].due or not force):
             return known[1]
-        decision = agree(
-            self.folder.group,
+        decision = self._rounds.agree(
             step,
-            self.signal.noted,
+            self.signal.asked(),
             lambda preempted: self._answer(step, force, preempted or self.preempted),
         )
         self.preempted = decision.preempted
@@ -86,18 +114,23 @@ class RunSaves:
         self._raise_fault()
         now = time.time()
         ended = self._going is not None and self._going[0].done()
-        last = self.last if self._going is None else self._going[1]
-        busy = self._going is not None and not ended
-        moment = Moment(step, now, self._began, last, busy, preempted and not self._answered)
-        due = force or is_due(moment, self.save_policies)
-        replaced = self.folder.name_of(step) if due else None
-        return Decision(due, now, ended, preempted, replaced)
+        going = None if self._going is None else self._going[1]
+        busy = going is not None and not ended
+        kept = self._last_kept if going is None or going.temporary else going
+        moment = Moment(step, now, self._began, kept, busy, preempted and not self._answered)
+        due, temporary = force or is_due(moment, self.rules[0].save), False
+        for rules in () if due else self.rules[1:]:
+            moment = replace(moment, last=going or self.last)
+            due = temporary = is_due(moment, rules.save)
+        replaced = self.folder.replaced(step, temporary=temporary) if due else None
+        return Decision(due, now, ended, preempted, replaced, temporary)
 
     def begin(
         self,
         step: int,
         state: object,
         metrics: Mapping[str, SupportsFloat],
+        metadata: JSONValue,
         decision: Decision,
     ) -> None:
         """Begin to save in the background, as was decided; collective.
@@ -108,16 +141,27 @@ class RunSaves:
         self.settle()
         numbers = {name: float(value) for name, value in metrics.items()}
         name = decision.replaced or step_name(step)
-        record = StepRecord(step, decision.time, numbers, name=name)
+        record = StepRecord(
+            step,
+            decision.time,
+            numbers,
+            name=name,
+            temporary=decision.temporary,
+            keep=rule_texts(self.rules[decision.temporary].keep),
+        )
+        base = self.bases.base_for(temporary=decision.temporary)
         saving = save_async(
-            self.folder.path(record.name),
+            self.folder.path(record),
             state,
-            overwrite=decision.replaced is not None,
-            metadata=run_metadata(record),
+            # Also what a killed save or deletion has left of this step.
+            overwrite=True,
+            base=None if base is None else IfThere(self.folder.path(base)),
+            metadata=run_metadata(record, metadata),
             group=self.folder.group,
             options=self.options,
         )
         self._going, self._answered = (saving, record), self.preempted
+        self._shares = base is not None
 
     def settle(self) -> None:
         """Wait for the save in the background, and take note of it.
@@ -137,9 +181,12 @@ class RunSaves:
             )
             raise error
         self.last = replace(record, bytes=_bytes_of(saving.result()))
+        self.bases.saved(self.last, shared=self._shares)
+        if not record.temporary:
+            self._last_kept = self.last
         self.folder.add(self.last)
         try:
-            self.folder.keep(self.keep_policies, record.number)
+            self.folder.keep([each.keep for each in self.rules], record)
         except Exception as fault:  # a policy's, on the coordinator alone
             self._fault = fault
 
@@ -153,7 +200,7 @@ class RunSaves:
         try:
             self.settle()
         finally:
-            self.folder.remover.wait()
+            self.folder.wait()
         self._raise_fault()
 
     def leave(self, error: BaseException | None) -> None:

@@ -6,7 +6,7 @@ vectorised over them and touches no data:
 
 1. `intersect`: which boxes of one set meet which of another, and where (a load).
 2. `unique`: replicas of one box, found once (a save).
-3. `BoxLookup`: which box holds another, found without looking at all.
+3. `Block`: the boxes of many leaves, or of many kinds of leaves, in columns (plans).
 
 `xckpt.core.geometry.cover` proves that boxes cover a shape exactly once.
 """
@@ -293,50 +293,51 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
     return boxes.take(order[first]), inverse
 
 
-class BoxLookup:
-    """Finds which of some boxes that do not overlap holds another box.
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """n items of one number of dimensions: item i is box ``boxes[i]`` of leaf ``leaf[i]``."""
 
-    1. An equal box is found by its hash.
-    2. Else the boxes are sorted by their offset in the dimension that tells most of them apart. The
-       holder begins neither behind the box nor further before its end than the longest one reaches.
+    leaf: NDArray[np.int32]
+    """Leaf numbers, (n,)."""
+    boxes: Boxes
+
+    @classmethod
+    def of(
+        cls, numbered: Iterable[tuple[int, Boxes]], order: NDArray[np.int64] | None = None
+    ) -> Block:
+        """The boxes of each leaf number given, of which there is at least one, in an order."""
+        numbers, boxes = zip(*numbered, strict=True)
+        leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
+        return cls(leaf if order is None else leaf[order], Boxes.concatenated(boxes, order))
+
+    def of_leaves(self, kinds: NDArray[np.int32]) -> Block:
+        """The boxes of each leaf, where the block's numbers are of kinds.
+
+        Example:
+            >>> block = Block.of([(0, Boxes.whole((4,))), (1, Boxes.whole((2,)))])
+            >>> block.of_leaves(np.array([1, 0, 1], np.int32)).leaf.tolist()
+            [1, 0, 2]
+        """
+        rows, leaves = expanded(self.leaf, np.argsort(kinds, kind="stable"), np.bincount(kinds))
+        return Block(leaves.astype(np.int32), self.boxes.take(rows))
+
+
+def expanded(
+    numbers: NDArray[np.integer], members: NDArray[np.int64], counts: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """All members of each group that is numbered: where its number stands, and the member.
+
+    Args:
+        numbers: of groups, (n,).
+        members: those of all groups, one group after the other.
+        counts: how many members each group has.
 
     Example:
-        >>> lookup = BoxLookup(Boxes.of([((0, 0), (2, 4)), ((2, 0), (3, 4))]))
-        >>> lookup.holder(Box((2, 0), (3, 4))), lookup.holder(Box((3, 1), (1, 2)))
-        (1, 1)
-        >>> lookup.holder(Box((1, 0), (2, 4))) is None
-        True
+        >>> where, who = expanded(np.array([1, 0]), np.array([7, 8, 9]), np.array([1, 2]))
+        >>> where.tolist(), who.tolist()
+        ([0, 0, 1], [8, 9, 7])
     """
-
-    def __init__(self, boxes: Boxes) -> None:
-        self._boxes = boxes
-        self._numbers = {box: number for number, box in enumerate(boxes)}
-        self._dimension = 0
-        self._order = np.zeros(0, np.int64)
-        self._sorted = np.zeros(0, np.int64)
-        if len(boxes) > 1 and boxes.rank:
-            distinct = [len(np.unique(column)) for column in boxes.offsets.T]
-            self._dimension = int(np.argmax(distinct))
-            self._order = np.argsort(boxes.offsets[:, self._dimension], kind="stable")
-            self._sorted = boxes.offsets[self._order, self._dimension]
-
-    def holder(self, box: Box) -> int | None:
-        """The number of the box that holds all of ``box``; None if there is none."""
-        number = self._numbers.get(box)
-        if number is not None:
-            return number
-        boxes, low, end = self._boxes, np.array(box.offsets), np.array(box.ends)
-        near = self._near(box)
-        holds = (boxes.offsets[near] <= low).all(axis=1) & (end <= boxes.ends[near]).all(axis=1)
-        holders = near[holds]
-        return int(holders[0]) if len(holders) else None
-
-    def _near(self, box: Box) -> Int64s:
-        """The numbers of the boxes that may hold a box, as far as one dimension says."""
-        if len(self._order) == 0:
-            return np.arange(len(self._boxes))
-        d = self._dimension
-        longest = int(self._boxes.sizes[:, d].max())
-        start = np.searchsorted(self._sorted, box.ends[d] - longest)
-        stop = np.searchsorted(self._sorted, box.offsets[d], side="right")
-        return self._order[start:stop]
+    taken = counts[numbers]
+    where = np.repeat(np.arange(len(numbers)), taken)
+    within = np.arange(len(where)) - np.repeat(np.cumsum(taken) - taken, taken)
+    return where, members[(np.cumsum(counts) - counts)[numbers][where] + within]

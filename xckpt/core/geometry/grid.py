@@ -13,20 +13,23 @@ For a tensor of shape S and disjoint boxes that cover it (`choose_grid`):
 4. **Sharded**: with ``shard_bytes``, step 2 finds the zarr shard (one object, one writer) and the
    chunk divides the shard.
 
-A chunk of an array is named by its number in C order; `cells` enumerates those that a box meets.
+`ZarrArray` is one of these arrays, from the plan over the orders of ranks to the manifest. A chunk
+of an array is named by its number in C order; `cells` enumerates those that a box meets.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Boxes, Shape
+from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
 
 Int64s = NDArray[np.int64]
@@ -41,6 +44,61 @@ OVERSIZE = 8
 """A chunk may exceed the byte target this many times where nothing near the target divides g."""
 
 
+class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One zarr array of a checkpoint: planned, sent to those who write it, or stored."""
+
+    leaf: str
+    """The leaf that it belongs to."""
+    number: int
+    """Its number among the leaf's arrays."""
+    dtype: str
+    offset: Shape
+    """Its first element in the tensor."""
+    shape: Shape
+    chunk: Shape
+    shard: Shape | None = None
+    first: int = 0
+    """The number of its first chunk's digest, in the manifest that lists the array."""
+    piece_of: Shape | None = None
+    """Shape of the whole tensor if the array is a piece of one."""
+    dimension_names: tuple[str, ...] | None = None
+    """The caller's name for each dimension of the leaf."""
+    place: int | None = None
+    """The number of its first chunk's place in the manifest that lists the array, if its chunks lie
+    in packs (`xckpt.core.manifest.packs`)."""
+
+    @property
+    def path(self) -> str:
+        """Where it is, relative to the root group."""
+        path = zarr_path(self.leaf)
+        return path if self.piece_of is None else f"{path}/{self.number}"
+
+    @property
+    def box(self) -> Box:
+        """The part of the tensor that it holds."""
+        return Box(self.offset, self.shape)
+
+    @property
+    def unit(self) -> Shape:
+        """Shape of what has a single writer and is one object: the shard, else the chunk."""
+        return self.shard or self.chunk
+
+    @property
+    def count(self) -> int:
+        """Number of chunks."""
+        return count_cells(self.shape, self.chunk)
+
+    def key(self, offsets: Shape) -> str:
+        """The key of the object that holds the chunk at ``offsets``.
+
+        Example:
+            >>> ZarrArray("w", 0, "int8", (0, 0), (4, 8), (2, 8)).key((2, 0))
+            'w/c/1/0'
+        """
+        numbers = [str(o // n) for o, n in zip(offsets, self.unit, strict=True)]
+        return "/".join([self.path, "c", *numbers])
+
+
 @dataclass(frozen=True, slots=True)
 class GridOptions:
     """How large chunks shall be."""
@@ -49,6 +107,11 @@ class GridOptions:
     """Target for a chunk, in bytes: what a reader reads and verifies at once."""
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), in bytes; 0 for no sharding."""
+    kept: Callable[[str, str, Shape], Grid | None] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """The grid of an earlier checkpoint, by name, dtype and shape of a leaf: taken where it still
+    fits (`xckpt.core.geometry.kept_grid`)."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes < 1 or self.shard_bytes < 0:

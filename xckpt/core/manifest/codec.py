@@ -6,24 +6,28 @@ spelling, where the digest is taken of the exact bytes of ``checkpoint``. To rea
 1. Refuse a document that is too long, no JSON, of another format, or of a newer version.
 2. Refuse it if the bytes around the inner ones are spelled otherwise, or if the digest differs: it
    was altered.
-3. Decode it against the types in `xckpt.core.manifest.entries`; an unknown field is an error, and
-   so is a name that an object has twice.
+3. Decode it against the types in `xckpt.core.manifest.entries`, its leaves one by one; an unknown
+   field is an error, and so is a name that an object has twice.
 4. Refuse it if it takes more memory than allowed (`xckpt.core.manifest.memory`).
 5. Check it against the rules (`xckpt.core.manifest.rules`), before anything is allocated.
+
+`to_metadata` gives it in the planners' words: what a leaf is, is made when it is asked for
+(`Described`), and a grid once for all leaves that are alike.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
-from xckpt.core.json_values import check_json, repeated_name
+from xckpt.core.json_values import check_json
+from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -32,7 +36,7 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
 )
-from xckpt.core.manifest.memory import check_memory, decoded_bytes, described_bytes
+from xckpt.core.manifest.memory import check_memory, described_bytes
 from xckpt.core.manifest.rules import problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
@@ -49,8 +53,7 @@ VERSION: Final = 1
 MAX_BYTES: Final = 1 << 30
 """Longest manifest, bytes."""
 
-Digest = Callable[[bytes], bytes]
-Document = TypeVar("Document")
+Digest = Callable[[bytes | memoryview], bytes]
 
 
 class _Head(msgspec.Struct):
@@ -91,6 +94,7 @@ def draft(
     metadata: Metadata,
     codecs: tuple[str, ...] = (),
     dimension_names: Mapping[str, Sequence[str]] | None = None,
+    pack_bytes: int = 0,
 ) -> Manifest:
     """The manifest of a planned checkpoint as far as it is known before the values are.
 
@@ -116,7 +120,8 @@ def draft(
     for name, given in names.items():
         described[name] = replace(described[name], dimension_names=tuple(given))
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())
-    return _with_data(Manifest(tensors, "", codecs=codecs, zarr_json=EDITION), metadata)
+    head = Manifest(tensors, "", codecs=codecs, pack_bytes=pack_bytes, zarr_json=EDITION)
+    return _with_data(head, metadata)
 
 
 def complete(
@@ -189,32 +194,78 @@ def _grid_fields(grid: Grid, shape: Shape) -> _GridFields:
     return None, None, pieces
 
 
-def to_metadata(manifest: Manifest) -> Metadata:
-    """What a manifest says in the planners' words: a tensor's chunks are its zarr arrays."""
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for leaf in manifest.leaves:
-        if not isinstance(leaf, TensorEntry):
-            described[leaf.name] = BytesStorageMetadata(leaf.type)
-            continue
-        pieces = leaf.pieces
-        if pieces is None:
-            assert leaf.chunk is not None
-            grid = _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
-        else:
-            rank = len(leaf.shape)
-            boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
-            chunks, shards = [p.chunk for p in pieces], [p.shard for p in pieces]
-            grid = Grid.of(boxes, chunks, shards)
-        described[leaf.name] = TensorStorageMetadata(
-            TensorProperties(leaf.dtype),
-            leaf.shape,
-            grid.arrays,
-            grid,
-            leaf.sharding,
-            leaf.annotation,
-            leaf.dimension_names,
-        )
-    return Metadata(described, manifest.containers, manifest.user, planner_data=manifest.planner)
+def to_metadata(manifest: Manifest, entries: Mapping[str, Entry] | None = None) -> Metadata:
+    """What a manifest says in the planners' words: a tensor's chunks are its zarr arrays.
+
+    Args:
+        manifest: what to describe.
+        entries: leaf name -> entry, where that is there already.
+    """
+    if entries is None:
+        entries = {leaf.name: leaf for leaf in manifest.leaves}
+    containers, planned = manifest.containers, manifest.planner
+    return Metadata(Described(entries), containers, manifest.user, planner_data=planned)
+
+
+class Described(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
+    """Leaf name -> what the leaf is, in the planners' words, made when it is asked for.
+
+    Args:
+        entries: leaf name -> what the manifest says.
+
+    Example:
+        >>> Described({"n": ValueEntry("n", "int", "0x7")})["n"]
+        BytesStorageMetadata(kind='int')
+    """
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
+        leaf = self._entries[name]
+        if isinstance(leaf, TensorEntry):
+            grid = _grid_of(leaf)
+            return TensorStorageMetadata(
+                _properties(leaf.dtype),
+                leaf.shape,
+                grid.arrays,
+                grid,
+                leaf.sharding,
+                leaf.annotation,
+                leaf.dimension_names,
+            )
+        return _kind(leaf.type)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+@functools.lru_cache(maxsize=64)
+def _kind(kind: str) -> BytesStorageMetadata:
+    return BytesStorageMetadata(kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _properties(dtype: str) -> TensorProperties:
+    return TensorProperties(dtype)
+
+
+def _grid_of(leaf: TensorEntry) -> Grid:
+    if leaf.pieces is None:
+        assert leaf.chunk is not None
+        return _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
+    rank, pieces = len(leaf.shape), leaf.pieces
+    boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
+    return Grid.of(boxes, [piece.chunk for piece in pieces], [piece.shard for piece in pieces])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -249,9 +300,7 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
     """
     if len(data) > MAX_BYTES:
         raise ManifestError(f"the manifest is {len(data):,} bytes long; at most {MAX_BYTES:,}")
-    if memory_bytes is not None:
-        check_memory(decoded_bytes(data), f"the manifest of {len(data):,} bytes", memory_bytes)
-    head = _decode(data, _Head, "the manifest is truncated or no manifest at all")
+    head = decode(data, _Head, "the manifest is truncated or no manifest at all")
     if head.format != FORMAT:
         raise ManifestError(f"the manifest's format is {head.format[:40]!r}, not {FORMAT!r}")
     if head.version > VERSION:
@@ -261,40 +310,24 @@ def parse(data: bytes, digest: Digest, memory_bytes: int | None = None) -> Manif
         )
     if head.version != VERSION:
         raise ManifestError(f"the format never had a version {head.version}")
-    envelope = _decode(data, _Envelope, "the manifest is truncated or altered")
+    envelope = decode(data, _Envelope, "the manifest is truncated or altered")
     body = memoryview(envelope.checkpoint)  # it may be a gigabyte
-    if msgspec.json.encode(envelope) != data:
+    around = msgspec.json.encode(msgspec.structs.replace(envelope, checkpoint=msgspec.Raw(b"0")))
+    before, after = around[:-2], around[-1:]
+    whole = len(data) == len(before) + len(body) + len(after)
+    if not (whole and data.startswith(before) and data.endswith(after)):
         # Nothing digests what is around the content, so it has one spelling and no other field.
         raise ManifestError("the manifest was altered: something is added around its content")
-    if digest(bytes(body)).hex() != envelope.digest:
+    if digest(body).hex() != envelope.digest:
         raise ManifestError("the manifest was altered: its digest does not fit its content")
-    manifest = _decode(body, Manifest, "the manifest breaks the format")
+    if memory_bytes is not None:
+        check_memory(decoded_bytes(body), f"the manifest of {len(data):,} bytes", memory_bytes)
+    manifest = decode_body(body, memory_bytes)
     if memory_bytes is not None:
         size, leaves = described_bytes(manifest), len(manifest.leaves)
         check_memory(size, f"the manifest of {leaves:,} leaves", memory_bytes)
-    _refuse_repeated_names(manifest, body)
     check(manifest)
     return manifest
-
-
-def _refuse_repeated_names(manifest: Manifest, body: memoryview) -> None:
-    if memoryview(msgspec.json.encode(manifest)) == body:
-        return  # as this library spells it, which is soon seen, no name comes twice
-    try:
-        name = repeated_name(bytes(body))
-    except RecursionError as error:
-        raise ManifestError("the manifest breaks the format: it is nested too deep") from error
-    if name is not None:
-        raise ManifestError(
-            f"the manifest breaks the format: an object in it has two members named {name[:80]!r}"
-        )
-
-
-def _decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> Document:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{complaint}: {error}") from error
 
 
 def check(manifest: Manifest) -> None:

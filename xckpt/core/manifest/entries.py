@@ -20,15 +20,15 @@ from __future__ import annotations
 import functools
 import posixpath
 from collections.abc import Iterable, Iterator
+from math import prod
 from typing import Any
 
 import msgspec
 
-from xckpt.core.dtypes import EXTENDED, fill_value
-from xckpt.core.geometry.box import Box, Shape
-from xckpt.core.geometry.grid import count_cells
+from xckpt.core.dtypes import EXTENDED, fill_value, item_size
+from xckpt.core.geometry.box import Shape
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.metadata import JSONValue, Sharding
-from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
 
 
@@ -104,69 +104,47 @@ class Manifest(_Strict, frozen=True):
     """The caller's own JSON values; msgspec has no name for a recursive type."""
     planner: Any = None
     """What planners merged."""
+    pack_bytes: int = 0
+    """Arrays with chunks of up to so many bytes lie in packs (`xckpt.core.manifest.packs`)."""
+    packs: int = 0
+    """How many packs there are."""
+    places: str = ""
+    """Digest of the file of places, hex; empty where nothing is packed."""
     zarr_json: int = 1
     """The edition of the checkpoint's zarr.json documents: 1, or `EDITION`."""
 
 
-class ZarrArray(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One zarr array of a checkpoint: planned, sent to those who write it, or stored."""
-
-    leaf: str
-    """The leaf that it belongs to."""
-    number: int
-    """Its number among the leaf's arrays."""
-    dtype: str
-    offset: Shape
-    """Its first element in the tensor."""
-    shape: Shape
-    chunk: Shape
-    shard: Shape | None = None
-    first: int = 0
-    """The number of its first chunk's digest, in the manifest that lists the array."""
-    piece_of: Shape | None = None
-    """Shape of the whole tensor if the array is a piece of one."""
-    dimension_names: tuple[str, ...] | None = None
-    """The caller's name for each dimension of the leaf."""
-
-    @property
-    def path(self) -> str:
-        """Where it is, relative to the root group."""
-        path = zarr_path(self.leaf)
-        return path if self.piece_of is None else f"{path}/{self.number}"
-
-    @property
-    def box(self) -> Box:
-        """The part of the tensor that it holds."""
-        return Box(self.offset, self.shape)
-
-    @property
-    def unit(self) -> Shape:
-        """Shape of what has a single writer and is one object: the shard, else the chunk."""
-        return self.shard or self.chunk
-
-    @property
-    def count(self) -> int:
-        """Number of chunks."""
-        return count_cells(self.shape, self.chunk)
-
-    def key(self, offsets: Shape) -> str:
-        """The key of the object that holds the chunk at ``offsets``.
-
-        Example:
-            >>> ZarrArray("w", 0, "int8", (0, 0), (4, 8), (2, 8)).key((2, 0))
-            'w/c/1/0'
-        """
-        numbers = [str(o // n) for o, n in zip(offsets, self.unit, strict=True)]
-        return "/".join([self.path, "c", *numbers])
-
-
 def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
     """Every zarr array of a checkpoint, in the order of their digests."""
-    first = 0
+    first = place = 0
     for leaf in manifest.leaves:
         for array in leaf_arrays(leaf, first):
-            yield array
             first += array.count
+            if is_packed(array, manifest.pack_bytes):
+                yield msgspec.structs.replace(array, place=place)
+                place += array.count
+            else:
+                yield array
+
+
+def count_packed(manifest: Manifest) -> int:
+    """How many chunks lie in packs."""
+    if not manifest.pack_bytes:
+        return 0
+    return sum(array.count for array in arrays(manifest) if array.place is not None)
+
+
+def is_packed(array: ZarrArray, pack_bytes: int) -> bool:
+    """Whether the chunks of an array lie in packs.
+
+    Example:
+        >>> array = ZarrArray("w", 0, "float32", (0, 0), (9, 8), (4, 8))
+        >>> is_packed(array, 128), is_packed(array, 127)
+        (True, False)
+    """
+    if not pack_bytes or array.shard is not None:
+        return False
+    return prod(array.chunk) * item_size(array.dtype) <= pack_bytes
 
 
 def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> Iterator[ZarrArray]:
@@ -295,11 +273,16 @@ class DocumentTree:
         self._arrays: dict[str, msgspec.Raw] = {}
         """Path -> metadata, as in the root's."""
         self._groups: dict[str, msgspec.Raw] = {}
+        self._packed = 0
+        """Arrays that have no document."""
 
     def add(self, arrays: Iterable[ZarrArray]) -> Iterator[tuple[str, bytes]]:
         """(key, content) for arrays and for the folders above them that are new."""
         new: dict[str, msgspec.Raw] = {}
         for array in arrays:
+            if array.place is not None:
+                self._packed += 1
+                continue
             content, self._arrays[array.path] = _contents(array, self._codecs, self._edition)
             if array.dtype in EXTENDED:
                 self._lacking.add(array.dtype)
@@ -315,15 +298,23 @@ class DocumentTree:
 
     def root(self) -> bytes:
         """The root group, which repeats all other documents, or says why it does not."""
+        about: dict[str, JSONValue] = {}
+        if self._packed:
+            about |= {"packed_arrays": self._packed, "packed": PACKED}
         if self._lacking and self._edition > 1:
-            about: JSONValue = {"data_types": [*sorted(self._lacking)], "note": LACKING}
+            about |= {"data_types": [*sorted(self._lacking)], "note": LACKING}
             return msgspec.json.format(bytes(_group({"xckpt": about})), indent=2)
         # Sorted: zarr-python loses children of a group that do not stand together.
         listed = dict(sorted((self._arrays | self._groups).items()))
         consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
-        return msgspec.json.format(bytes(_group({}, consolidated)), indent=2)
+        attributes: dict[str, JSONValue] = {"xckpt": about} if about else {}
+        return msgspec.json.format(bytes(_group(attributes, consolidated)), indent=2)
 
 
+PACKED = (
+    "small arrays lie together in xckpt.packs and are not listed here: xckpt.open reads them, and "
+    "a save with SaveOptions(pack_bytes=0) stores each as a zarr array"
+)
 LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"

@@ -2,8 +2,8 @@
 
 1. A manifest implies its own keys (`OwnKeys.of`): the manifest, the digests, a zarr.json for each
    array and for each folder above one, and the chunks of the arrays.
-2. All below ``.generations`` is ours, and so are the claim of a save and the lock files beside a
-   key, which a killed save may leave.
+2. All below ``.generations`` and ``xckpt.packs`` is ours, and so are the claim of a save and the
+   lock files beside a key, which a killed save may leave.
 3. Where a manifest cannot be read, and where a save was killed before it wrote one, keys are known
    by their shape (`BY_SHAPE`): a zarr.json, or numbers below a folder ``c``.
 """
@@ -20,6 +20,7 @@ from typing import Final
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import cells
 from xckpt.core.manifest.entries import Manifest, arrays, documents
+from xckpt.core.manifest.packs import NAME_BYTES, PACKS, PLACE, PLACES
 
 MANIFEST: Final = "xckpt.json"
 """Key of the manifest: where it is, a checkpoint is."""
@@ -60,7 +61,7 @@ class OwnKeys:
         """
         if manifest.root:
             return cls()
-        paths = frozenset(array.path for array in arrays(manifest))
+        paths = frozenset(array.path for array in arrays(manifest) if array.place is None)
         groups = {""}
         for path in paths:
             parent = posixpath.dirname(path)
@@ -72,7 +73,7 @@ class OwnKeys:
     def owns(self, key: str) -> bool:
         """Whether a key is the checkpoint's own."""
         key = key.removesuffix(_LOCK)
-        if key in (MANIFEST, CLAIM) or key.startswith(f"{GENERATIONS}/"):
+        if key in (MANIFEST, CLAIM) or key.startswith((f"{GENERATIONS}/", f"{PACKS}/")):
             return True
         folder, name = posixpath.split(key)
         if name == _ZARR and (self.by_shape or folder in self.groups or folder in self.arrays):
@@ -108,7 +109,8 @@ BY_SHAPE: Final = OwnKeys(by_shape=True)
 def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     """Key and bytes of every object that a manifest implies, in its root; the manifest's own not.
 
-    What codecs and the padding of edge chunks add is not counted.
+    What codecs and the padding of edge chunks add is not counted. Packs are not among them: their
+    names stand in the file of places.
 
     Example:
         >>> from xckpt.core.manifest.entries import TensorEntry
@@ -118,9 +120,12 @@ def object_sizes(manifest: Manifest) -> Iterator[tuple[str, int]]:
     """
     stored = list(arrays(manifest))
     yield DIGESTS, 16 * sum(array.count for array in stored)
+    placed = sum(array.count for array in stored if array.place is not None)
+    if manifest.packs:
+        yield PLACES, NAME_BYTES * manifest.packs + PLACE.itemsize * placed
     yield from ((key, len(content)) for key, content in documents(manifest))
     for array in stored:
-        if array.count:
+        if array.count and array.place is None:
             origin = (0,) * len(array.shape)
             _, boxes = cells(origin, array.shape, array.shape, array.unit)
             size = item_size(array.dtype)

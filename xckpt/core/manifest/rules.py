@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from math import prod
 from typing import Final
 
@@ -26,9 +27,10 @@ from xckpt.core.manifest.entries import (
     PieceEntry,
     TensorEntry,
     ValueEntry,
+    count_packed,
 )
-from xckpt.core.names import is_name
-from xckpt.core.tree import DEEPEST, unflatten
+from xckpt.core.names import is_name, split_name
+from xckpt.core.tree import DEEPEST, Container, close_container, refuse_clashes, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
 
@@ -40,6 +42,8 @@ MAX_CHUNK_BYTES: Final = 1 << 32
 """Largest chunk, bytes: what a reader may have to hold at once."""
 MAX_CHUNKS: Final = 1 << 32
 """Most chunks of a checkpoint: each has a digest."""
+MAX_PACK_BYTES: Final = 1 << 29
+"""Largest chunk that lies in a pack, bytes."""
 
 _ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
@@ -52,7 +56,11 @@ def problems(manifest: Manifest) -> list[str]:
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
-            faults.append(f"{chunks:,} chunks; at most {MAX_CHUNKS:,}")
+            most = max(manifest.leaves, key=_chunks_of)
+            shown = f"{most.name[:80] or 'the root'} alone has {_chunks_of(most):,}"
+            faults.append(f"{chunks:,} chunks, of which {shown}; at most {MAX_CHUNKS:,}")
+        elif manifest.packs > count_packed(manifest):
+            faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
     return faults
 
 
@@ -61,6 +69,8 @@ def _head_problems(manifest: Manifest) -> Iterator[str]:
         yield f"codecs {manifest.codecs} are not those of the format"
     if manifest.zarr_json not in range(1, EDITION + 1):
         yield f"edition {manifest.zarr_json} of the zarr.json documents is not known"
+    if not 0 <= manifest.pack_bytes <= MAX_PACK_BYTES or not 0 <= manifest.packs <= MAX_CHUNKS:
+        yield f"{manifest.packs} packs of chunks up to {manifest.pack_bytes} bytes"
     root = manifest.root
     if root and (not _ROOT.fullmatch(root) or {".", ".."} & set(root.split("/"))):
         yield f"the root {root[:80]!r} is no folder of the checkpoint"
@@ -73,16 +83,65 @@ def _name_problems(manifest: Manifest) -> list[str]:
         if leaf.name in names:
             faults.append(f"{leaf.name[:80]}: two leaves have this name")
         names.add(leaf.name)
-    for name in (*names, *manifest.containers):
+    for name in chain(names, manifest.containers):
         fault = _name_fault(name)
         if fault:
             faults.append(fault)
     if not faults:
         try:
-            unflatten(dict.fromkeys(names), manifest.containers)
+            check_names(names, manifest.containers)
         except ManifestError as error:
             faults.append(str(error))
     return faults
+
+
+def check_names(names: Collection[str], containers: Mapping[str, str]) -> None:
+    """Refuse names of which `unflatten` can make no tree, without making one.
+
+    Args:
+        names: of leaves, each as `xckpt.core.names` writes it; quick to look up.
+        containers: as for `unflatten`.
+
+    Raises:
+        ManifestError: see `unflatten`.
+
+    Example:
+        >>> check_names({"opt/0", "opt/2"}, {"opt": "list"})
+        Traceback (most recent call last):
+        ...
+        xckpt.errors.ManifestError: opt: called a list, but its keys are not 0, 1, ...
+    """
+    if "" in names:
+        unflatten(dict.fromkeys(names), containers)
+        return
+    children: dict[str, list[str]] = {
+        name: [] for name, kind in containers.items() if kind != "dict"
+    }
+    clashes = {name: None for name in containers if name in names}
+    seen: set[int] = set()
+    """Of containers the hashes of their names, which may be long."""
+    for name in chain(names, containers):
+        above = name
+        if name in containers:
+            if hash(name) in seen:
+                continue
+            seen.add(hash(name))
+        while above:
+            parent, _, last = above.rpartition("/")
+            if parent in children:
+                children[parent].append(last)
+            if hash(parent) in seen:
+                break
+            seen.add(hash(parent))
+            if parent in names:
+                clashes[parent] = None
+            above = parent
+    if clashes:
+        refuse_clashes(clashes)
+    for name, inner in children.items():
+        node = Container((split_name(last)[0], None) for last in inner)
+        node.name, node.kind = name, containers[name]
+        close_container(node)
 
 
 def _name_fault(name: str) -> str:

@@ -3,19 +3,46 @@
 1. A caller marks it with `PerRank`. For the tree it is a container with one child, whose key has
    the rank in it, so that each rank saves under a name of its own, and loads from there again.
 2. `PerRankAdapter` opens it; the engine makes one with the rank of the group.
+3. `PerRank.all` is an object whose state the checkpoint decides (`xckpt.core.plan.stateful`): all
+   that was saved there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar, cast
+from types import MappingProxyType
+from typing import ClassVar, Final, Generic, TypeVar, cast
+
+import numpy as np
 
 from xckpt.core.adapter import Adapter, Children
+from xckpt.core.dtypes import numpy_dtype
+from xckpt.core.leaf import ObjectState
+from xckpt.core.names import KeyPath
 
 Value = TypeVar("Value")
 
 KIND: Final = "pytree:xckpt.core.part.per_rank.PerRank"
 """The kind of such a container."""
+
+
+class AllRanks:
+    """The state of `PerRank.all`: the checkpoint decides what is in it."""
+
+    tree: Mapping[str | int, object] = MappingProxyType({})
+
+    def like(self, keys: KeyPath, shape: tuple[int, ...], dtype: str) -> object:
+        """A NumPy array of its own for each tensor."""
+        return np.broadcast_to(np.zeros((), numpy_dtype(dtype)), shape)
+
+    def load(self, tree: object) -> None:
+        """Refuse a load in place.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("PerRank.all is for xckpt.load and restore, which return what they load")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +51,8 @@ class PerRank(Generic[Value]):
 
     Rank 3 saves it under ``NAME/rank3`` and loads it from there: give a `PerRank` in ``like`` too.
     A load on another number of ranks raises `TreeMismatchError`, unless ``missing=`` and
-    ``unexpected=`` say otherwise. Without ``like`` a dict with all ranks' values comes back.
+    ``unexpected=`` say otherwise. `PerRank.all` in its place in ``like`` gives every rank a dict
+    with all ranks' values, and so does a load without ``like``.
 
     Example:
         >>> import xckpt
@@ -33,10 +61,18 @@ class PerRank(Generic[Value]):
         {'step': 3, 'seed': PerRank(value=17)}
         >>> xckpt.load("memory://example-per-rank")
         {'step': 3, 'seed': {'rank0': 17}}
+        >>> xckpt.load("memory://example-per-rank", {"step": 0, "seed": xckpt.PerRank.all})
+        {'step': 3, 'seed': {'rank0': 17}}
     """
 
     value: Value
     """This rank's own."""
+
+    all: ClassVar[AllRanks]
+    """In ``like``: the values of all ranks that saved, as a dict: ``"rank0"``, ``"rank1"``, ..."""
+
+
+PerRank.all = AllRanks()
 
 
 @dataclass(frozen=True)
@@ -51,6 +87,10 @@ class PerRankAdapter(Adapter[PerRank[object]]):
             return None
         value = cast(PerRank[object], node).value
         return KIND, [(f"rank{self.rank}", value)]
+
+    def open_object(self, node: object, name: str) -> ObjectState | None:
+        """What `PerRank.all` stands for."""
+        return node if isinstance(node, AllRanks) else None
 
     def rebuild(self, node: object, children: list[object]) -> object | None:
         """A `PerRank` with another value."""

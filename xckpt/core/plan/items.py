@@ -6,7 +6,8 @@ a `Block` for each number of dimensions holds leaf number, offsets and sizes of 
 `WriteItems` is both behind the item sequence that planners see:
 
 1. A plan that a planner made or changed item by item becomes columns (`WriteItems.of`).
-2. An item is made when it is asked for, in the order of the leaves.
+2. Layers repeat, so columns may be of kinds: leaves of which a rank holds the same boxes.
+3. An item is made when it is asked for, in the order of the leaves.
 
 `xckpt.engine.ranks.wire` carries plans between ranks.
 """
@@ -16,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import cast, overload
+from typing import Protocol, cast, overload, runtime_checkable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Block, Box, Boxes, Shape
 from xckpt.core.metadata import MetadataIndex, Sharding, TensorProperties
 from xckpt.core.problem import Problem
 from xckpt.errors import PlanError
@@ -106,6 +107,31 @@ class ReadItem:
 
 
 @dataclass(frozen=True, slots=True)
+class BriefData:
+    """A storage's own data for a rank, which say nothing that the rank's leaf table says."""
+
+    content: object
+    """As it has travelled."""
+    table: LeafTable
+    """That of the rank's share."""
+    place: object = None
+    """Where the data are of an earlier save: what `CanBeBrief.place` says of this one."""
+
+
+@runtime_checkable
+class CanBeBrief(Protocol):
+    """A storage's data for a rank that can be said in the words of its leaf table."""
+
+    def brief(self, table: LeafTable) -> object:
+        """What travels to a rank that knows the table; there it becomes `BriefData`."""
+        ...
+
+    def place(self) -> object:
+        """What is another in each save, though its plan be the same."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class SavePlan:
     """What a rank can write; after the global step, what it has to write."""
 
@@ -165,26 +191,13 @@ LeafTable = tuple[LeafRow, ...]
 """What each leaf of a plan is, by its number."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Block:
-    """n items of one number of dimensions: item i is box ``boxes[i]`` of leaf ``leaf[i]``."""
-
-    leaf: NDArray[np.int32]
-    """Leaf numbers, (n,)."""
-    boxes: Boxes
-
-    @classmethod
-    def of(
-        cls, numbered: Iterable[tuple[int, Boxes]], order: NDArray[np.int64] | None = None
-    ) -> Block:
-        """The boxes of each leaf number given, of which there is at least one, in an order."""
-        numbers, boxes = zip(*numbered, strict=True)
-        leaf = np.repeat(np.array(numbers, np.int32), list(map(len, boxes)))
-        return cls(leaf if order is None else leaf[order], Boxes.concatenated(boxes, order))
-
-
 class WriteItems(Sequence[WriteItem]):
     """The items of a save as columns; items are made on demand.
+
+    Args:
+        table: what each leaf is.
+        blocks: the boxes of each leaf, or of each kind of leaf.
+        kinds: the kind of each leaf, (leaves,); None where the blocks are of leaves.
 
     Example:
         >>> data = TensorWriteData(Box((0,), (2,)), TensorProperties("int8"), (4,))
@@ -194,12 +207,23 @@ class WriteItems(Sequence[WriteItem]):
         ('w', True)
     """
 
-    __slots__ = ("_order", "blocks", "table")
+    __slots__ = ("_blocks", "_order", "kinds", "of_kinds", "table")
 
-    def __init__(self, table: LeafTable, blocks: Iterable[Block]) -> None:
+    def __init__(
+        self, table: LeafTable, blocks: Iterable[Block], kinds: NDArray[np.int32] | None = None
+    ) -> None:
         self.table = table
-        self.blocks = tuple(blocks)
+        self.of_kinds = tuple(blocks)
+        self.kinds = np.arange(len(table), dtype=np.int32) if kinds is None else kinds
+        self._blocks = self.of_kinds if kinds is None else None
         self._order: list[int] = []
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """The boxes of each leaf."""
+        if self._blocks is None:
+            self._blocks = tuple(block.of_leaves(self.kinds) for block in self.of_kinds)
+        return self._blocks
 
     def __repr__(self) -> str:
         return f"<{len(self):,} items of {len(self.table):,} leaves to write>"
@@ -237,7 +261,8 @@ class WriteItems(Sequence[WriteItem]):
         return cls(tuple(map(_row, firsts)), blocks)
 
     def __len__(self) -> int:
-        return sum(len(block.boxes) for block in self.blocks)
+        counts = np.bincount(self.kinds, minlength=1)
+        return sum(int(counts[block.leaf].sum()) for block in self.of_kinds)
 
     def __iter__(self) -> Iterator[WriteItem]:
         items = [

@@ -18,14 +18,17 @@ Steps 1 to 4 depend only on shape, item size, boxes and holders, and models repe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
+from xckpt.core.geometry.kept_grid import still_fits
+from xckpt.core.metadata import Metadata, TensorStorageMetadata
 
 Int64s = NDArray[np.int64]
 
@@ -76,8 +79,10 @@ class Layout:
     """Whether there is a choice: more holders than parts, or parts of unequal size."""
 
 
-def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
+def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) -> Layout | str:
     """Deduplicate, check, choose the grid and cut; or say what is wrong with the cover.
+
+    A grid of an earlier checkpoint is ``kept`` where it still fits.
 
     Example:
         >>> shards = LeafShards((4, 8), 4, Boxes.of([((0, 0), (4, 8))] * 2), np.array([0, 1]))
@@ -104,15 +109,28 @@ def lay_out(shards: LeafShards, options: GridOptions) -> Layout | str:
         grid = choose_grid(shards.shape, shards.item_bytes, boxes, options)
         return Layout(boxes, grid, (), contested=False)
     groups = _by_holder_count(inverse, ranks, len(boxes))
-    grid = choose_grid(
-        shards.shape, shards.item_bytes, boxes, _shared_options(shards, boxes, groups, options)
-    )
+    if kept is None or not still_fits(kept, shards.shape, boxes):
+        shared = _shared_options(shards, boxes, groups, options)
+        kept = choose_grid(shards.shape, shards.item_bytes, boxes, shared)
+    grid = kept
     parts = tuple(
         part
         for chosen, holders in groups
         for part in _cut(boxes, grid, chosen, holders, shards.item_bytes)
     )
     return Layout(boxes, grid, parts, not all(_is_settled(part) for part in parts))
+
+
+def with_grids(metadata: Metadata, options: GridOptions) -> Metadata:
+    """The metadata, with grids where a planner has chosen none."""
+    described = dict(metadata.state_dict_metadata)
+    for name, tensor in described.items():
+        if isinstance(tensor, TensorStorageMetadata) and tensor.grid is None:
+            pairs = ((box.offsets, box.sizes) for box in tensor.chunks)
+            boxes = Boxes.of(pairs, rank=len(tensor.size))
+            grid = choose_grid(tensor.size, item_size(tensor.properties.dtype), boxes, options)
+            described[name] = replace(tensor, grid=grid)
+    return replace(metadata, state_dict_metadata=described)
 
 
 def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:

@@ -2,37 +2,42 @@
 
 1. `merge_tables`, `merge_containers`: one table of all leaves, one tree of all containers; ranks
    that contradict each other are an error.
-2. `_collect`: all ranks' boxes, leaf by leaf.
-3. `_lay_out_all`: a `Layout` for each leaf, computed once for leaves that are alike.
-4. `_share_all`: what each rank writes, as blocks of columns.
+2. `_Kinds`: leaves that are of one kind on every rank, which models have many of, are planned once.
+3. `_collect`: all ranks' boxes, kind by kind.
+4. `_lay_out_all`: a `Layout` for each kind, computed once for those that are alike.
+5. `_share_all`: what each rank writes, as blocks of columns. Leaves of which there is a choice who
+   writes them are shared one by one, so each becomes a kind of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Boxes
-from xckpt.core.geometry.grid import GridOptions
+from xckpt.core.geometry.box import Block, Boxes, expanded
+from xckpt.core.geometry.grid import Grid, GridOptions
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
     TensorProperties,
     TensorStorageMetadata,
 )
-from xckpt.core.plan.items import Block, LeafRow, LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
-from xckpt.core.tree import unflatten
-from xckpt.errors import ManifestError, PlanError
+from xckpt.core.tree import merge_containers
+from xckpt.errors import PlanError
 
+T = TypeVar("T")
 _Share = tuple[int, NDArray[np.int64], Boxes]
-"""A leaf's number, ranks that write parts of it, (n,), and the box that each of them writes."""
+"""A kind's number, ranks that write parts of it, (n,), and the box that each of them writes."""
 
 
 def global_plan(
@@ -50,17 +55,25 @@ def global_plan(
     """
     columns = [WriteItems.of(plan.items) for plan in plans]
     table, numbers = merge_tables([items.table for items in columns])
-    shards = _collect(table, columns, numbers)
-    layouts, problems = _lay_out_all(table, shards, options or GridOptions())
+    options = options or GridOptions()
+    kept = _kept_grids(table, options)
+    kinds = _kinds_on_all(kept, columns, numbers)
+    shards = _collect(table, columns, kinds)
+    layouts, problems = _lay_out_all(table, kinds, shards, kept, options)
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
-    containers = merge_containers(plans, [row.name for row in table])
-    blocks = _share_all(shards, layouts, len(plans))
+    containers = merge_containers([plan.containers for plan in plans], [row.name for row in table])
+    shared, blocks = _share_all(kinds.of, shards, layouts, len(plans))
+    own = _tables_of_ranks(table, columns, numbers)
     shares = [
-        SavePlan(WriteItems(table, blocks[rank]), plan.storage_data, plan.planner_data)
-        for rank, plan in enumerate(plans)
+        SavePlan(
+            WriteItems(own[rank], blocks[rank], shared if mapped is None else shared[mapped]),
+            plan.storage_data,
+            plan.planner_data,
+        )
+        for rank, (plan, mapped) in enumerate(zip(plans, numbers, strict=True))
     ]
-    return shares, Metadata(_metadata_of(table, layouts), containers)
+    return shares, Metadata(_metadata_of(table, kinds.of, layouts), containers)
 
 
 def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[np.int32] | None]]:
@@ -103,6 +116,23 @@ def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[n
     return merged, mapped
 
 
+def _tables_of_ranks(
+    table: LeafTable,
+    columns: Sequence[WriteItems],
+    numbers: Sequence[NDArray[np.int32] | None],
+) -> list[LeafTable]:
+    """Each rank's leaves, as all ranks together know them: its own table wherever that says it."""
+    known: dict[tuple[int, int], LeafTable] = {}
+    for items, mapped in zip(columns, numbers, strict=True):
+        key = id(items.table), id(mapped)
+        if key not in known:
+            rows = table if mapped is None else tuple(_each(mapped, table))
+            known[key] = items.table if rows == items.table else rows
+    return [
+        known[id(items.table), id(mapped)] for items, mapped in zip(columns, numbers, strict=True)
+    ]
+
+
 def _check_known(table: LeafTable) -> None:
     problems = [
         f"{row.name}: no rank has a part of this tensor of shape {row.shape}, so its dtype is "
@@ -131,60 +161,75 @@ def _difference(one: LeafRow, rank: int, other: LeafRow, other_rank: int) -> str
     return ""
 
 
-def merge_containers(plans: Sequence[SavePlan], names: Sequence[str]) -> dict[str, str]:
-    """The containers of all ranks' trees, which together have the leaves ``names``.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kinds:
+    """Leaves that are of one kind on every rank."""
 
-    Raises:
-        PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
-            container, so no tree has all of them.
-    """
-    merged = dict(plans[0].containers)
-    ranks = dict.fromkeys(merged, 0)
-    problems: dict[str, str] = {}
-    for rank, plan in enumerate(plans):
-        if plan.containers == merged:
-            continue
-        for name, kind in plan.containers.items():
-            before = merged.setdefault(name, kind)
-            other = ranks.setdefault(name, rank)
-            if kind != before:
-                where = name or "the root"
-                problems[name] = f"{where}: {before} on rank {other} but {kind} on rank {rank}"
-    try:
-        unflatten(dict.fromkeys(names), merged)
-    except ManifestError as error:
-        problems.setdefault("", str(error))
-    if problems:
-        raise PlanError.listing("the ranks' trees do not fit together", problems.values())
-    return merged
+    of: NDArray[np.int32]
+    """The kind of each leaf, (leaves,)."""
+    first: NDArray[np.int64]
+    """The first leaf of each kind, (kinds,)."""
+    on_ranks: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    """For each rank: the kinds that each of its own kinds is split into, one after the other, and
+    how many these are."""
 
 
-def _collect(
-    table: LeafTable,
+def _kinds_on_all(
+    kept: Sequence[Grid | None],
     columns: Sequence[WriteItems],
     numbers: Sequence[NDArray[np.int32] | None],
-) -> list[LeafShards]:
-    """All ranks' boxes, leaf by leaf."""
-    gathered: dict[int, list[tuple[NDArray[np.int32], Boxes, int]]] = {}
-    for rank, (items, mapped) in enumerate(zip(columns, numbers, strict=True)):
-        for block in items.blocks:
-            leaf = block.leaf if mapped is None else mapped[block.leaf]
-            gathered.setdefault(block.boxes.rank, []).append((leaf, block.boxes, rank))
+) -> _Kinds:
+    """The kinds of the leaves: those of one kind are so on every rank, and keep the same grid."""
+    count, grids = len(kept), {id(grid): number for number, grid in enumerate(kept)}
+    distinct: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
+    known: dict[tuple[int, int], tuple[bytes, bytes]] = {}
+    keys: list[tuple[bytes, bytes]] = []
+    of = np.array([grids[id(grid)] for grid in kept], np.int64)
+    for items, mapped in zip(columns, numbers, strict=True):
+        same = id(items.kinds), id(mapped)
+        if same not in known:
+            known[same] = items.kinds.tobytes(), b"" if mapped is None else mapped.tobytes()
+        key = known[same]
+        keys.append(key)
+        if key not in distinct:
+            own = distinct[key] = np.full(count, -1, np.int64)
+            own[slice(None) if mapped is None else mapped] = items.kinds
+            of = np.unique(of * (count + 1) + own, return_inverse=True)[1].reshape(-1)
+    first = np.unique(of, return_index=True)[1]
+    split = {key: _split(own[first]) for key, own in distinct.items()}
+    return _Kinds(of.astype(np.int32), first, [split[key] for key in keys])
+
+
+def _split(own: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """What each kind of a rank is split into, from the rank's own kind of each (-1: none)."""
+    order = np.argsort(own, kind="stable")[np.count_nonzero(own < 0) :]
+    return order, np.bincount(own[order])
+
+
+def _collect(table: LeafTable, columns: Sequence[WriteItems], kinds: _Kinds) -> list[LeafShards]:
+    """All ranks' boxes, kind by kind."""
+    gathered: dict[int, list[tuple[NDArray[np.int64], Boxes, int]]] = {}
+    for rank, (items, split) in enumerate(zip(columns, kinds.on_ranks, strict=True)):
+        for block in items.of_kinds:
+            where, kind = expanded(block.leaf, *split)
+            boxes = block.boxes if len(where) == len(block.leaf) else block.boxes.take(where)
+            gathered.setdefault(block.boxes.rank, []).append((kind, boxes, rank))
     shards: dict[int, LeafShards] = {}
     for parts in gathered.values():
-        leaves, boxes, ranks = zip(*parts, strict=True)
-        leaf = np.concatenate(leaves)
-        order = np.argsort(leaf, kind="stable")
+        numbers, boxes, ranks = zip(*parts, strict=True)
+        number = np.concatenate(numbers)
+        order = np.argsort(number, kind="stable")
         ordered = Boxes.concatenated(boxes, order)
-        rank = np.repeat(np.array(ranks, np.int64), list(map(len, leaves)))[order]
-        for number, part in _runs(leaf[order]):
-            row = table[number]
-            shards[number] = LeafShards(row.shape, _item_bytes(row), ordered[part], rank[part])
+        rank = np.repeat(np.array(ranks, np.int64), list(map(len, numbers)))[order]
+        for kind, part in _runs(number[order]):
+            row = table[int(kinds.first[kind])]
+            shards[kind] = LeafShards(row.shape, _item_bytes(row), ordered[part], rank[part])
     no_ranks = np.zeros(0, np.int64)
+    rows = _each(kinds.first, table)
     return [
         shards.get(number)
         or LeafShards(row.shape, _item_bytes(row), Boxes.of([], rank=len(row.shape)), no_ranks)
-        for number, row in enumerate(table)
+        for number, row in enumerate(rows)
     ]
 
 
@@ -195,57 +240,87 @@ def _runs(ordered: NDArray[np.integer]) -> Iterator[tuple[int, slice]]:
         yield int(ordered[start]), slice(start, stop)
 
 
+def _each(numbers: NDArray[np.integer], things: Sequence[T]) -> list[T]:
+    """The things with these numbers."""
+    plain: list[int] = numbers.tolist()
+    return [things[number] for number in plain]
+
+
 def _item_bytes(row: LeafRow) -> int:
     return item_size(row.dtype) if row.is_tensor else 0
 
 
+def _kept_grids(table: LeafTable, options: GridOptions) -> list[Grid | None]:
+    """The grid of each leaf in an earlier checkpoint, where it shall stay."""
+    if options.kept is None:
+        return [None] * len(table)
+    ask = options.kept
+    return [ask(row.name, row.dtype, row.shape) if row.is_tensor else None for row in table]
+
+
 def _lay_out_all(
-    table: LeafTable, shards: Sequence[LeafShards], options: GridOptions
+    table: LeafTable,
+    kinds: _Kinds,
+    shards: Sequence[LeafShards],
+    kept: Sequence[Grid | None],
+    options: GridOptions,
 ) -> tuple[list[Layout], list[str]]:
+    """The layout of each kind, or what is wrong with each leaf of which something is."""
     known: dict[tuple[object, ...], Layout | str] = {}
-    layouts: list[Layout] = []
-    problems: list[str] = []
-    for row, leaf in zip(table, shards, strict=True):
-        key = leaf.key()
+    found: list[Layout | str] = []
+    for shard, grid in zip(shards, _each(kinds.first, kept), strict=True):
+        key = (*shard.key(), id(grid))
         if key not in known:
-            known[key] = lay_out(leaf, options)
-        layout = known[key]
-        if isinstance(layout, str):
-            problems.append(f"{row.name}: {layout}")
-        else:
-            layouts.append(layout)
-    return layouts, problems
+            known[key] = lay_out(shard, options, grid)
+        found.append(known[key])
+    layouts = [layout for layout in found if not isinstance(layout, str)]
+    if len(layouts) == len(found):
+        return layouts, []
+    faults = zip(table, _each(kinds.of, found), strict=True)
+    return [], [f"{row.name}: {fault}" for row, fault in faults if isinstance(fault, str)]
 
 
 def _share_all(
-    shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
-) -> list[list[Block]]:
-    """Blocks for each of ``size`` ranks: leaves without a choice first, then large before small."""
+    kinds: NDArray[np.int32], shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
+) -> tuple[NDArray[np.int32], list[list[Block]]]:
+    """Blocks for each of ``size`` ranks, and the kind of each leaf in them.
+
+    Leaves without a choice come first, then large before small.
+    """
     loads = np.zeros(size, np.int64)
-    weight = [
-        1 + prod(leaf.shape) * leaf.item_bytes if layout.contested else 0
-        for leaf, layout in zip(shards, layouts, strict=True)
-    ]
-    order = sorted(range(len(layouts)), key=lambda n: (weight[n] != 0, -weight[n]))
     shared: dict[int, list[_Share]] = {}
-    settled: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
-    for number in order:
-        layout = layouts[number]
+    for kind, ranks, boxes in _settled(kinds, layouts, loads):
+        shared.setdefault(boxes.rank, []).append((kind, ranks, boxes))
+    contested = np.array([layout.contested for layout in layouts], bool)[kinds]
+    weights = np.array([1 + prod(each.shape) * each.item_bytes for each in shards], np.int64)
+    numbers = kinds.copy()
+    chosen = np.flatnonzero(contested)
+    numbers[chosen] = len(layouts) + np.arange(len(chosen))
+    for leaf in chosen[np.argsort(-weights[kinds[chosen]], kind="stable")].tolist():
+        ranks, boxes = share(layouts[int(kinds[leaf])], loads)
+        shared.setdefault(boxes.rank, []).append((int(numbers[leaf]), ranks, boxes))
+    return numbers, _blocks(shared, size)
+
+
+def _settled(
+    kinds: NDArray[np.int32], layouts: Sequence[Layout], loads: NDArray[np.int64]
+) -> Iterator[_Share]:
+    """The shares of kinds of which there is no choice; adds their bytes to ``loads``."""
+    known: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
+    counts = np.bincount(kinds, minlength=len(layouts))
+    for kind, layout in enumerate(layouts):
         if layout.contested:
-            ranks, boxes = share(layout, loads)
-        else:
-            # There is no choice, so leaves of one layout are shared the same way.
-            if id(layout) not in settled:
-                added = np.zeros(size, np.int64)
-                settled[id(layout)] = (*share(layout, added), added)
-            ranks, boxes, added = settled[id(layout)]
-            loads += added
-        shared.setdefault(boxes.rank, []).append((number, ranks, boxes))
-    return _blocks(shared, size)
+            continue
+        if id(layout) not in known:
+            added = np.zeros(len(loads), np.int64)
+            known[id(layout)] = (*share(layout, added), added)
+        ranks, boxes, added = known[id(layout)]
+        loads += added * counts[kind]
+        yield kind, ranks, boxes
 
 
 def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Block]]:
-    """Shared leaves as blocks for each of ``size`` ranks, those of few dimensions first."""
+    """Shared kinds as blocks for each of ``size`` ranks, those of few dimensions first."""
     blocks: list[list[Block]] = [[] for _ in range(size)]
     for _, shares in sorted(shared.items()):
         numbers, ranks, boxes = zip(*sorted(shares, key=itemgetter(0)), strict=True)
@@ -258,14 +333,14 @@ def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Bloc
 
 
 def _metadata_of(
-    table: LeafTable, layouts: Sequence[Layout]
+    table: LeafTable, kinds: NDArray[np.int32], layouts: Sequence[Layout]
 ) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
     described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for row, layout in zip(table, layouts, strict=True):
+    for row, layout in zip(table, _each(kinds, layouts), strict=True):
         if row.is_tensor:
-            properties, boxes = TensorProperties(row.dtype), layout.boxes
+            properties = TensorProperties(row.dtype)
             described[row.name] = TensorStorageMetadata(
-                properties, row.shape, boxes, layout.grid, row.sharding, row.annotation
+                properties, row.shape, layout.boxes, layout.grid, row.sharding, row.annotation
             )
         else:
             described[row.name] = BytesStorageMetadata(row.kind)

@@ -22,15 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
-from xckpt.core.geometry.box import Box, Boxes, BoxLookup
+from xckpt.core.geometry.box import Block, Box, Boxes
+from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.leaf import SourceLeaf, TransferringLeaf
 from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import Metadata
 from xckpt.core.part.replicas import small_replicas
-from xckpt.core.plan.items import Block, LeafRow, SavePlan, WriteItem, WriteItems
+from xckpt.core.plan.items import LeafRow, SavePlan, WriteItem, WriteItems
 from xckpt.core.plan.merge import global_plan
 from xckpt.core.targets.find import is_code
+from xckpt.core.text.advice import no_value
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
@@ -83,6 +85,13 @@ class SavePlanner(abc.ABC):
         Raises:
             PlanError: the ranks' boxes do not make up whole tensors, or the ranks disagree.
         """
+
+    def lasting_key(self) -> str | None:
+        """What the global plan depends on beside the local plans; None if that is not known.
+
+        Ranks whose local plans are those of an earlier save keep their shares if it is known.
+        """
+        return None
 
     @abc.abstractmethod
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
@@ -176,11 +185,8 @@ class DefaultSavePlanner(SavePlanner):
             return _PlainValue(kind, leaf)
         if is_code(leaf, name, self._containers):
             return _PlainValue("None", None)
-        raise UnsupportedLeafError(
-            f"{name or 'the root'}: a {type(leaf).__module__}.{type(leaf).__qualname__} is neither "
-            f"a tensor nor a plain Python value; remove it, convert it, or turn it into bytes by "
-            f"options=xckpt.SaveOptions(serialise=...)"
-        )
+        otherwise = "or turn it into bytes by options=xckpt.SaveOptions(serialise=...)"
+        raise UnsupportedLeafError(f"{name or 'the root'}: {no_value(leaf, otherwise)}")
 
     def replicas(self) -> Iterable[tuple[str, str, object]]:
         """The small plain tensors and the Python values; see `xckpt.core.part.replicas`."""
@@ -208,6 +214,12 @@ class DefaultSavePlanner(SavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Deduplicate, check the cover, choose grids and share the work."""
         return global_plan(all_plans, self.grid or self._storage_grid)
+
+    def lasting_key(self) -> str | None:
+        """The sizes of chunks, unless a subclass makes the global plan, or grids are kept."""
+        grid = self.grid or self._storage_grid
+        ours = type(self).create_global_plan is DefaultSavePlanner.create_global_plan
+        return repr(grid) if ours and (grid is None or grid.kept is None) else None
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The coordinator's plan as it is; leaves that transfer their data learn of it."""
@@ -285,19 +297,29 @@ def local_plan(
     containers: Mapping[str, str],
     contents: Mapping[str, bytes] | None = None,
 ) -> SavePlan:
-    """The plan of a rank that holds these leaves: a row for each leaf, an item for each box."""
+    """The plan of a rank that holds these leaves: a row for each leaf, an item for each box.
+
+    Leaves of one shape and dtype of which the rank holds the same boxes are of one kind.
+    """
     contents = contents or {}
+    numbers: dict[object, int] = {}
     by_rank: dict[int, list[tuple[int, Boxes]]] = {}
     rows: list[LeafRow] = []
-    for number, (name, leaf) in enumerate(leaves.items()):
+    kinds: list[int] = []
+    for name, leaf in leaves.items():
         content = contents.get(name, b"")
-        boxes = Boxes.whole(())
+        boxes, kind = Boxes.whole(()), None
         if isinstance(leaf, _PlainValue):
             rows.append(LeafRow(name, leaf.kind, content=content))
         else:
             boxes, shape = leaf.boxes, tuple(leaf.shape)
             described = (bool(leaf.sharded), leaf.sharding, leaf.annotation)
             rows.append(LeafRow(name, "", leaf.dtype, shape, *described, content))
-        by_rank.setdefault(boxes.rank, []).append((number, boxes))
+            kind = leaf.dtype, shape, len(boxes), boxes.offsets.tobytes(), boxes.sizes.tobytes()
+        if kind not in numbers:
+            numbers[kind] = len(numbers)
+            by_rank.setdefault(boxes.rank, []).append((numbers[kind], boxes))
+        kinds.append(numbers[kind])
     blocks = [Block.of(numbered) for _, numbered in sorted(by_rank.items())]
-    return SavePlan(WriteItems(tuple(rows), blocks), containers=containers)
+    items = WriteItems(tuple(rows), blocks, np.array(kinds, np.int32))
+    return SavePlan(items, containers=containers)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from typing import Final
 
-_READ: Final = re.compile(
-    r"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{1,18})", re.IGNORECASE
-)
+_PLAIN: Final = r"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{1,18})"
+_LIGHTNING: Final = r"(?:[^/.][^/]*[-_])?step=([0-9]{1,18})(?:[-_][^/]*)?"
+_READ: Final = re.compile(rf"(?:{_PLAIN}|{_LIGHTNING})(?:\.ckpt|\.pth?)?", re.IGNORECASE)
 
 
 def step_name(number: int) -> str:
@@ -27,11 +28,13 @@ def step_number(name: str) -> int | None:
     Example:
         >>> [step_number(name) for name in ("123", "step_000123", "checkpoint-123", "iter_0000123")]
         [123, 123, 123, 123]
+        >>> step_number("epoch=1-step=5.ckpt"), step_number("epoch=2-loss=0.25-step=7-v1.ckpt")
+        (5, 7)
         >>> step_number("best"), step_number("step-1.tmp"), step_number(".step-1.saving-0")
         (None, None, None)
     """
     found = _READ.fullmatch(name)
-    return None if found is None else int(found[1])
+    return None if found is None else int(found[1] or found[2])
 
 
 def steps_in(names: Iterable[str]) -> dict[int, str]:
@@ -49,3 +52,21 @@ def steps_in(names: Iterable[str]) -> dict[int, str]:
         if number is not None and found.get(number) != step_name(number):
             found[number] = name
     return dict(sorted(found.items()))
+
+
+class IfThere(os.PathLike[str]):
+    """The path of a base that may be gone: then the save has none.
+
+    Example:
+        >>> os.fspath(IfThere("run/step-3"))
+        'run/step-3'
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return self.path
+
+    def __repr__(self) -> str:
+        return repr(self.path)

@@ -9,12 +9,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import isnan
 from typing import Literal, TypeAlias, overload
 
 from xckpt.core.run.record import StepRecord
+from xckpt.core.run.signals import signal_named
 
 SECONDS = 60.0
 """Of a minute."""
@@ -177,12 +179,23 @@ class WhenIdle:
 
 @dataclass(frozen=True, slots=True)
 class OnPreemption:
-    """Save once a rank was asked to end (SIGTERM), at the same step on all ranks.
+    """Save once a rank was asked to end, at the same step on all ranks.
+
+    Args:
+        signals: those that ask to end: SIGTERM, and for example SIGUSR1 where a SLURM job was
+            submitted with ``--signal=USR1@120``.
 
     Example:
         >>> OnPreemption()(Moment(3, time=0.0, preempted=True))
         True
+        >>> OnPreemption(["SIGTERM", "SIGUSR1"]).signals == {signal.SIGTERM, signal.SIGUSR1}
+        True
     """
+
+    signals: Collection[str | int] = (signal.SIGTERM,)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "signals", frozenset(map(signal_named, self.signals)))
 
     def __call__(self, moment: Moment, /) -> bool:
         """Whether to save now."""
@@ -270,6 +283,17 @@ def is_due(moment: Moment, policies: Iterable[SavePolicy]) -> bool:
     if moment.last is not None and moment.last.number == moment.step:
         return False
     return any(policy(moment) for policy in policies)
+
+
+def signals_of(policies: Iterable[object]) -> frozenset[signal.Signals]:
+    """The signals that ask a run to end: those of its policies, or SIGTERM.
+
+    Example:
+        >>> sorted(signals_of([EverySteps(3)])) == [signal.SIGTERM]
+        True
+    """
+    asked = [policy for policy in policies if isinstance(policy, OnPreemption)] or [OnPreemption()]
+    return frozenset(signal_named(each) for policy in asked for each in policy.signals)
 
 
 def _check_count(what: str, n: object) -> None:

@@ -3,7 +3,7 @@
 A checkpoint that a manager writes has this as its user metadata, so that the root of a run needs no
 file of its own::
 
-    {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}}}
+    {"run": {"step": 500, "time": 1767225600.0, "metrics": {"loss": 0.25}, "keep": ["Latest(3)"]}}
 
 A metric that is no JSON number is written as one of the texts ``"nan"``, ``"inf"``, ``"-inf"``.
 """
@@ -41,6 +41,12 @@ class StepRecord:
     """Bytes of all elements of its tensors."""
     name: str = ""
     """The name of its folder in the root."""
+    temporary: bool = False
+    """Whether it lies in the run's temporary root."""
+    format: str = "xckpt"
+    """``"xckpt"``, or the format of another library, which is read and never deleted."""
+    keep: tuple[str, ...] = ()
+    """The rules by which its run kept steps when it was saved; see `xckpt.core.run.rules`."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -53,23 +59,35 @@ class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     time: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]] = {}
+    keep: tuple[str, ...] = ()
 
 
 class _Written(msgspec.Struct, frozen=True):
     run: _Run
 
 
-def run_metadata(record: StepRecord) -> JSONValue:
+def run_metadata(record: StepRecord, user: JSONValue = None) -> JSONValue:
     """What a manager gives to a save as ``metadata=``.
+
+    Args:
+        record: the step.
+        user: what its user gave: a dict, beside whose keys the manager puts one.
 
     Example:
         >>> run_metadata(StepRecord(3, 60.0, {"loss": float("inf")}))
         {'run': {'step': 3, 'time': 60.0, 'metrics': {'loss': 'inf'}}}
+        >>> list(run_metadata(StepRecord(3), {"data": "v2"}))
+        ['data', 'run']
     """
+    if user is not None and (not isinstance(user, dict) or "run" in user):
+        raise TypeError("metadata= of a step is a dict without the key 'run', which is the run's")
     metrics: dict[str, JSONValue] = {
         name: value if isfinite(value) else str(value) for name, value in record.metrics.items()
     }
-    return {"run": {"step": record.number, "time": record.time, "metrics": metrics}}
+    run: dict[str, JSONValue] = {"step": record.number, "time": record.time, "metrics": metrics}
+    if record.keep:
+        run["keep"] = list(record.keep)
+    return {**(user or {}), "run": run}
 
 
 def read_record(number: int, name: str, user: object, size: int) -> StepRecord:
@@ -78,12 +96,12 @@ def read_record(number: int, name: str, user: object, size: int) -> StepRecord:
     Args:
         number: the step, by its folder's name.
         name: that name.
-        user: the checkpoint's user metadata, whoever wrote them.
+        user: the checkpoint's user metadata, of whatever writer.
         size: bytes of its tensors.
 
     Example:
         >>> read_record(3, "3", {"run": {"step": 3, "time": 60.0}}, 8)
-        StepRecord(number=3, time=60.0, metrics={}, bytes=8, name='3')
+        StepRecord(number=3, time=60.0, metrics={}, bytes=8, name='3', temporary=False, ...)
         >>> read_record(3, "3", {"run": "a"}, 8).time is None
         True
     """
@@ -92,7 +110,7 @@ def read_record(number: int, name: str, user: object, size: int) -> StepRecord:
     except msgspec.ValidationError:
         return StepRecord(number, bytes=size, name=name)
     metrics = {each: float(value) for each, value in run.metrics.items()}
-    return StepRecord(number, run.time, metrics, size, name)
+    return StepRecord(number, run.time, metrics, size, name, keep=run.keep)
 
 
 def tensor_bytes(tensors: Iterable[tuple[str, tuple[int, ...]]]) -> int:

@@ -124,7 +124,7 @@ def arguments_of(storage: object) -> dict[str, str]:
     where = getattr(storage, "target", getattr(storage, "location", None))
     arguments = {} if where is None else {"path": repr(str(where))}
     options = getattr(storage, "options", None)
-    for holder, names in ((storage, ("overwrite",)), (options, ALIKE)):
+    for holder, names in ((storage, ("overwrite", "base")), (options, ALIKE)):
         values = {name: getattr(holder, name) for name in names if hasattr(holder, name)}
         arguments |= {name: repr(value) for name, value in values.items()}
     return arguments

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
+
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.items import SavePlan
 
 
 @runtime_checkable
@@ -74,6 +78,30 @@ class CarefulGroup(Group, SuspectingGroup, Protocol):
 
     def leave(self, error: BaseException) -> None:
         """Tell the others that this rank leaves the save or load that goes on, and why."""
+        ...
+
+
+@dataclass(slots=True)
+class KeptPlans:
+    """What a group keeps from one save to the next: each by the digest of this rank's plan."""
+
+    shares: dict[bytes, tuple[bytes, SavePlan]] = field(
+        default_factory=dict[bytes, tuple[bytes, SavePlan]]
+    )
+    """The token, and this rank's share."""
+    plans: dict[bytes, tuple[bytes, Metadata]] = field(
+        default_factory=dict[bytes, tuple[bytes, Metadata]]
+    )
+    """On the coordinator, all ranks' tokens, and what was planned."""
+
+
+@runtime_checkable
+class LastingGroup(Protocol):
+    """A group whose saves keep their plans for the next one: see `xckpt.engine.ranks.plans`."""
+
+    @property
+    def kept_plans(self) -> KeptPlans:
+        """The plans of the saves of these processes."""
         ...
 
 

@@ -131,7 +131,7 @@ class Links:
             self.turn(deadline - time.monotonic())
 
     def stop_listening(self) -> None:
-        """Let nobody else connect."""
+        """Accept no further connection."""
         if self._listener is not None:
             self._selector.unregister(self._listener)
             self._listener.close()

@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from xckpt.engine.ranks.connection import Frame, Kind
+from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.links import Links
 from xckpt.engine.ranks.patience import GRACE_SECONDS, KILLED, Patience
 from xckpt.engine.ranks.waiting import CLOSED, SILENT, given_up
@@ -72,8 +73,10 @@ class Star:
         self._before: Sequence[RankFailure] = [RankFailure(rank, "RuntimeError", "it went on")]
         """Why the last save or load failed, for a rank that comes to it late."""
         self._lost: list[RankFailure] = []
-        """Ranks that this coordinator has lost and has not told of."""
+        """Ranks that this coordinator has lost and has not announced."""
         self.patience = Patience(rank, coordinator, links, death)
+        self.kept_plans = KeptPlans()
+        """See `LastingGroup`."""
 
     def begin(self) -> None:
         """The next save or load begins."""
@@ -202,7 +205,7 @@ class Star:
                     self._send(rank, Kind.LOST, _encode(list(self._before)), operation)
                 continue
             if kind in (Kind.LOST, Kind.LEFT):
-                self._fail(_failures(data), told_by=rank)
+                self._fail(_failures(data), said_by=rank)
             if kind == Kind.SUSPECTS:
                 self.patience.suspect(_ranks(data))
             if kind == Kind.MESSAGE:
@@ -228,15 +231,15 @@ class Star:
                 if rank not in missing:
                     self._send(rank, Kind.ALIVE, b"")
 
-    def _fail(self, failures: Sequence[RankFailure], told_by: int | None = None) -> NoReturn:
+    def _fail(self, failures: Sequence[RankFailure], said_by: int | None = None) -> NoReturn:
         """Tell the others, and raise `RanksFailedError`."""
         self._failed = self._before = failures
-        if self._rank == self._coordinator or told_by is None:
+        if self._rank == self._coordinator or said_by is None:
             self._farewell(Kind.LOST, _encode(list(failures)))
         if any(failure.kind in (SILENT, CLOSED) for failure in failures):
             self._over = failures
             self._links.close()
-            if told_by is None:
+            if said_by is None:
                 self._on_loss(failures)
         raise given_up(failures)
 

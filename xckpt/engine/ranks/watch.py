@@ -105,7 +105,7 @@ class Watch:
         ...     group = watch.watched(LocalGroup())
         ...     with watch.step("write"):
         ...         watch.bytes = 1 << 20  # doctest: +ELLIPSIS
-        Metrics(operation='save', path='run/7', rank=0, ranks=1, bytes=1048576, seconds=...)
+        Metrics(operation='save', path='run/7', rank=0, ranks=1, bytes=1048576, shared=0, ...)
     """
 
     def __init__(
@@ -115,6 +115,8 @@ class Watch:
         self.where = where
         self.bytes = 0
         """Bytes of tensors that this rank writes or reads."""
+        self.shared = 0
+        """Those of them that are shared with the base of a save."""
         self.steps: dict[str, float] = {}
         """Step -> its seconds on this rank."""
         self._metrics = metrics
@@ -182,6 +184,7 @@ class Watch:
             rank=self._rank,
             ranks=1 if ranks is None else ranks.size,
             bytes=self.bytes,
+            shared=self.shared,
             seconds=time.perf_counter() - self._started,
             waited_seconds=0.0 if ranks is None else ranks.waited,
             steps=self.steps,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import overload
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes, Shape
-from xckpt.core.plan.items import Block, LeafTable, LoadPlan, ReadItem, SavePlan, WriteItems
+from xckpt.core.geometry.box import Block, Box, Boxes, Shape
+from xckpt.core.plan.items import (
+    BriefData,
+    CanBeBrief,
+    LeafTable,
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    WriteItems,
+)
 from xckpt.core.problem import Problem
 from xckpt.engine.steps import Codec
 
@@ -18,10 +28,14 @@ class _SavePlan(msgspec.Struct, array_like=True):
     """A `SavePlan` between processes."""
 
     table: msgspec.Raw
+    kinds: msgspec.Raw
+    """The kind of each leaf, int32; see `WriteItems`."""
     blocks: list[tuple[int, bytes, bytes, bytes]]
     storage_data: msgspec.Raw
     planner_data: object
     containers: dict[str, str]
+    is_brief: bool
+    """Whether the storage's data are to be read with the table."""
 
 
 class _Reports:
@@ -35,11 +49,20 @@ REPORTS: Codec[object] = _Reports()
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_plan = msgspec.msgpack.Decoder(_SavePlan).decode
+_decode_bytes = msgspec.msgpack.Decoder(bytes).decode
 _decode_table = msgspec.msgpack.Decoder(LeafTable).decode
+
+
+def _name(table: bytes) -> bytes:
+    return hashlib.blake2b(table, digest_size=16).digest()
 
 
 class SavePlanCodec:
     """Encodes and decodes the plans of one save, each distinct leaf table once.
+
+    Args:
+        many: there are several ranks, so what a rank may know already is left out: a plan has the
+            digest of its leaf table, and `learn` takes tables.
 
     Example:
         >>> codec = SavePlanCodec()
@@ -47,9 +70,14 @@ class SavePlanCodec:
         {'a': 1}
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, many: bool = False) -> None:
+        self._many = many
+        self._briefs: dict[tuple[int, int], tuple[object, object, msgspec.Raw]] = {}
         self._encoded: dict[int, tuple[object, msgspec.Raw]] = {}
-        self._tables: dict[bytes, LeafTable] = {}
+        self.tables: dict[bytes, LeafTable] = {}
+        """The leaf tables that are known, by their digests or by their bytes."""
+        self._names: dict[int, tuple[LeafTable, bytes]] = {}
+        self._kinds: dict[bytes, NDArray[np.int32]] = {}
 
     def encode(self, plan: SavePlan) -> bytes:
         """A plan as bytes.
@@ -60,34 +88,76 @@ class SavePlanCodec:
         items = WriteItems.of(plan.items)
         blocks = [
             (b.boxes.rank, b.leaf.tobytes(), b.boxes.offsets.tobytes(), b.boxes.sizes.tobytes())
-            for b in items.blocks
+            for b in items.of_kinds
         ]
+        is_brief = self._many and isinstance(plan.storage_data, CanBeBrief)
         wire = _SavePlan(
-            self._raw(items.table),
+            self._reference(items.table) if self._many else self._raw(items.table),
+            self._raw(items.kinds, items.kinds.tobytes),
             blocks,
-            self._raw(plan.storage_data),
+            self._brief(plan, items.table) if is_brief else self._raw(plan.storage_data),
             plan.planner_data,
             dict(plan.containers),
+            is_brief,
         )
         return _sendable(wire)
 
     def decode(self, data: bytes) -> SavePlan:
         """A plan from bytes; inverse of `encode`."""
         wire = _decode_plan(data)
-        raw = bytes(wire.table)
-        if raw not in self._tables:
-            self._tables[raw] = _decode_table(raw)
+        table = self._table(bytes(wire.table))
         blocks = [_block(*columns) for columns in wire.blocks]
         storage_data: object = msgspec.msgpack.decode(wire.storage_data)
-        return SavePlan(
-            WriteItems(self._tables[raw], blocks), storage_data, wire.planner_data, wire.containers
-        )
+        kinds = bytes(wire.kinds)
+        if kinds not in self._kinds:
+            self._kinds[kinds] = np.frombuffer(_decode_bytes(kinds), np.int32)
+        items = WriteItems(table, blocks, self._kinds[kinds])
+        if wire.is_brief:
+            storage_data = BriefData(storage_data, items.table)
+        return SavePlan(items, storage_data, wire.planner_data, wire.containers)
 
-    def _raw(self, shared: object) -> msgspec.Raw:
+    def _table(self, sent: bytes) -> LeafTable:
+        """A leaf table from its bytes, or from its digest where there are many ranks."""
+        name = _decode_bytes(sent) if self._many else sent
+        if name not in self.tables and not self._many:
+            self.tables[name] = _decode_table(sent)
+        return self.tables[name]
+
+    def _reference(self, table: LeafTable) -> msgspec.Raw:
+        """A table's digest, made once; from now on the table is known by it."""
+        known = self._names.get(id(table))
+        if known is None:
+            name = _name(bytes(self._raw(table)))
+            self.tables.setdefault(name, table)
+            known = self._names[id(table)] = table, _encode(name)
+        return msgspec.Raw(known[1])
+
+    def table_of(self, plan: SavePlan) -> bytes:
+        """The leaf table of a plan, for a rank that may not know it."""
+        return bytes(self._raw(WriteItems.of(plan.items).table))
+
+    def table_name(self, data: bytes) -> bytes:
+        """The digest of the leaf table that an encoded plan refers to."""
+        return _decode_bytes(_decode_plan(data).table)
+
+    def learn(self, table: bytes) -> None:
+        """Know a leaf table that has come."""
+        self.tables.setdefault(_name(table), _decode_table(table))
+
+    def _brief(self, plan: SavePlan, table: LeafTable) -> msgspec.Raw:
+        """The storage's data in the words of a table, encoded once for plans that are alike."""
+        data = plan.storage_data
+        assert isinstance(data, CanBeBrief)
+        key = id(data), id(table)
+        if key not in self._briefs:
+            self._briefs[key] = data, table, msgspec.Raw(_encode(data.brief(table)))
+        return self._briefs[key][2]
+
+    def _raw(self, shared: object, content: Callable[[], object] | None = None) -> msgspec.Raw:
         """An object that many plans share, encoded once in the life of the codec."""
         known = self._encoded.get(id(shared))
         if known is None or known[0] is not shared:
-            known = (shared, msgspec.Raw(_encode(shared)))
+            known = (shared, msgspec.Raw(_encode(content() if content else shared)))
             self._encoded[id(shared)] = known
         return known[1]
 

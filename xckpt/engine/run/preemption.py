@@ -1,51 +1,72 @@
-"""SIGTERM, by which schedulers say that a process is to end soon.
+"""How schedulers say that a process is to end soon: by signals, or by a notice of its framework.
 
-The signal is only noted: what is to be done about it, the ranks decide together at their next step.
+1. A signal is only noted: what is to be done about it, the ranks decide together at their next
+   step.
+2. JAX has a service of its own that notes SIGTERM, where several processes have joined; then the
+   signal is left to it, and it is asked at each step (`xckpt.engine.adapters`).
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterable
 from types import FrameType
+
+from xckpt.engine.adapters import preemption_notices
 
 
 class Preemption:
     """Whether this process was asked to end, noted from `watch` to `rest`.
 
+    Args:
+        signals: those that ask for it.
+
     Example:
         >>> preemption = Preemption()
         >>> preemption.watch()
         >>> signal.raise_signal(signal.SIGTERM)
-        >>> preemption.noted
+        >>> preemption.asked()
         True
         >>> preemption.rest()
     """
 
-    def __init__(self) -> None:
-        self.noted = False
-        """Whether the signal has come, once or more often."""
-        self._watches = False
-        self._previous: object = None
+    def __init__(self, signals: Iterable[signal.Signals] = (signal.SIGTERM,)) -> None:
+        self.signals = tuple(signals)
+        self.notices = preemption_notices()
+        """What to ask at each step, beside the signals."""
+        self._noted: list[int] = []
+        """The signals that have come, each once."""
+        self._previous: dict[int, object] = {}
+        """The handlers that were there."""
 
     def watch(self) -> None:
-        """Note the signal from now on; only the main thread can have it noted."""
-        if threading.current_thread() is threading.main_thread() and not self._watches:
-            self._previous = signal.signal(signal.SIGTERM, self._note)
-            self._watches = True
+        """Note the signals from now on; only the main thread can have them noted."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        taken = {number for notice in self.notices for number in notice.signals}
+        for number in self.signals:
+            if number not in self._previous and number not in taken:
+                self._previous[number] = signal.signal(number, self._note)
+
+    def asked(self) -> bool:
+        """Whether the process was asked to end; on several ranks each asks at the same steps."""
+        noticed = [notice.reached() for notice in self.notices]
+        return bool(self._noted) or any(noticed)
 
     def rest(self) -> None:
-        """Put the previous handler back; if the signal has come, call it."""
-        if not self._watches:
-            return
-        self._watches = False
-        previous = self._previous
-        # Another handler that was set meanwhile stays, and may call this one.
-        if signal.getsignal(signal.SIGTERM) == self._note:
-            known = callable(previous) or isinstance(previous, signal.Handlers)
-            signal.signal(signal.SIGTERM, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
-        if self.noted and callable(previous) and not isinstance(previous, signal.Handlers):
-            previous(signal.SIGTERM, None)
+        """Put the previous handlers back; those of signals that have come are called."""
+        for number, previous in self._previous.items():
+            # Another handler that was set meanwhile stays, and may call this one.
+            if signal.getsignal(number) == self._note:
+                known = callable(previous) or isinstance(previous, signal.Handlers)
+                signal.signal(number, previous if known else signal.SIG_DFL)  # type: ignore[arg-type]
+        answered, self._previous = self._previous, {}
+        for number in self._noted:
+            previous = answered.get(number)
+            if callable(previous) and not isinstance(previous, signal.Handlers):
+                previous(number, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted = True
+        if number not in self._noted:
+            self._noted.append(number)

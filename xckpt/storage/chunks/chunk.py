@@ -24,14 +24,13 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.cell_blocks import cell_blocks
-from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.entries import Manifest, ZarrArray, arrays
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.entries import Manifest, arrays
+from xckpt.core.manifest.packs import PACKS
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
-from xckpt.errors import CorruptCheckpointError, LeafTooLargeError
+from xckpt.errors import CorruptCheckpointError, LeafTooLargeError, XckptError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_problem, most_bytes
@@ -42,6 +41,7 @@ from xckpt.storage.chunks.plain_files import (
     slab_elements,
     stored_bytes,
 )
+from xckpt.storage.chunks.requests import Chunk
 from xckpt.storage.integrity import Integrity
 from xckpt.storage.location import (
     Location,
@@ -50,44 +50,11 @@ from xckpt.storage.location import (
     open_store,
     storage_errors,
 )
-
-ENUMERATED = 1 << 16
-"""Chunks of an array that are listed at a time."""
+from xckpt.storage.packs.places import places_of
 
 _DAMAGED = ("FAILED_PRECONDITION", "DATA_LOSS", "OUT_OF_RANGE", "Unexpected EOF")
 """What TensorStore says of a chunk that is there, but is not what its metadata says; the last, of a
 file that is cut off while it is read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One chunk of a zarr array."""
-
-    array: ZarrArray
-    number: int
-    """Its number in the array, C order."""
-    box: Box
-    """Its elements that are inside the array, counted from the array's first."""
-
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """The element type."""
-        return numpy_dtype(self.array.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its elements."""
-        return self.box.elements * item_size(self.array.dtype)
-
-
-def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
-    """The chunks that a non-empty box of an array meets; by default all of its chunks."""
-    if array.count:
-        box = Box.whole(array.shape) if box is None else box
-        for block in cell_blocks(box, array.chunk, ENUMERATED):
-            numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
-            for number, cell in zip(numbers.tolist(), boxes, strict=True):
-                yield Chunk(array, number, cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +102,8 @@ class ChunkSource:
 
     def __post_init__(self) -> None:
         digests = Digests(self.root, count_chunks(self.manifest), self.manifest.digests)
-        self.integrity = Integrity(self.home, self.root, self.manifest, digests)
+        places = places_of(self.root, self.manifest)
+        self.integrity = Integrity(self.home, self.root, self.manifest, digests, places)
 
     @property
     def arrays(self) -> Mapping[str, Sequence[ZarrArray]]:
@@ -168,6 +136,11 @@ class ChunkSource:
             ValueError: the checkpoint was closed.
         """
         self._check_open()
+        if chunk.array.place is not None:
+            place = self.integrity.places.place(chunk.array, chunk.number)
+            part = slice(place.offset, place.offset + chunk.nbytes)
+            value = self._store.read(place.pack, byte_range=part)
+            return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         if self.is_plain_file(chunk):
             return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         self._check_file(chunk)
@@ -188,21 +161,27 @@ class ChunkSource:
         """
         try:
             digest = pending.wait()
+        except CorruptCheckpointError as error:
+            raise self.damage(pending.chunk, str(error)) from error
         except (OSError, ValueError, RuntimeError) as error:
-            reason = _damage(error)
-            if reason:
-                raise self.damage(pending.chunk, reason) from error
-            with storage_errors(self._place(pending.chunk)):
-                raise
+            raise self.translated(pending.chunk, error) from error
         self.verify(pending.chunk, digest)
 
-    def is_plain_file(self, chunk: Chunk) -> bool:
-        """Whether a local file holds a chunk's elements as they are, first of all.
+    def translated(self, chunk: Chunk, error: Exception) -> XckptError:
+        """What a failure of TensorStore says of a chunk."""
+        reason = _damage(error)
+        if reason:
+            return self.damage(chunk, reason)
+        try:
+            with storage_errors(self._place(chunk)):
+                raise error
+        except XckptError as translated:
+            return translated
 
-        Small chunks do not count: they are read as values, many at a time.
-        """
+    def is_plain_file(self, chunk: Chunk) -> bool:
+        """Whether a local file holds a chunk's elements as they are, first of all."""
         return (
-            chunk.nbytes > SMALL_BYTES
+            chunk.array.place is None
             and self.root.driver == "file"
             and is_plain(chunk.array, self.manifest.codecs)
             and is_leading(chunk.box.sizes, chunk.array.chunk)
@@ -229,7 +208,7 @@ class ChunkSource:
 
     def _fill(self, chunk: Chunk, into: NDArray[np.generic]) -> bytes:
         """Read a chunk from its file; its digest."""
-        with self._plain_errors(chunk), contextlib.closing(self._open_file(chunk)) as file:
+        with contextlib.closing(self._open_file(chunk)) as file:
             file.fill(into)
             return file.digest()
 
@@ -295,7 +274,7 @@ class ChunkSource:
     def _place(self, chunk: Chunk) -> str:
         array = chunk.array
         box = chunk.box.shifted(array.offset)
-        key = array.key(chunk.box.offsets)
+        key = PACKS if array.place is not None else array.key(chunk.box.offsets)
         return f"{array.leaf or 'the root'}: {box} in {self.root.child(key)}"
 
 

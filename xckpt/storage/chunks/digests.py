@@ -1,5 +1,7 @@
 """The digests of a checkpoint's chunks, as much of their file in memory as is needed.
 
+The file of places (`xckpt.storage.packs.places`) is read in the same way.
+
 A manifest of a few bytes can claim billions of chunks, each with a digest.
 
 1. A file of up to `FEW_BYTES` is read and checked as a whole.
@@ -19,7 +21,7 @@ from dataclasses import dataclass, field
 import tensorstore as ts
 import xxhash
 
-from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
@@ -52,6 +54,8 @@ class Digests:
     """Number of chunks in the whole checkpoint."""
     expected: str
     """Digest of the whole file, hex."""
+    key: str = DIGESTS
+    """The file's."""
     _whole: bytes = b""
     _blocks: dict[_Block, bytes] = field(default_factory=dict[_Block, bytes])
     """Those that stay: of arrays that have one block."""
@@ -60,9 +64,23 @@ class Digests:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
+    def before(self) -> int:
+        """Bytes before the first digest."""
+        return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self.before + self.total * DIGEST_BYTES
+
+    @property
     def few(self) -> bool:
         """Whether the file is read as a whole."""
-        return self.total * DIGEST_BYTES <= FEW_BYTES
+        return self.nbytes <= FEW_BYTES
+
+    def first(self, array: ZarrArray) -> int:
+        """The number of an array's first digest."""
+        return array.first
 
     def require(self) -> None:
         """Refuse a manifest that has many more chunks than digests, before they are enumerated.
@@ -83,9 +101,9 @@ class Digests:
         if self.few:
             if new and not self._whole:
                 self.check()
-            self._blocks |= {(path, 0): self._whole[_range(a)] for path, a in new.items()}
+            self._blocks |= {(path, 0): self._whole[self._range(a)] for path, a in new.items()}
             return
-        asked = {path: self._ask(a.first, a.count) for path, a in new.items() if a.count}
+        asked = {path: self._ask(self.first(a), a.count) for path, a in new.items() if a.count}
         for path, future in asked.items():
             self._blocks[path, 0] = self._answered(future, new[path].count, new[path].leaf)
 
@@ -114,7 +132,7 @@ class Digests:
         key = array.path, number
         with self._lock:
             if key not in self._last:
-                first = array.first + number * BLOCK
+                first = self.first(array) + number * BLOCK
                 count = min(BLOCK, array.count - number * BLOCK)
                 self._last[key] = self._answered(self._ask(first, count), count, array.leaf)
                 if len(self._last) > KEPT_BLOCKS:
@@ -122,14 +140,20 @@ class Digests:
             self._last.move_to_end(key)
             return self._last[key]
 
+    def _range(self, array: ZarrArray) -> slice:
+        """Where an array's digests are in the file."""
+        low = self.before + self.first(array) * DIGEST_BYTES
+        return slice(low, low + array.count * DIGEST_BYTES)
+
     def _ask(self, first: int, count: int) -> ts.Future[ts.KvStore.ReadResult]:
         """Begin to read ``count`` digests of the file."""
-        where = slice(first * DIGEST_BYTES, (first + count) * DIGEST_BYTES)
-        return open_store(self.root).read(DIGESTS, byte_range=where)
+        low = self.before + first * DIGEST_BYTES
+        where = slice(low, low + count * DIGEST_BYTES)
+        return open_store(self.root).read(self.key, byte_range=where)
 
     def _answered(self, asked: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
         """A range of the digest file, which must have ``count`` digests in it."""
-        with storage_errors(self.root.child(DIGESTS)):
+        with storage_errors(self.root.child(self.key)):
             try:
                 digests = answer(asked, self.root).value
             except ValueError as error:
@@ -138,7 +162,7 @@ class Digests:
                 digests = b""
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
-                f"{self.root}: {DIGESTS} is missing or too short for {what}"
+                f"{self.root}: {self.key} is missing or too short for {what}"
             )
         return digests
 
@@ -159,41 +183,36 @@ class Digests:
         Raises:
             StorageError: it cannot be read.
         """
-        if file_problem(self.root, DIGESTS, self.total * DIGEST_BYTES):
-            return f"{DIGESTS}: altered"
+        if file_problem(self.root, self.key, self.nbytes):
+            return f"{self.key}: altered"
         if not self.few:
             return self._long_problem()
-        with storage_errors(self.root.child(DIGESTS)):
-            content = answer(open_store(self.root).read(DIGESTS), self.root)
+        with storage_errors(self.root.child(self.key)):
+            content = answer(open_store(self.root).read(self.key), self.root)
         if content.state != "value":
-            return f"{DIGESTS}: missing"
-        whole = len(content.value) == self.total * DIGEST_BYTES
+            return f"{self.key}: missing"
+        whole = len(content.value) == self.nbytes
         if not whole or digest_bytes(content.value).hex() != self.expected:
-            return f"{DIGESTS}: altered"
+            return f"{self.key}: altered"
         self._whole = content.value
         return ""
 
     def _long_problem(self) -> str:
         """`problem` of a file that is not kept."""
         hashed = xxhash.xxh3_128()
-        store, size = open_store(self.root), self.total * DIGEST_BYTES
+        store, size = open_store(self.root), self.nbytes
         for start in range(0, size, RANGE_BYTES):
             stop = min(start + RANGE_BYTES, size)
-            with storage_errors(self.root.child(DIGESTS)):
+            with storage_errors(self.root.child(self.key)):
                 try:
-                    content = answer(store.read(DIGESTS, byte_range=slice(start, stop)), self.root)
+                    content = answer(store.read(self.key, byte_range=slice(start, stop)), self.root)
                 except ValueError as error:
                     if not str(error).startswith("OUT_OF_RANGE"):
                         raise
-                    return f"{DIGESTS}: altered"
+                    return f"{self.key}: altered"
             if content.state != "value":
-                return f"{DIGESTS}: missing"
+                return f"{self.key}: missing"
             if len(content.value) != stop - start:
-                return f"{DIGESTS}: altered"
+                return f"{self.key}: altered"
             hashed.update(content.value)
-        return "" if hashed.hexdigest() == self.expected else f"{DIGESTS}: altered"
-
-
-def _range(array: ZarrArray) -> slice:
-    """Where an array's digests are in the file."""
-    return slice(array.first * DIGEST_BYTES, (array.first + array.count) * DIGEST_BYTES)
+        return "" if hashed.hexdigest() == self.expected else f"{self.key}: altered"

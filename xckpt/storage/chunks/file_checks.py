@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.storage.location import Location
 
 
@@ -28,6 +28,26 @@ def file_problem(location: Location, key: str, most: int) -> str:
     except OSError:
         return ""
     return status_problem(status, most)
+
+
+def file_content(path: str, most: int) -> bytes | None:
+    """The content of a plain file up to ``most`` bytes long, or too much of it; None if missing.
+
+    Empty of what is no plain file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        # Opening a pipe would wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    try:
+        plain = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return os.pread(descriptor, most + 1, 0) if plain else b""
+    finally:
+        os.close(descriptor)
 
 
 def file_bytes(path: Path) -> int:

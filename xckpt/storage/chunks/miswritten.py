@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.grid import cells
-from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.geometry.grid import ZarrArray, cells
 
 SHOWN = 3
 """Most chunks of an array that an error names."""

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping, Sequence
 
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, ZarrArray
+import msgspec
+import numpy as np
+
+from xckpt.core.geometry.box import Boxes, intersect
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry
+from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.location import Location
+
+
+class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
+    """The checkpoint whose unchanged chunks a save shares, as the coordinator has found it."""
+
+    folder: str
+    """Where its manifest is; absolute."""
+    root: str
+    """Its root group, relative to that."""
+    manifest: tuple[int, int, int]
+    """What tells its manifest from that of another save to the same path."""
+    firsts: tuple[int, ...]
+    """For each array of the orders the number of its first digest there; -1 if it has no equal."""
+    verify: bool = False
+    """Whether a chunk is read before it is shared."""
 
 
 class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
@@ -18,6 +39,29 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     """Those behind ``bytes``; the coordinator's for all ranks."""
     arrays: tuple[ZarrArray, ...]
     """Every array that the rank writes parts of, leaf by leaf."""
+    base: BaseOrders | None = None
+    """What unchanged chunks are shared with."""
+    draft: bytes = b""
+    """In a group of several ranks, the draft of the manifest that numbers the arrays' chunks."""
+
+    pack_bytes: int = 0
+    """Arrays with chunks of up to so many bytes lie in packs."""
+
+    def brief(self, table: LeafTable) -> object:
+        """The orders for a rank that knows its leaves."""
+        from xckpt.storage.chunks.columns import brief
+
+        return brief(self, table)
+
+    def place(self) -> Location:
+        """Where the save is staged."""
+        return self.location
+
+    def numbered(self, written: Written) -> Written:
+        """A report whose chunks are numbered as in the draft."""
+        from xckpt.storage.chunks.columns import numbered
+
+        return numbered(written, self)
 
 
 class WrittenArray(msgspec.Struct, array_like=True, gc=False):
@@ -29,6 +73,8 @@ class WrittenArray(msgspec.Struct, array_like=True, gc=False):
     """Numbers of the chunks, int64."""
     digests: bytes
     """A digest for each, in the same order."""
+    places: bytes = b""
+    """A place for each in the packs of the report, if the array is packed."""
 
 
 class Written(msgspec.Struct, array_like=True):
@@ -36,6 +82,38 @@ class Written(msgspec.Struct, array_like=True):
 
     arrays: list[WrittenArray]
     values: dict[str, ValueEntry | BytesEntry]
+    shared: int = 0
+    """Bytes of elements that were not written, for they are shared with the base."""
+    unshared: str = ""
+    """Why equal chunks were written all the same, if any were."""
+    draft: bytes = b""
+    """See `WriteOrders`: that of the numbers below."""
+    chunks: bytes = b""
+    """The chunks of arrays that are not among ``arrays``: their numbers in the draft, int64."""
+    digests: bytes = b""
+    """A digest for each of ``chunks``."""
+    places: bytes = b""
+    """A place for each of ``chunks`` that lies in a pack."""
+    packs: list[bytes] = []
+    """The names of the packs that the rank has written."""
 
 
 prepare_structs(WriteOrders, Written)
+
+
+def pieces_of(
+    plan: SavePlan, pieces: Mapping[str, Sequence[ZarrArray]], boxes: Mapping[str, Boxes]
+) -> tuple[ZarrArray, ...]:
+    """The pieces of leaves that a plan's items lie in; a rank need not know the others.
+
+    ``pieces`` are those of each leaf, ``boxes`` are theirs in the same order.
+    """
+    items = WriteItems.of(plan.items)
+    needed: list[ZarrArray] = []
+    for block in items.blocks:
+        for leaf in np.unique(block.leaf).tolist():
+            name = items.table[leaf].name
+            if name in pieces:
+                _, numbers, _ = intersect(block.boxes.take(block.leaf == leaf), boxes[name])
+                needed += [pieces[name][n] for n in np.unique(numbers).tolist()]
+    return tuple(needed)

@@ -12,8 +12,9 @@ read is an error, not a signal that ends the process.
    transpose: they would go through memory three times more as a whole chunk.
 3. `PlainFile.digest` is that of what was read; until it has been compared the elements are
    unverified.
-4. `write_plain` writes a file from the caller's memory, in the steps that TensorStore takes for a
-   key: fill ``KEY.__lock``, sync it, rename it to ``KEY``, sync the folder.
+4. `write_plain` writes a chunk from the caller's memory, and `write_file` any file, in the steps
+   that TensorStore takes for a key: fill ``KEY.__lock``, sync it, rename it to ``KEY``, sync the
+   folder.
 """
 
 from __future__ import annotations
@@ -21,9 +22,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
-from pathlib import Path
 
 import numpy as np
 import xxhash
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.transpose import copy_bits
-from xckpt.core.manifest.entries import ZarrArray
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import plain_bools
 from xckpt.storage.chunks.file_checks import status_problem
@@ -78,7 +78,7 @@ class PlainFile:
 
     def __init__(self, path: str, nbytes: int) -> None:
         try:
-            self._file = OpenFile(Path(path))
+            self._file = OpenFile(path)
         except FileNotFoundError as error:
             raise CorruptCheckpointError("the chunk is missing") from error
         status = os.fstat(self._file.descriptor)
@@ -134,13 +134,16 @@ class PlainFile:
         self._file.close()
 
 
-def write_plain(path: str, data: NDArray[np.generic], nbytes: int, *, synced: bool = True) -> bytes:
-    """Write a chunk's elements to its file; folders above it are made, and not synced.
+def write_plain(
+    path: str, data: NDArray[np.generic], nbytes: int, *, within: str, synced: bool = True
+) -> bytes:
+    """Write a chunk's elements to its file; see `write_file`.
 
     Args:
         path: the file.
         data: the elements, of any strides.
         nbytes: how long the file is; zeros pad it.
+        within: see `write_file`.
         synced: whether it is durable then; else the caller syncs it with others.
 
     Returns:
@@ -149,43 +152,104 @@ def write_plain(path: str, data: NDArray[np.generic], nbytes: int, *, synced: bo
     Raises:
         OSError: the file cannot be written.
     """
-    staged = f"{path}.__lock"
     digest = xxhash.xxh3_128()
+
+    def slabs() -> Iterator[memoryview]:
+        for slab in contents(data):
+            digest.update(slab.data)
+            yield slab.data
+
+    write_file(path, slabs(), nbytes, within=within, synced=synced)
+    return digest.digest()
+
+
+def write_file(
+    path: str,
+    parts: Iterable[bytes | memoryview],
+    nbytes: int = 0,
+    *,
+    within: str,
+    synced: bool = True,
+) -> None:
+    """Write a file; folders above it are made, and not synced.
+
+    Args:
+        path: the file.
+        parts: its content; memory is of bytes.
+        nbytes: how long the file is at least; zeros pad it.
+        within: the folder that is staged, which has to be there: where it was removed because
+            another rank has failed, nothing is made again.
+        synced: whether it is durable then; else the caller syncs it with others.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    staged = f"{path}.__lock"
     position = 0
     try:
-        with contextlib.closing(_new_file(staged)) as file:
-            for slab in _contents(data):
-                digest.update(slab.data)
-                file.write_from(position, slab)
-                position += len(slab)
+        descriptor = _new_file(staged, within)
+        try:
+            for part in parts:
+                position = _write_at(descriptor, part, position)
             if position < nbytes:
-                os.ftruncate(file.descriptor, nbytes)
+                os.ftruncate(descriptor, nbytes)
             if synced:
-                sync(file)
-        os.rename(staged, path)
+                sync(descriptor)
+        finally:
+            os.close(descriptor)
+        try:
+            os.rename(staged, path)
+        except FileNotFoundError:
+            # Two items of a faulty plan are one file: who counts the chunks will say so.
+            if not os.path.exists(path):
+                raise
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(staged)
         raise
     if synced:
         sync_folder(os.path.dirname(path))
-    return digest.digest()
 
 
-def sync(file: OpenFile) -> None:
+def sync(descriptor: int) -> None:
     """Make a file's content durable."""
-    os.fsync(file.descriptor)
+    os.fsync(descriptor)
 
 
-def _new_file(path: str) -> OpenFile:
+def _new_file(path: str, within: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return OpenFile(Path(path), create=True)
+        return os.open(path, flags, 0o666)
     except FileNotFoundError:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        return OpenFile(Path(path), create=True)
+        _make_folders(os.path.dirname(path), within)
+        return os.open(path, flags, 0o666)
 
 
-def _contents(data: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
+def _make_folders(folder: str, within: str) -> None:
+    """Make a folder and those above it, but not ``within``; most often one to three are new."""
+    try:
+        os.mkdir(folder)
+    except FileNotFoundError:
+        above = os.path.dirname(folder)
+        if len(above) <= len(within):
+            raise
+        _make_folders(above, within)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder)
+    except FileExistsError:
+        pass
+
+
+def _write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
+    """Put bytes at a position; the one after them."""
+    end = position + len(part)
+    while position < end:
+        # The kernel moves at most 2 GiB a call.
+        position += os.pwrite(descriptor, part[position - end :], position)
+    return position
+
+
+def contents(data: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
     """The bytes of elements in C order, slab by slab; each stays until the next."""
     if data.flags.c_contiguous:
         content = data.reshape(-1)

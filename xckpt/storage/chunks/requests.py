@@ -1,20 +1,24 @@
 """Which chunks are to be read, and where their parts go.
 
-`ChunkRequests` splits boxes of arrays into chunks. A chunk that several boxes meet is requested
-once, with a part for each. How many there are is known before they are listed, and limited by the
-memory of the options: a manifest of a few bytes can claim billions.
+`chunks_of` lists the chunks that a box meets. `ChunkRequests` splits boxes of arrays into chunks. A
+chunk that several boxes meet is requested once, with a part for each. How many there are is known
+before they are listed, and limited by the memory of the options: a manifest of a few bytes can
+claim billions.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from xckpt.core.dtypes import item_size, numpy_dtype
 from xckpt.core.geometry.box import Box
-from xckpt.core.geometry.cell_blocks import count_met
-from xckpt.core.manifest.entries import ZarrArray
+from xckpt.core.geometry.cell_blocks import cell_blocks, count_met
+from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError
-from xckpt.storage.chunks.chunk import Chunk, chunks_of
 
 REQUEST_BYTES = 1 << 10
 """Memory that a chunk takes which is to be read, without its elements: its boxes, digest, parts."""
@@ -24,6 +28,43 @@ READ_BYTES = 1 << 14
 
 FEWEST_CHUNKS = 1 << 16
 """So many can always be requested."""
+
+
+ENUMERATED = 1 << 16
+"""Chunks of an array that are listed at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One chunk of a zarr array."""
+
+    array: ZarrArray
+    number: int
+    """Its number in the array, C order."""
+    box: Box
+    """Its elements that are inside the array, counted from the array's first."""
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The element type."""
+        return numpy_dtype(self.array.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return self.box.elements * item_size(self.array.dtype)
+
+
+def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
+    """The chunks that a non-empty box of an array meets; by default all of its chunks."""
+    if array.shape == array.chunk:  # as of most leaves
+        yield Chunk(array, 0, Box.whole(array.shape))
+    elif array.count:
+        box = Box.whole(array.shape) if box is None else box
+        for block in cell_blocks(box, array.chunk, ENUMERATED):
+            numbers, boxes = cells(block.offsets, block.ends, array.shape, array.chunk)
+            for number, cell in zip(numbers.tolist(), boxes, strict=True):
+                yield Chunk(array, number, cell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +122,7 @@ class ChunkRequests(dict[int, ChunkRequest]):
         Raises:
             LeafTooLargeError: so many chunks are within the box that the list of them has no room.
         """
-        count = len(self) + count_met(box, array.chunk)
+        count = len(self) + (1 if array.count == 1 else count_met(box, array.chunk))
         if count > max(FEWEST_CHUNKS, self._memory_bytes // REQUEST_BYTES):
             raise LeafTooLargeError(
                 f"{array.leaf or 'the root'}: {box} lies in chunks of {array.chunk}: the list of "

@@ -22,15 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.transpose import copy_bits
-from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.targets.casting import CastingCopies
 from xckpt.errors import XckptError
 from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
 from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
-from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT
+from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
+
+TOGETHER = 32
+"""Small files that a thread reads in a row: handing one over takes as long as reading it."""
 
 IN_FLIGHT = 4
 """Chunks that `read_box` has in flight."""
@@ -85,6 +88,8 @@ class ChunkWindow:
         self._casts = CastingCopies()
         self._queue: deque[_Begun] = deque()
         """What the caller's thread will finish."""
+        self._unsent: list[_Begun] = []
+        """What goes to a thread with the next ones."""
         self._in_flight: set[_Begun] = set()
 
     def read(self, requests: Iterable[ChunkRequest], arrays: Iterable[ZarrArray]) -> None:
@@ -95,21 +100,42 @@ class ChunkWindow:
             (small if request.nbytes <= SMALL_BYTES else large).append(request)
         while large and self.pool.has_room(large[0].held) and not self.pool.failed:
             self.submit(large.popleft())
-        # Now that TensorStore is busy with large chunks.
-        wanted = list(arrays)
-        documents = self._source.integrity.request_documents(wanted[:DOCUMENTS_IN_FLIGHT])
+        # Now that there is work to do with large chunks.
+        wanted, integrity = list(arrays), self._source.integrity
+        if any(array.place is not None for array in wanted):
+            packed = [request for request in small if request.chunk.array.place is not None]
+            small = [request for request in small if request.chunk.array.place is None]
+            self._read_packed(packed)
+        documents: list[RequestedDocument] = []
+        if self._source.root.driver == "file" and not self.pool.single:
+            self.pool.submit(partial(integrity.check_documents, wanted))
+            wanted = []
+        else:
+            documents = integrity.request_documents(wanted[:DOCUMENTS_IN_FLIGHT])
         for request in (*small, *large):
             if not self.pool.failed:
                 self.submit(request)
         self._finish_queue()
-        self._source.integrity.check(documents)
-        self._source.integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
+        integrity.check(documents)
+        integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
+
+    def _read_packed(self, requests: Sequence[ChunkRequest]) -> None:
+        from xckpt.storage.packs.read_packs import PackReads
+
+        PackReads(self._source, self.pool, self._land, self._refuse).read(requests)
+
+    def _land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
+        """Bring the parts of a verified chunk to their destinations."""
+        self.deliver(request, data)
+        self.landed(request)
 
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
         size = request.held
         while self._queue and not self.pool.has_room(size):
             self._finish(self._queue.popleft())
+        if not self.pool.has_room(size):
+            self._send()
         self.pool.reserve(size)
         try:
             begun = self._begin(request)
@@ -117,14 +143,27 @@ class ChunkWindow:
             self.pool.release(size)
             self._refuse(error)
             return
-        if request.nbytes <= SMALL_BYTES or (
-            self.pool.alone if begun.under_way else self.pool.single
-        ):
+        small = request.nbytes <= SMALL_BYTES
+        if (small or self.pool.alone) if begun.under_way else self.pool.single:
             self._queue.append(begun)
         else:
-            self.pool.submit(partial(self._finish, begun))
+            self._unsent.append(begun)
+            if not small or len(self._unsent) >= TOGETHER:
+                self._send()
+
+    def _send(self) -> None:
+        """Have a thread finish what waits for that."""
+        if self._unsent:
+            self.pool.submit(partial(self._finish_all, self._unsent))
+            self._unsent = []
+
+    def _finish_all(self, begun: Iterable[_Begun]) -> None:
+        for each in begun:
+            self._finish(each)
 
     def _finish_queue(self) -> None:
+        """Finish what the caller's thread has to, and send the rest."""
+        self._send()
         while self._queue and not self.pool.failed:
             self._finish(self._queue.popleft())
 
@@ -258,5 +297,5 @@ def read_box(
         source.integrity.noticing_replacement(),
         ChunkWindow(source, views.__getitem__, threads=threads, budget=budget) as window,
     ):
-        source.integrity.digests.prepare(requests.arrays)
+        source.integrity.prepare(requests.arrays)
         window.read(requests.values(), requests.arrays)

@@ -62,10 +62,10 @@ def manifest_in(folder: Path) -> bytes | None:
         if not stat.S_ISREG(os.stat(folder / MANIFEST).st_mode):
             return b""
         with (folder / MANIFEST).open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
+            size = os.fstat(file.fileno()).st_size  # Python takes memory for all that is asked for
+            return file.read(size) if size <= MAX_BYTES else b""
     except FileNotFoundError:
         return None
-    return content if len(content) <= MAX_BYTES else b""
 
 
 def foreign_files(folder: Path, own: OwnKeys) -> Iterator[str]:
@@ -151,6 +151,7 @@ def remove_old(old: Path, new: Path) -> None:
     """
     own = own_keys_in(old)
     kept: list[str] = []
+    whole = True
     for each, folders, names in os.walk(old, topdown=False):
         at = os.path.relpath(each, old).replace(os.sep, "/")
         links = [name for name in folders if os.path.islink(f"{each}/{name}")]
@@ -158,16 +159,21 @@ def remove_old(old: Path, new: Path) -> None:
             key = name if at == "." else f"{at}/{name}"
             if key == MANIFEST:
                 continue  # it goes last, for it says what else is ours
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 if own.owns(key) or _same(old / key, new / key) or _late(old, new, key):
                     os.unlink(old / key)
                 else:
                     kept.append(key)
+            except FileNotFoundError:
+                pass
+            except OSError:
+                whole = False  # the next save tries again
         if at != ".":
             with contextlib.suppress(OSError):
                 os.rmdir(each)
     with contextlib.suppress(OSError):
-        os.unlink(old / MANIFEST)
+        if whole:
+            os.unlink(old / MANIFEST)
     if kept:
         _keep(old, new, kept)
     with contextlib.suppress(OSError):

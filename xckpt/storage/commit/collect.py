@@ -2,8 +2,8 @@
 
 1. `find_in_folders` walks through folders. One that holds a checkpoint is not entered: only its
    generations are looked at.
-2. A staging folder's owner is dead, alive or unknown (`xckpt.storage.commit.leftovers`). Of what
-   lies among a checkpoint's keys nothing is known but its age.
+2. A staging folder's owner is dead, alive or unknown (`xckpt.storage.commit.leftovers`), and so is
+   that of a claim in place. Of generations nothing is known but their age.
 3. `remove` takes away what is dead, and what is unknown if nothing in it has changed for long
    enough. It looks at the claim again, under its lock.
 
@@ -20,6 +20,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from xckpt.core.manifest.codec import parse
 from xckpt.core.manifest.own_keys import BY_SHAPE, CLAIM, GENERATIONS, MANIFEST, OwnKeys
 from xckpt.core.text.printable import printable
@@ -27,10 +29,18 @@ from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.carry import manifest_in, own_keys_in, rescue
-from xckpt.storage.commit.folder import LEFTOVER, Lock, journals, lock, staging_folder
+from xckpt.storage.commit.folder import (
+    LEFTOVER,
+    ClaimText,
+    Lock,
+    journals,
+    lock,
+    staging_folder,
+)
 from xckpt.storage.commit.leftovers import (
     Fate,
     fate,
+    is_checkpoint,
     is_local,
     opened_claim,
     remove_if_dead,
@@ -115,15 +125,20 @@ def find_in_folders(top: Path) -> Iterator[Leftover]:
     if MANIFEST in names:
         return
     for entry in found:
-        if not LEFTOVER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
+        if not _is_left(top, entry.name) and entry.is_dir(follow_symlinks=False):
             with contextlib.suppress(OSError):
                 yield from find_in_folders(top / entry.name)
+
+
+def _is_left(parent: Path, name: str) -> bool:
+    """Whether a name is that of a leftover, and not of a checkpoint that is called so."""
+    return LEFTOVER.fullmatch(name) is not None and not is_checkpoint(parent / name)
 
 
 def _beside(parent: Path, names: Iterable[str]) -> Iterator[Leftover]:
     """Staging folders and claims in a folder."""
     local = is_local(parent)
-    names = [name for name in names if LEFTOVER.fullmatch(name)]
+    names = [name for name in names if _is_left(parent, name)]
     for staged in staged_in(parent, names):
         paths = [parent / name for name in names if name.startswith(staged.name)]
         with contextlib.suppress(OSError), opened_claim(staged) as (descriptor, text):
@@ -154,7 +169,16 @@ def _in_checkpoint(folder: Path) -> Iterator[Leftover]:
                 yield _measured(entry, folder, Fate.UNKNOWN, [entry])
     if (folder / CLAIM).is_file():
         own = [] if there else _own_files(folder)
-        yield _measured(folder / CLAIM, folder, Fate.UNKNOWN, [folder / CLAIM, *own])
+        yield _measured(folder / CLAIM, folder, _of_claim(folder / CLAIM), [folder / CLAIM, *own])
+
+
+def _of_claim(path: Path) -> Fate:
+    """What is known of the owner of a save or a deletion in place, which holds no lock."""
+    try:
+        text = msgspec.json.decode(path.read_bytes(), type=ClaimText)
+    except (OSError, msgspec.MsgspecError):
+        return Fate.UNKNOWN
+    return fate(text, Lock.LACKING, local=is_local(path.parent))
 
 
 def root_of(manifest: bytes) -> str | None:

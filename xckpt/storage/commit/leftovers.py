@@ -1,7 +1,7 @@
 """What saves that were killed have left in a folder: whose it is, whether they live, its removal.
 
 Beside its path a save leaves a staging folder, a claim, journals (`xckpt.storage.commit.folder`).
-Whether its owner lives is told by the claim's lock and by the system on which it was made:
+Whether its owner lives shows by the claim's lock and by the system on which it was made:
 
 1. A lock that is held: the owner lives.
 2. A claim of this system, which has not been started again since, and a free lock: the owner is
@@ -29,6 +29,7 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.commit.folder import (
     LEFTOVER,
@@ -148,7 +149,7 @@ def remove_if_dead(
         old: take an owner for dead if nothing is known of it.
     """
     with opened_claim(staged) as (descriptor, text):
-        if resumable and not (text and text.exchanging):
+        if (resumable and not (text and text.exchanging)) or is_checkpoint(staged):
             return False
         found = fate(text, lock(descriptor), local=local) if text else Fate.UNKNOWN
         if found is not Fate.DEAD and not (old and found is Fate.UNKNOWN):
@@ -178,6 +179,14 @@ def opened_claim(staged: Path) -> Iterator[tuple[int, ClaimText | None]]:
     finally:
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def is_checkpoint(staged: Path) -> bool:
+    """Whether a folder that is named as staging folders are is somebody's checkpoint.
+
+    A save takes its claim away last, so what it leaves has one for as long as it has a manifest.
+    """
+    return (staged / MANIFEST).exists() and not _claim_of(staged).exists()
 
 
 def _claim_of(staged: Path) -> Path:

@@ -3,27 +3,136 @@
 1. The claim of a save is written, so that a path whose removal was killed is known as unfinished: a
    save with ``overwrite=True`` clears it.
 2. The manifest is deleted, on the condition that it is still the one that was seen. From here on
-   there is no checkpoint.
-3. Everything that this manifest implies is deleted, then the claim, then the folder if it is empty.
-   Other files there are the user's and stay.
+   there is no checkpoint, and who reads it gets an error that says so.
+3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
+   says. What the storage refuses is tried again, later each time.
+4. Then the claim goes, and the folder if it is empty. Other files there are the user's and stay.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import posixpath
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
 
 import msgspec
+import tensorstore as ts
 
 from xckpt.core.commit import Step
 from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
 from xckpt.errors import NotACheckpointError, StorageError
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder
-from xckpt.storage.commit.keys import KeyStaging
+from xckpt.storage.commit.keys import REPLACED, KeyStaging
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
+AT_ONCE: Final = 32
+"""Files or keys that are deleted between two looks at the clock."""
+DELAYS: Final = (0.5, 2.0, 8.0)
+"""Seconds before each further try of what could not be deleted."""
 
-def remove_checkpoint(target: Location) -> None:
-    """Delete the checkpoint at a place.
+
+class Pace:
+    """How fast files are deleted, so that training and saves do not wait for it.
+
+    Args:
+        per_second: most files or keys a second; None for as many as go.
+
+    Example:
+        >>> pace = Pace(1.0)
+        >>> pace.hurry()
+        >>> pace.after(1000)
+    """
+
+    def __init__(self, per_second: float | None = None) -> None:
+        self._per_second = per_second
+        self._next = 0.0
+        self._hurry = threading.Event()
+
+    def after(self, count: int) -> None:
+        """Wait as long as the deletion of some files was too quick."""
+        if self._per_second is not None:
+            now = time.monotonic()
+            self._next = max(self._next, now) + count / self._per_second
+            self.rest(self._next - now)
+
+    def rest(self, seconds: float) -> None:
+        """Wait, unless somebody waits for the end."""
+        self._hurry.wait(seconds)
+
+    def hurry(self) -> None:
+        """Wait no more, for somebody waits for the end."""
+        self._hurry.set()
+
+    def calm(self) -> None:
+        """Nobody waits for the end any more."""
+        self._hurry.clear()
+
+
+@dataclass(slots=True)
+class Hidden:
+    """What was a checkpoint, and is to be deleted."""
+
+    target: Location
+    keys: list[str]
+    """Its files, and in a local folder its folders; without what is to go last."""
+    last: list[str]
+    """The marks of what else is there."""
+
+    def sweep(self, pace: Pace) -> None:
+        """Delete it.
+
+        Raises:
+            StorageError: the storage refused again and again; says what is left.
+        """
+        with storage_errors(self.target):
+            for delay in (*DELAYS, None):
+                error = self._sweep(pace)
+                if error is None:
+                    break
+                if delay is None:
+                    raise StorageError(
+                        f"{self.target}: files of a checkpoint that was deleted are left ({error})"
+                    ) from error
+                pace.rest(delay)
+
+    def _sweep(self, pace: Pace) -> Exception | None:
+        """Try it once; what was refused first, if anything."""
+        store, folder = open_store(self.target), self.target.folder
+        left: dict[str, Exception] = {}
+        for first in range(0, len(self.keys), AT_ONCE):
+            some = self.keys[first : first + AT_ONCE]
+            left |= _delete(store, folder, some, self.target)
+            pace.after(len(some))
+        self.keys = _with_folders(left, self.keys)
+        if not left:
+            left = _delete(store, folder, self.last, self.target)
+        if folder is not None and not left:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # the user's files may be in it
+                sync_folder(folder.parent)
+        return next(iter(left.values()), None)
+
+
+def _with_folders(left: Iterable[str], keys: Iterable[str]) -> list[str]:
+    """Keys that are left, and the folders among all keys that they keep from going.
+
+    Example:
+        >>> _with_folders(["w/c/0"], ["w/zarr.json", "w/c/1", "w/c/0", "w/c", "w"])
+        ['w/c/0', 'w/c', 'w']
+    """
+    found = set(left)
+    above = {each for key in found for each in map(str, PurePosixPath(key).parents)}
+    return [key for key in keys if key in found or key in above]
+
+
+def hide_checkpoint(target: Location) -> Hidden:
+    """Take the checkpoint at a place out of sight: its manifest is deleted, and no more.
 
     Raises:
         NotACheckpointError: no committed checkpoint is there.
@@ -38,16 +147,58 @@ def remove_checkpoint(target: Location) -> None:
             )
         generation = seen.stamp.generation
         staging = KeyStaging(Step.GENERATION, target, target, generation, seen.value)
-        keys = staging.replaced(store)
+        # Listed before: what others begin to write afterwards is not to be touched.
+        keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         answer(store.write(CLAIM, msgspec.json.encode(ClaimText.own(new_identity()))), target)
         if not answer(store.write(MANIFEST, None, if_equal=generation), target).generation:
             answer(store.write(CLAIM, None), target)
             raise StorageError(f"{target}: another save has replaced this checkpoint just now")
-        folder = target.folder
-        if folder is not None:
-            sync_folder(folder)
-        staging.delete(store, [*keys, CLAIM])
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # the user's files may be in it
-                sync_folder(folder.parent)
+        if target.folder is not None:
+            sync_folder(target.folder)
+    marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
+    groups = {posixpath.dirname(mark) for mark in marks}
+    last = [*marks, *sorted(groups, reverse=True), CLAIM]
+    return Hidden(target, [key for key in keys if key not in {*last}], last)
+
+
+def _delete(
+    store: ts.KvStore, folder: Path | None, keys: list[str], target: Location
+) -> dict[str, Exception]:
+    """Delete keys; why some are left. A local folder that is not empty is not left."""
+    left: dict[str, Exception] = {}
+    if folder is not None:
+        for key in keys:
+            try:
+                _delete_entry(f"{folder}/{key}")
+            except OSError as error:
+                left[key] = error
+        return left
+    for key, asked in [(key, store.write(key, None)) for key in keys]:
+        try:
+            answer(asked, target)
+        except Exception as error:  # whatever it is, others may go
+            left[key] = error
+    return left
+
+
+def _delete_entry(entry: str) -> None:
+    """Delete a file, or an empty folder."""
+    try:
+        os.unlink(entry)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        if not os.path.isdir(entry) or os.path.islink(entry):
+            raise
+        with contextlib.suppress(OSError):
+            os.rmdir(entry)  # files of the user may be in it
+
+
+def remove_checkpoint(target: Location) -> None:
+    """Delete the checkpoint at a place.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is there.
+        StorageError: the storage refused, or another save has replaced the checkpoint just now.
+    """
+    hide_checkpoint(target).sweep(Pace())

@@ -35,6 +35,8 @@ from xckpt.storage.commit.folder import (
     claim_folder,
     journals,
     look_into,
+    new_identity,
+    staging_folder,
     sync_folder,
     sync_tree,
 )
@@ -98,7 +100,11 @@ class StagedFolder:
     def abort(self) -> None:
         """Remove what was written, as far as possible, unless it is to be kept."""
         if not self.keep:
-            remove_tree(self.staging)
+            # Under another name first: other ranks may be writing into it for a moment.
+            aside = staging_folder(self.target, new_identity())
+            with contextlib.suppress(OSError):
+                os.rename(self.staging, aside)
+            remove_tree(aside if aside.exists() else self.staging)
         self.release()
 
     def clear(self) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.cell_blocks import cell_at
+from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.differences import Difference, structural_differences
-from xckpt.core.manifest.entries import ZarrArray
 from xckpt.core.values import encode_value, shown_value
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.checkpoint import Checkpoint

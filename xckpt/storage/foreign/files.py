@@ -48,19 +48,16 @@ class OpenFile:
     Args:
         path: the file.
         write: whether it may be written.
-        create: whether it is made, or emptied if it is there.
     """
 
     free_bytes: int = 0
     """Largest gap between two ranges, bytes, that is read along to save a request."""
 
-    def __init__(self, path: Path, *, write: bool = False, create: bool = False) -> None:
-        self.path = path
+    def __init__(self, path: Path | str, *, write: bool = False) -> None:
+        self.path = Path(path)
         flags = os.O_RDWR if write else os.O_RDONLY
-        if create:
-            flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         # Opening a pipe that someone has put here would wait for its other end.
-        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        self.descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
 
     @property
     def most_bytes(self) -> int:
@@ -278,7 +275,7 @@ class StoredFile:
         return read.value
 
 
-def _truncated(path: FilePath, start: int, stop: int) -> CorruptCheckpointError:
+def _truncated(path: FilePath | str, start: int, stop: int) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{path} is truncated: it ends within bytes [{start:,}, {stop:,})"
     )

@@ -1,4 +1,4 @@
-"""Formats of weights that are not read: told by their names and first bytes, with what to do."""
+"""Formats of weights that are not read: recognised by names and first bytes, with what to do."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@
 
 `import_checkpoint` and `export_checkpoint` turn folders that torch's own storage writes and reads
 into checkpoints, and back: they are calls of `convert`.
+
+`install` is for callers that only pass ``checkpoint_id=``; `uninstall` undoes it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,19 @@ import os
 from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.engine.ranks.group import Group
 from xckpt.options import LoadOptions, SaveOptions
+from xckpt.torch.dcp.install import install, installed, uninstall
 from xckpt.torch.dcp.reader import XckptStorageReader
 from xckpt.torch.dcp.writer import XckptStorageWriter
 
-__all__ = ["XckptStorageReader", "XckptStorageWriter", "export_checkpoint", "import_checkpoint"]
+__all__ = [
+    "XckptStorageReader",
+    "XckptStorageWriter",
+    "export_checkpoint",
+    "import_checkpoint",
+    "install",
+    "installed",
+    "uninstall",
+]
 
 
 def import_checkpoint(

@@ -1,6 +1,6 @@
 """What a save or a load by DCP took on this rank: in the log, and for a metrics function.
 
-DCP calls hooks of ours and has the ranks meet between them, so a `HookWatch` times the hooks:
+DCP calls these hooks and has the ranks meet between them, so a `HookWatch` times the hooks:
 
 1. Each hook is a step.
 2. The time between the hooks where DCP has the ranks exchange plans and results counts as waiting.
@@ -44,7 +44,7 @@ class HookWatch:
         ...     pass
         >>> with watch.hook("read", last=True):
         ...     watch.set_bytes(1 << 20)  # doctest: +ELLIPSIS
-        Metrics(operation='dcp.load', path='run/7', rank=0, ranks=1, bytes=1048576, seconds=...)
+        Metrics(operation='dcp.load', path='run/7', rank=0, ranks=1, bytes=1048576, shared=0, ...)
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class HookWatch:
             self._watch.ranks = self._ranks
 
     def meet(self, *, rank: int | None = None, size: int | None = None) -> None:
-        """Say which rank this is, and of how many, as far as DCP has told it."""
+        """Say which rank this is, and of how many, as far as DCP has said."""
         if rank is not None:
             self._ranks.rank = rank
         if size is not None:

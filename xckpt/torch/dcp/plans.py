@@ -34,7 +34,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.planner import WriteItemType as TorchItemType
 
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Block, Box, Boxes, Shape
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.rules import MAX_RANK
 from xckpt.core.metadata import (
@@ -44,7 +44,6 @@ from xckpt.core.metadata import (
     TensorStorageMetadata,
 )
 from xckpt.core.plan.items import (
-    Block,
     LeafRow,
     SavePlan,
     TensorWriteData,

@@ -26,9 +26,11 @@ staged. So:
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import uuid
+import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +42,7 @@ from torch.distributed import checkpoint as dcp
 
 from xckpt.core.metadata import Metadata
 from xckpt.core.struct_types import prepare_structs
+from xckpt.engine.ranks.launched import COUNTS, launched_with
 from xckpt.errors import CheckpointExistsError
 from xckpt.storage.chunks.orders import WriteOrders
 from xckpt.storage.location import Access, Location
@@ -121,6 +124,24 @@ def shared_store() -> dist.Store | None:
         return None
     world = dist.group.WORLD
     return None if world is None or world.size() == 1 else world.get_group_store()
+
+
+def warn_of_saving_alone(path: str | os.PathLike[str]) -> None:
+    """Warn where a launcher has started several processes that no process group joins.
+
+    `xckpt.save` refuses that. DCP tells a writer nothing of ``no_dist=True``, which means it.
+    """
+    launched = launched_with(os.environ)
+    if launched is None or (dist.is_available() and dist.is_initialized()):
+        return
+    variable, count = launched
+    warnings.warn(
+        f"{variable} says that there are {count} processes ({COUNTS[variable]}), but no process "
+        f"group joins them: dcp.save takes this process alone, and each that saves to "
+        f"{os.fspath(path)} replaces what another has saved there. Call "
+        f"torch.distributed.init_process_group() first; no_dist=True on one of them is fine",
+        stacklevel=3,
+    )
 
 
 def _key(of: str, what: object) -> str:

@@ -59,6 +59,7 @@ from xckpt.torch.dcp.staged_save import (
     note_failed,
     note_stopped,
     shared_store,
+    warn_of_saving_alone,
 )
 
 
@@ -138,12 +139,16 @@ class XckptStorageWriter(dcp.StorageWriter):
         Raises:
             ValueError: ``use_collectives=False`` with several ranks: one checkpoint has one
                 manifest, so its ranks have to agree.
+
+        Warns:
+            UserWarning: a launcher has started several processes, and no process group joins them.
         """
         if not kwargs.get("use_collectives", True) and shared_store() is not None:
             raise ValueError(
                 "XckptStorageWriter cannot save with use_collectives=False: all ranks write one "
                 "checkpoint; leave the argument out"
             )
+        warn_of_saving_alone(self.checkpoint_id)
         if self._own.save is not None:
             self._own.save.abort()
         rank = int(str(kwargs.get("rank") or 0))

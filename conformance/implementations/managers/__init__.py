@@ -1,0 +1,1 @@
+"""Managers for `conformance.runs`: ours, peers, the smallest correct one, faulty ones."""

@@ -1,0 +1,31 @@
+"""What each rank has its own of, whole: on another number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import xckpt
+from conformance.implementations.threads import ThreadGroup, results
+
+
+def test_all_ranks_values_on_another_number_of_ranks(tmp_path: Path) -> None:
+    def save(group: ThreadGroup) -> None:
+        own = {"position": group.rank, "rng": np.full(group.rank + 1, group.rank), "none": None}
+        xckpt.save(tmp_path, {"step": 3, "data": xckpt.PerRank(own)}, group=group)
+
+    def load(group: ThreadGroup) -> Any:
+        like = {"step": 0, "data": xckpt.PerRank.all}
+        return xckpt.load(tmp_path, like, group=group)
+
+    results(4, save)
+    for loaded in results(2, load):
+        assert loaded["step"] == 3 and list(loaded["data"]) == [f"rank{r}" for r in range(4)]
+        for rank, own in enumerate(loaded["data"].values()):
+            assert own["position"] == rank and own["none"] is None
+            assert own["rng"].tolist() == [rank] * (rank + 1)
+    with pytest.raises(TypeError, match=r"PerRank\.all is for xckpt\.load and restore"):
+        xckpt.load_into(tmp_path, {"step": 0, "data": xckpt.PerRank.all})

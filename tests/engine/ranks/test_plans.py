@@ -1,0 +1,223 @@
+"""Plans of several ranks: what is kept or known already gives the shares that all of it would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.scale.ranks import Coordinator, Rank
+from tests.support.examples import examples
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.leaf import HostSource
+from xckpt.core.metadata import Metadata
+from xckpt.core.plan.items import LeafRow, SavePlan, WriteItems
+from xckpt.core.plan.merge import global_plan
+from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.engine.ranks.group import KeptPlans
+from xckpt.engine.ranks.plans import MOST_KEPT, Planning, plan_together
+
+RANKS = 3
+PLAN = "plan"
+
+
+class Orders:
+    """What a storage gives a rank: the number of the save."""
+
+    def __init__(self, save: int) -> None:
+        self.save = save
+
+    def brief(self, table: tuple[LeafRow, ...]) -> object:
+        return len(table)
+
+    def place(self) -> object:
+        return self.save
+
+
+def state(rank: int, turned: bool, own: bool, layers: int) -> dict[str, Any]:
+    """Rows of some layers, from the first rank or from the last, and perhaps a leaf of its own."""
+    part = RANKS - 1 - rank if turned else rank
+    held = Boxes.of([((part * 2, 0), (2, 4))])
+    nothing = np.zeros((2, 4), np.int8)
+    leaves: dict[str, Any] = {
+        f"w{n}": HostSource((RANKS * 2, 4), "int8", held, (nothing,), sharded=True)
+        for n in range(layers)
+    }
+    return leaves | ({f"own{rank}": np.zeros(5, np.float32)} if own else {}) | {"step": 3}
+
+
+class Save:
+    """One save of all ranks, as far as the shares."""
+
+    def __init__(self, number: int, states: list[dict[str, Any]], key: bytes | None) -> None:
+        self.number, self.key = number, key
+        self.plans = []
+        for each in states:
+            planner = DefaultSavePlanner()
+            planner.use_adapters(adapters())
+            planner.set_up_planner(each)
+            self.plans.append(planner.create_local_plan())
+        self.shares: dict[int, SavePlan] = {}
+        self.metadata: Metadata | None = None
+        self.decided = 0
+
+    def decide(self, plans: list[SavePlan]) -> list[SavePlan]:
+        self.decided += 1
+        shares, self.metadata = global_plan(plans)
+        orders = Orders(self.number)
+        return [SavePlan(share.items, orders) for share in shares]
+
+    def repeat(self, metadata: Metadata, share: SavePlan) -> object:
+        self.metadata = metadata
+        return self.number
+
+    def run(self, group: Any) -> None:
+        def planned() -> Metadata:
+            assert self.metadata is not None
+            return self.metadata
+
+        mine = self.plans[group.rank]
+        planning = Planning(lambda: mine, self.decide, planned, self.repeat, self.key)
+        self.shares[group.rank] = plan_together(group, PLAN, planning, group.kept_plans)
+
+    def together(self, kept: list[KeptPlans]) -> Coordinator:
+        had = [KeptPlans(dict(each.shares), dict(each.plans)) for each in kept]
+
+        def run(rank: Rank) -> None:
+            before = had[rank.rank]
+            rank.kept_plans = KeptPlans(dict(before.shares), dict(before.plans))
+            self.run(rank)
+
+        others = [Rank(rank, RANKS, KeptPlans()) for rank in range(1, RANKS)]
+        group = Coordinator(others, run, kept[0])
+        self.run(group)
+        for other in others:
+            other.again()
+            run(other)
+            kept[other.rank].shares = other.kept_plans.shares
+        return group
+
+
+def adapters() -> Any:
+    from xckpt.engine.adapters import loaded_adapters
+
+    return loaded_adapters()
+
+
+def assert_as_fresh(save: Save) -> None:
+    shares, metadata = global_plan(save.plans)
+    assert save.metadata == metadata
+    for rank, share in enumerate(shares):
+        found = save.shares[rank]
+        assert list(found.items) == list(share.items)
+        place = getattr(found.storage_data, "place", None)
+        assert place in (None, save.number)
+
+
+of_a_save = st.tuples(
+    st.booleans(),
+    st.integers(1, 2),
+    st.lists(st.booleans(), min_size=RANKS, max_size=RANKS),
+    st.sets(st.integers(0, RANKS - 1)),
+)
+
+
+@examples(40)
+@given(st.lists(of_a_save, min_size=2, max_size=6))
+def test_kept_plans_are_those_that_would_be_made(saves):
+    """Whatever changed since, on whichever rank, and whichever rank has forgotten what it kept."""
+    kept = [KeptPlans() for _ in range(RANKS)]
+    before: list[object] = []
+    for number, (turned, layers, own, forget) in enumerate(saves):
+        for rank in forget:
+            kept[rank] = KeptPlans()
+        states = [state(rank, turned, own[rank], layers) for rank in range(RANKS)]
+        save = Save(number, states, b"key")
+        save.together(kept)
+        assert_as_fresh(save)
+        if before[-1:] == [(turned, layers, own)] and not forget:
+            assert not save.decided
+        before.append((turned, layers, own))
+
+
+def test_an_equal_plan_costs_each_rank_16_bytes():
+    kept = [KeptPlans() for _ in range(RANKS)]
+    states = [state(rank, False, True, 2) for rank in range(RANKS)]
+    first = Save(0, states, b"key").together(kept)
+    again = Save(1, states, b"key")
+    traffic = again.together(kept).traffic
+    assert again.decided == 0
+    # 16 bytes, and what says of which step they are.
+    assert len(traffic.up) == 1 and traffic.up[0] <= (16 + 14) * (RANKS - 1) < first.traffic.up[0]
+    assert_as_fresh(again)
+
+
+def test_plans_of_another_key_are_made_anew():
+    kept = [KeptPlans() for _ in range(RANKS)]
+    states = [state(rank, False, False, 1) for rank in range(RANKS)]
+    for number, key in enumerate((b"a", b"b", None, b"a")):
+        save = Save(number, states, key)
+        save.together(kept)
+        assert save.decided == (number < 3), key
+
+
+def test_a_group_keeps_few_plans():
+    kept = [KeptPlans() for _ in range(RANKS)]
+    for layers in range(1, 3 * MOST_KEPT):
+        Save(layers, [state(rank, False, False, layers) for rank in range(RANKS)], b"").together(
+            kept
+        )
+    assert {len(each.shares) for each in kept} == {MOST_KEPT} and len(kept[0].plans) == MOST_KEPT
+
+
+def test_a_leaf_table_comes_from_one_rank_of_those_that_have_it():
+    """Ranks 1 and 2 have a table that the coordinator lacks: one of them sends it."""
+    names = [f"layer{n}/{'x' * 50}" for n in range(40)]
+    both = Boxes.whole((2,))
+    shards = [Boxes.of([((n,), (1,))]) for n in range(2)]
+    alike = {
+        rank: {
+            name: HostSource((2,), "int8", shards[rank - 1], (np.zeros(1, np.int8),), sharded=True)
+            for name in names
+        }
+        for rank in (1, 2)
+    }
+    first = {"alone": HostSource((2,), "int8", both, (np.zeros(2, np.int8),))}
+    save = Save(0, [first, alike[1], alike[2]], b"key")
+    traffic = save.together([KeptPlans() for _ in range(RANKS)]).traffic
+    assert_as_fresh(save)
+    assert len(traffic.up) == 2 and traffic.up[0] < 50 * 40 < traffic.up[1] < 2 * 50 * 40
+    assert traffic.down[1] < 50 * 40
+
+
+def test_a_share_of_leaves_that_a_rank_lacks_brings_their_table():
+    planner = DefaultSavePlanner()
+    planner.use_adapters(adapters())
+    planner.set_up_planner({"step": 1})
+    plan = planner.create_local_plan()
+
+    class Moved(Save):
+        def decide(self, plans: list[SavePlan]) -> list[SavePlan]:
+            self.metadata = Metadata({})
+            items = WriteItems.of(list(plans[0].items))
+            return [SavePlan([]), SavePlan(items), SavePlan([])]
+
+    save = Moved(0, [{"other": 2}, {}, {}], None)
+    save.together([KeptPlans() for _ in range(RANKS)])
+    assert [item.index.fqn for item in save.shares[1].items] == ["other"]
+    assert list(plan.items) and not list(save.shares[2].items)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_answers_for_other_ranks_than_there_are_are_refused(count):
+    class Miscounted(Save):
+        def decide(self, plans: list[SavePlan]) -> list[SavePlan]:
+            self.metadata = Metadata({})
+            return [SavePlan([])] * count
+
+    save = Miscounted(0, [{"step": 1}] * RANKS, None)
+    with pytest.raises(Exception, match=f"{count} answers for 3 ranks"):
+        save.together([KeptPlans() for _ in range(RANKS)])

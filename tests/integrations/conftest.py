@@ -1,0 +1,35 @@
+"""Two processes that the tests share; the trainers warn of much, xckpt of nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Ranks
+
+PLACES = [Path(__file__).parent, Path(__file__).parents[2] / "xckpt" / "integrations"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent in PLACES:
+            item.add_marker(pytest.mark.filterwarnings("error:::xckpt"))
+            item.add_marker(pytest.mark.filterwarnings("ignore"), append=False)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def torchrun(rank: int) -> None:
+    """Set what torchrun would have told this one of two ranks."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "1"}
+    # The compiler's pool of processes would outlive the rank, and keep its pipe open.
+    os.environ |= {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}

@@ -1,0 +1,129 @@
+"""`XckptTrainer`: resumed runs, kept checkpoints, weights for `from_pretrained`, two processes."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import xckpt
+from tests.integrations.conftest import torchrun
+from tests.support.ranks import Ranks
+
+STEPS = 16
+"""Of two epochs."""
+
+
+def trained(
+    folder: Path | str, plain: bool = False, resume: Any = None, stop: int = -1, **settings: Any
+) -> tuple[Any, list[torch.Tensor]]:
+    """The trainer after a run of a small Llama with dropout, and its parameters."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+    from xckpt.integrations.hugging_face import XckptTrainer
+
+    torch.manual_seed(0)
+    sizes: Any = {
+        "vocab_size": 32,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+    }
+    config = LlamaConfig(**sizes, num_attention_heads=2, attention_dropout=0.1)
+    model = LlamaForCausalLM(config)
+    tokens = [torch.randint(0, 32, (8,)) for _ in range(16)]
+    data = [{"input_ids": each, "labels": each} for each in tokens]
+    settings = {"save_steps": 5, "save_total_limit": 2, "logging_steps": 100} | settings
+    settings |= {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4}
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=2 // int(os.environ.get("WORLD_SIZE", "1")),
+        num_train_epochs=2,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        max_steps=stop,
+        **settings,
+    )
+    kind: Any = Trainer if plain else XckptTrainer
+    trainer = kind(model, arguments, train_dataset=data, eval_dataset=data[:2])
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("stop", [5, 8, 13])
+def test_a_resumed_run_is_the_uninterrupted_one(stop: int, tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", plain=True)
+    trained(tmp_path / "run", stop=stop)
+    path = tmp_path / "run" / f"checkpoint-{stop}"
+    assert xckpt.open(path).verify() == []
+    (path / "trainer_state.json").unlink()  # as if the run was killed right after the commit
+    trainer, resumed = trained(tmp_path / "run", resume=True)
+    assert trainer.state.global_step == STEPS
+    assert all(map(torch.equal, whole, resumed))
+
+
+def test_it_resumes_from_the_plain_trainer(tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", plain=True)
+    trained(tmp_path / "run", plain=True, stop=10)
+    _, resumed = trained(tmp_path / "run", resume=True)
+    assert all(map(torch.equal, whole, resumed))
+
+
+@pytest.mark.parametrize("limit, left", [(1, [16]), (2, [15, 16]), (None, [5, 10, 15, 16])])
+def test_it_keeps_what_the_trainer_keeps(
+    limit: int | None, left: list[int], tmp_path: Path
+) -> None:
+    trained(tmp_path, save_total_limit=limit)
+    assert sorted(os.listdir(tmp_path)) == sorted(f"checkpoint-{step}" for step in left)
+
+
+def test_the_best_is_kept_and_loaded_at_the_end(tmp_path: Path) -> None:
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    best |= {"eval_strategy": "steps", "eval_steps": 5, "learning_rate": 1.0}
+    trainer, _ = trained(tmp_path, save_total_limit=1, **best)
+    step = trainer.state.best_global_step
+    # At the end this trainer removes even the newest, if it is not the best.
+    assert step < STEPS and os.listdir(tmp_path) == [f"checkpoint-{step}"]
+    model = {"model": {name: t.clone() for name, t in trainer.model.state_dict().items()}}
+    xckpt.load_into(tmp_path / f"checkpoint-{step}", model, unexpected="ignore")
+    assert all(map(torch.equal, trainer.model.state_dict().values(), model["model"].values()))
+
+
+def test_a_failed_save_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-10").write_text("in the way")
+    with pytest.raises(xckpt.XckptError):
+        trained(tmp_path, save_total_limit=1)
+    assert xckpt.open(tmp_path / "checkpoint-5").verify() == []
+
+
+def test_the_weights_go_to_from_pretrained(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from xckpt.integrations.hugging_face import save_pretrained
+
+    _, parameters = trained(tmp_path / "run", stop=5)
+    save_pretrained(str(tmp_path / "run" / "checkpoint-5"), str(tmp_path / "out"))
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.config.attention_dropout == 0.1
+    assert all(map(torch.equal, model.parameters(), parameters))
+
+
+def on_rank_train(rank: int, folder: str, plain: bool, resume: Any, stop: int) -> Any:
+    torchrun(rank)
+    trainer, parameters = trained(folder, plain, resume, stop)
+    return trainer.args.world_size, parameters
+
+
+def test_two_processes_resume(two_ranks: Ranks, tmp_path: Path) -> None:
+    whole = two_ranks.run(on_rank_train, str(tmp_path / "whole"), True, None, -1)
+    two_ranks.run(on_rank_train, str(tmp_path / "run"), False, None, 10)
+    resumed = two_ranks.run(on_rank_train, str(tmp_path / "run"), False, True, -1)
+    assert [size for size, _ in resumed] == [2, 2]
+    for (_, once), (_, again) in zip(whole, resumed, strict=True):
+        assert all(map(torch.equal, once, again))

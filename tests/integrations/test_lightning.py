@@ -1,0 +1,160 @@
+"""Lightning's `Trainer` over `XckptCheckpointIO`: resumed runs, kept checkpoints, failures."""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
+
+import xckpt
+from tests.integrations.conftest import torchrun
+from tests.support.ranks import Ranks
+from xckpt.integrations.lightning import XckptCheckpointIO
+
+EPOCHS = 4
+SIZES = {"max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+SIZES |= {"enable_model_summary": False}
+
+
+class Regression(LightningModule):
+    """Two layers, dropout, AdamW and a schedule; its metric falls, then rises."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(4, width), torch.nn.Dropout(0.1), torch.nn.Linear(width, 1)
+        )
+
+    def training_step(self, batch: torch.Tensor, _: int) -> torch.Tensor:
+        torch.manual_seed(self.global_step)
+        loss = self.layers(batch).square().mean()
+        self.log("loss", loss, sync_dist=True)
+        self.log("metric", float(abs(self.current_epoch - 1)))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        # By the step: Lightning saves at the end of an epoch before it steps a schedule of epochs,
+        # so that such a run resumes with the old rate, whatever writes the checkpoint.
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def trained(
+    folder: Path, epochs: int, io: Any = None, resume: str | None = None, **settings: Any
+) -> tuple[Trainer, list[torch.Tensor]]:
+    """The trainer after a run, and all tensors of its model and optimizer."""
+    seed_everything(0, verbose=False)
+    rules = {"monitor": "metric", "save_top_k": 2, "save_last": True} | settings.pop("keep", {})
+    trainer = Trainer(
+        **SIZES | settings | {"max_epochs": epochs},
+        callbacks=ModelCheckpoint(folder, "{epoch}", **rules),
+        plugins=[] if io is None else [io],
+    )
+    model = Regression()
+    data: Any = torch.arange(64.0).sin().view(16, 4)
+    trainer.fit(model, DataLoader(data, 4), ckpt_path=resume)
+    moments = trainer.optimizers[0].state_dict()["state"]
+    tensors = [*model.parameters(), *(t for each in moments.values() for t in each.values())]
+    return trainer, [tensor.detach().clone() for tensor in tensors]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_resumed_run_is_the_uninterrupted_one(background: bool, tmp_path: Path) -> None:
+    _, whole = trained(tmp_path / "whole", EPOCHS)
+    trained(tmp_path / "run", 2, XckptCheckpointIO(background=background))
+    last = str(tmp_path / "run" / "last.ckpt")
+    assert xckpt.open(last).verify() == [] and xckpt.open(last)["epoch"] == 1
+    trainer, resumed = trained(
+        tmp_path / "run", EPOCHS, XckptCheckpointIO(background=background), "last"
+    )
+    assert trainer.global_step == 4 * EPOCHS
+    assert len(whole) == 4 + 3 * 4 and all(map(torch.equal, whole, resumed))
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    "keep, left",
+    [
+        ({"save_top_k": 1, "save_last": False}, ["epoch=1.ckpt"]),
+        ({"save_top_k": 2}, ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]),
+        ({"save_top_k": 1, "mode": "max"}, ["epoch=3.ckpt", "last.ckpt"]),
+        ({"save_top_k": 2, "save_last": "link"}, ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]),
+        ({"save_top_k": 1, "monitor": None}, ["epoch=3.ckpt", "last.ckpt"]),
+        ({"save_top_k": -1, "save_last": None}, [f"epoch={n}.ckpt" for n in range(EPOCHS)]),
+    ],
+)
+def test_model_checkpoint_keeps_what_it_keeps(
+    background: bool, keep: dict[str, Any], left: list[str], tmp_path: Path
+) -> None:
+    trainer, _ = trained(tmp_path, EPOCHS, XckptCheckpointIO(background=background), keep=keep)
+    assert sorted(os.listdir(tmp_path)) == left
+    assert all(xckpt.open(tmp_path / name).verify() == [] for name in left)
+    best = trainer.checkpoint_callback.best_model_path
+    assert Path(best).name in left
+
+
+class Fails(XckptCheckpointIO):
+    """It cannot save the second epoch: a file is where a folder should be."""
+
+    def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
+        if checkpoint["epoch"] == 1:
+            Path(path).write_text("in the way")
+        super().save_checkpoint(checkpoint, path, storage_options)
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_failed_save_is_raised_and_its_predecessor_stays(
+    background: bool, tmp_path: Path
+) -> None:
+    keep = {"save_top_k": 1, "monitor": None, "save_last": False}
+    with pytest.raises(xckpt.XckptError):
+        trained(tmp_path, EPOCHS, Fails(background=background), keep=keep)
+    assert sorted(os.listdir(tmp_path)) == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    assert xckpt.open(tmp_path / "epoch=0.ckpt").verify() == []
+
+
+def test_weights_are_loaded_into_a_module_alone(tmp_path: Path) -> None:
+    _, tensors = trained(tmp_path, 1, XckptCheckpointIO())
+    model = Regression()
+    path = tmp_path / "last.ckpt"
+    report = xckpt.load_into(path, {"state_dict": model.state_dict()}, unexpected="ignore")
+    assert len(report.loaded) == 4 and all(map(torch.equal, model.parameters(), tensors))
+
+
+def test_arguments_that_make_no_sense() -> None:
+    with pytest.raises(TypeError, match="storage_options are not taken"):
+        XckptCheckpointIO().save_checkpoint({}, "memory://lightning", storage_options={})
+
+
+def on_rank_train(rank: int, folder: str, epochs: int, background: bool, resume: str | None) -> Any:
+    torchrun(rank)
+    trainer, tensors = trained(
+        Path(folder),
+        epochs,
+        XckptCheckpointIO(background=background),
+        resume,
+        strategy="ddp",
+        devices=2,
+    )
+    return trainer.world_size, tensors
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_two_processes_resume(background: bool, two_ranks: Ranks, tmp_path: Path) -> None:
+    whole = two_ranks.run(on_rank_train, str(tmp_path / "whole"), EPOCHS, background, None)
+    two_ranks.run(on_rank_train, str(tmp_path / "run"), 2, background, None)
+    resumed = two_ranks.run(on_rank_train, str(tmp_path / "run"), EPOCHS, background, "last")
+    assert [size for size, _ in whole] == [2, 2]
+    for (_, once), (_, again) in zip(whole, resumed, strict=True):
+        assert all(map(torch.equal, once, again))
+    assert xckpt.open(tmp_path / "run" / "last.ckpt").verify() == []

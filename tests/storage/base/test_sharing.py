@@ -1,0 +1,405 @@
+"""A save with a base writes what differs, shares the rest, and is whole by itself."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from tests.support.examples import examples
+from xckpt import SaveOptions
+from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.run.names import IfThere
+from xckpt.storage.base.base import Base
+from xckpt.storage.base.chunks import BaseChunks
+
+SMALL = SaveOptions(chunk_bytes=1 << 10)
+
+State = dict[str, Any]
+
+
+def a_state() -> State:
+    return {
+        "w": np.arange(4096, dtype=np.float32).reshape(64, 64),
+        "big": np.arange(200_000, dtype=np.float64),
+        "b": np.arange(5, dtype=np.int16),
+        "flag": np.array([True, False]),
+        "scalar": np.float32(3),
+        "none": np.zeros((0, 3)),
+        "text": "x" * 5000,
+        "step": 3,
+    }
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    files = (path for path in folder.rglob("*") if path.is_file() and "c" in path.parts)
+    return {str(path.relative_to(folder)): path.stat().st_ino for path in files}
+
+
+def shared(one: Path, other: Path) -> set[str]:
+    theirs = inodes(other)
+    return {key for key, inode in inodes(one).items() if theirs.get(key) == inode}
+
+
+def check(path: Path, state: State) -> None:
+    """The checkpoint is whole, holds the state, and plain zarr opens it."""
+    assert xckpt.open(path).verify() == []
+    loaded = xckpt.load(path)
+    for name, value in state.items():
+        assert np.array_equal(loaded[name], value), name
+    array = zarr.open_array(str(path / "w"), mode="r")
+    assert np.array_equal(np.asarray(array[...]), state["w"])
+
+
+def written_to(folder: Path) -> int:
+    """Bytes of files that the folder alone has."""
+    status = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum(each.st_size for each in status if each.st_nlink == 1)
+
+
+@pytest.mark.parametrize("options", [SaveOptions(), SMALL, SaveOptions(crc32c=True)])
+def test_an_unchanged_state_is_shared(tmp_path: Path, options: SaveOptions) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state, options=options)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=options)
+    tensors = {key for key in inodes(tmp_path / "b") if not key.startswith("text/")}
+    assert shared(tmp_path / "a", tmp_path / "b") == tensors
+    check(tmp_path / "b", state)
+    shutil.rmtree(tmp_path / "a")
+    check(tmp_path / "b", state)
+
+
+def test_what_changed_is_written(tmp_path: Path) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state, options=SMALL)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    changed = {**state, "w": np.array(state["w"]), "b": np.array([5, 4, 3, 2, 1], np.int16)}
+    changed["w"][17, 3] = -1
+    xckpt.save(tmp_path / "b", changed, base=tmp_path / "a", options=SMALL)
+    check(tmp_path / "a", state)
+    check(tmp_path / "b", changed)
+    unshared = inodes(tmp_path / "b").keys() - shared(tmp_path / "a", tmp_path / "b")
+    assert {key for key in unshared if not key.startswith("text")} == {"w/c/4/0", "b/c/0"}
+    assert all(path.read_bytes() == content for path, content in before.items())
+
+
+def test_the_bytes_written_for_an_unchanged_state(tmp_path: Path) -> None:
+    state = {"w": np.random.default_rng(0).standard_normal((1024, 4096), np.float32)}
+    xckpt.save(tmp_path / "a", state)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    assert written_to(tmp_path / "b") < 0.01 * state["w"].nbytes
+
+
+def test_an_adapter_beside_a_frozen_model(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    base = {"layer": {"w": random.standard_normal((1024, 2048), np.float32)}}
+    lora = {name: random.standard_normal((2048, 8), np.float32) for name in "ab"}
+    xckpt.save(tmp_path / "a", {"model": base, "lora": lora})
+    trained = {name: array + 1 for name, array in lora.items()}
+    xckpt.save(tmp_path / "b", {"model": base, "lora": trained}, base=tmp_path / "a")
+    trainable = sum(array.nbytes for array in trained.values())
+    assert trainable <= written_to(tmp_path / "b") < trainable + 0.01 * base["layer"]["w"].nbytes
+
+
+def test_a_base_is_replaced_by_what_shares_with_it(tmp_path: Path) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    kept = inodes(tmp_path / "a")["big/c/0"]
+    state["b"] = np.arange(5, 10, dtype=np.int16)
+    xckpt.save(tmp_path / "a", state, base=tmp_path / "a", overwrite=True)
+    check(tmp_path / "a", state)
+    assert inodes(tmp_path / "a")["big/c/0"] == kept
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+def test_no_write_goes_through_a_shared_file(tmp_path: Path) -> None:
+    """Whatever is done to one checkpoint, the other's files stay byte for byte."""
+    state = a_state()
+    xckpt.save(tmp_path / "a", state, options=SMALL)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=SMALL)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    other = {name: np.zeros_like(value) for name, value in state.items() if name in ("w", "big")}
+    xckpt.save(tmp_path / "b", other, base=tmp_path / "a", overwrite=True, options=SMALL)
+    xckpt.save(tmp_path / "b", state, overwrite=True, options=SMALL)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "b", overwrite=True, options=SMALL)
+    xckpt.copy(tmp_path / "b", tmp_path / "c")
+    xckpt.delete(tmp_path / "b")
+    assert all(path.read_bytes() == content for path, content in before.items())
+    check(tmp_path / "a", state)
+
+
+def test_other_shards_keep_the_grid_where_it_fits(tmp_path: Path) -> None:
+    weights = np.arange(4096.0).reshape(64, 64)
+    xckpt.save(tmp_path / "a", {"w": weights}, options=SaveOptions(chunk_bytes=8192))
+    other = SaveOptions(chunk_bytes=1 << 20)
+    saved = xckpt.save(tmp_path / "b", {"w": weights}, base=tmp_path / "a", options=other)
+    leaf = saved["w"]
+    assert isinstance(leaf, TensorStorageMetadata) and leaf.grid is not None
+    assert leaf.grid.chunks.tolist() == [[16, 64]]
+    assert len(shared(tmp_path / "a", tmp_path / "b")) == 4
+
+
+def test_other_dtypes_and_shapes_are_written(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "a", {"w": np.zeros(8, np.int32), "v": np.zeros((2, 4))})
+    other = {"w": np.zeros(8, np.uint32), "v": np.zeros((4, 2))}
+    xckpt.save(tmp_path / "b", other, base=tmp_path / "a")
+    assert not shared(tmp_path / "a", tmp_path / "b")
+    assert xckpt.open(tmp_path / "b").verify() == []
+
+
+def spoil_chunk(base: Path) -> None:
+    chunk = base / "big/c/0"
+    content = bytearray(chunk.read_bytes())
+    content[100] ^= 1
+    chunk.write_bytes(content)
+
+
+def link_chunk(base: Path) -> None:
+    (base / "big/c/0").rename(base / "elsewhere")
+    (base / "big/c/0").symlink_to(base / "elsewhere")
+
+
+def cut_chunk(base: Path) -> None:
+    os.truncate(base / "big/c/0", 1000)
+
+
+def spoil_digests(base: Path) -> None:
+    content = bytearray((base / DIGESTS).read_bytes())
+    content[-1] ^= 1
+    (base / DIGESTS).write_bytes(content)
+
+
+def spoil_manifest(base: Path) -> None:
+    manifest = base / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"float64"', b'"float32"'))
+
+
+def make_newer(base: Path) -> None:
+    manifest = base / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b'"version":1', b'"version":2'))
+
+
+def remove_digests(base: Path) -> None:
+    (base / DIGESTS).unlink()
+
+
+def remove_chunk(base: Path) -> None:
+    (base / "big/c/0").unlink()
+
+
+FAULTS = [
+    (cut_chunk, "1,000 bytes long instead of"),
+    (link_chunk, "no plain file"),
+    (remove_chunk, "No such file"),
+    (spoil_digests, "xckpt.digests: altered"),
+    (remove_digests, "xckpt.digests: missing"),
+    (spoil_manifest, "altered"),
+    (make_newer, "version 2"),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), FAULTS)
+def test_a_damaged_base_is_not_shared(
+    damage: Callable[[Path], None], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    damage(tmp_path / "a")
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    check(tmp_path / "b", state)
+    assert "big/c/0" not in shared(tmp_path / "a", tmp_path / "b")
+    assert said in caplog.text
+
+
+def test_a_damaged_chunk_is_found_where_the_base_is_verified(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    spoil_chunk(tmp_path / "a")
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=SaveOptions(verify_base=True))
+    check(tmp_path / "b", state)
+    assert "big: the base's chunk [0, 200000) is damaged; it is written anew" in caplog.text
+    assert "w/c/0/0" in shared(tmp_path / "a", tmp_path / "b")
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_what_cannot_be_linked_is_written(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "xckpt"):
+        patch.setattr(os, "link", refuse)
+        xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    check(tmp_path / "b", state)
+    assert not shared(tmp_path / "a", tmp_path / "b")
+    assert os.strerror(code) in caplog.text
+
+
+def test_another_file_system(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or memory.stat().st_dev == tmp_path.stat().st_dev:
+        tmp_path.joinpath("none").mkdir()  # one file system: nothing to show
+        return
+    state, base = a_state(), memory / f"xckpt-base-{os.getpid()}"
+    try:
+        xckpt.save(base, state)
+        with caplog.at_level(logging.INFO, "xckpt"):
+            xckpt.save(tmp_path / "b", state, base=base)
+        check(tmp_path / "b", state)
+        assert os.strerror(errno.EXDEV) in caplog.text
+    finally:
+        shutil.rmtree(base)
+
+
+def test_no_base_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(xckpt.NotACheckpointError, match=r"base: .*nowhere"):
+        xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=tmp_path / "nowhere")
+    assert list(tmp_path.iterdir()) == []
+    xckpt.save(tmp_path / "b", {"w": np.zeros(3)}, base=IfThere(str(tmp_path / "nowhere")))
+    with pytest.raises(TypeError, match="base= takes the path of a checkpoint, not a int"):
+        xckpt.save(tmp_path / "c", {"w": np.zeros(3)}, base=3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (SaveOptions(crc32c=True), "other codecs"),
+        (SaveOptions(chunk_bytes=1 << 10, shard_bytes=1 << 14), "zarr shards are not shared"),
+    ],
+)
+def test_other_codecs_are_written(
+    options: SaveOptions, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=options)
+    check(tmp_path / "b", state)
+    assert not shared(tmp_path / "a", tmp_path / "b") and said in caplog.text
+    xckpt.save(tmp_path / "c", state, base=tmp_path / "b")
+    check(tmp_path / "c", state)
+    both = shared(tmp_path / "b", tmp_path / "c")
+    assert not both & {"w/c/0/0", "big/c/0"}
+
+
+def test_memory_is_written_again(caplog: pytest.LogCaptureFixture) -> None:
+    state = {"w": np.arange(4.0)}
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save("memory://base-of-a-delta", state)
+        xckpt.save("memory://delta", state, base="memory://base-of-a-delta")
+    assert "a bucket has no copy on the server's side" in caplog.text
+    with pytest.raises(xckpt.NotACheckpointError, match="base: memory://no-base"):
+        xckpt.save("memory://delta-2", state, base="memory://no-base")
+
+
+def test_a_background_save_and_a_state_dict(tmp_path: Path) -> None:
+    state = a_state()
+    xckpt.save(tmp_path / "a", state)
+    xckpt.save_async(tmp_path / "b", state, base=tmp_path / "a").result()
+    writer = xckpt.storage.ZarrStorageWriter(tmp_path / "c", base=tmp_path / "b")
+    xckpt.save_state_dict(state, writer)
+    for other in "bc":
+        check(tmp_path / other, state)
+        assert "w/c/0/0" in shared(tmp_path / "a", tmp_path / other)
+    assert writer.shared_bytes == sum(np.asarray(state[n]).nbytes for n in ("w", "big", "b")) + 6
+
+
+def test_metrics_say_what_was_shared(tmp_path: Path) -> None:
+    taken: list[xckpt.Metrics] = []
+    state = {"w": np.zeros(6, np.uint8), "v": np.zeros(2, np.uint8)}
+    xckpt.save(tmp_path / "a", state)
+    state["v"] += 1
+    xckpt.save(
+        tmp_path / "b", state, base=tmp_path / "a", options=SaveOptions(metrics=taken.append)
+    )
+    assert (taken[0].bytes, taken[0].shared) == (8, 6)
+    assert "wrote 0.00 MiB, 75.0% of it shared, in" in taken[0].line()
+
+
+@examples(8)
+@given(st.lists(st.lists(st.integers(0, 63), max_size=3), min_size=1, max_size=4), st.data())
+def test_a_chain_of_saves(
+    tmp_path_factory: pytest.TempPathFactory, edits: list[list[int]], data: st.DataObject
+) -> None:
+    """Whatever changes and whatever is deleted, each step holds what was saved."""
+    root = tmp_path_factory.mktemp("chain")
+    state = {"w": np.arange(64.0).reshape(16, 4), "v": np.arange(3)}
+    saved: dict[int, State] = {}
+    options = SaveOptions(chunk_bytes=128)
+    for number, elements in enumerate(edits):
+        state = {"w": state["w"].copy(), "v": state["v"]}
+        state["w"].reshape(-1)[elements] += 1
+        base = data.draw(st.sampled_from([None, *saved]))
+        where = None if base is None else root / str(base)
+        xckpt.save(root / str(number), state, base=where, options=options)
+        saved[number] = state
+        gone = data.draw(st.sampled_from([None, *saved]))
+        if gone is not None:
+            xckpt.delete(root / str(gone))
+            del saved[gone]
+    for number, expected in saved.items():
+        loaded = xckpt.load(root / str(number))
+        assert all(np.array_equal(loaded[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_base_that_goes_away_meanwhile(
+    replaced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is deleted, or another checkpoint takes its place, while files are shared."""
+    state, share = a_state(), BaseChunks.share
+    xckpt.save(tmp_path / "a", state, options=SMALL)
+    other = {**state, "w": np.asarray(state["w"]) + 1}
+    calls: list[str] = []
+
+    def share_late(self: BaseChunks, *arguments: Any, **more: Any) -> str:
+        if not calls:
+            if replaced:
+                xckpt.save(tmp_path / "a", other, overwrite=True, options=SMALL)
+            else:
+                xckpt.delete(tmp_path / "a")
+        calls.append(share(self, *arguments, **more))
+        return calls[-1]
+
+    monkeypatch.setattr(BaseChunks, "share", share_late)
+    alone = SaveOptions(chunk_bytes=SMALL.chunk_bytes, threads=1)
+    xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=alone)
+    check(tmp_path / "b", state)
+    assert any(calls), "some chunk could not be shared"
+
+
+def test_a_base_that_was_replaced_before_a_rank_opens_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, orders = a_state(), Base.orders
+    xckpt.save(tmp_path / "a", state)
+
+    def orders_early(self: Base, given: Any) -> Any:
+        made = orders(self, given)
+        changed = {**state, "big": np.asarray(state["big"]) + 1}
+        xckpt.save(tmp_path / "a", changed, overwrite=True)
+        return made
+
+    monkeypatch.setattr(Base, "orders", orders_early)
+    with caplog.at_level(logging.INFO, "xckpt"):
+        xckpt.save(tmp_path / "b", state, base=tmp_path / "a")
+    check(tmp_path / "b", state)
+    assert not shared(tmp_path / "a", tmp_path / "b") and "replaced meanwhile" in caplog.text

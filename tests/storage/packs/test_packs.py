@@ -1,0 +1,221 @@
+"""Checkpoints with packs: what comes back, what is refused, and how few objects there are."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+import xckpt
+from conformance.strict_reader import StrictCheckpoint
+from tests.support.examples import examples
+from xckpt import LoadOptions, SaveOptions
+from xckpt.core.manifest.codec import encode, parse
+from xckpt.errors import CorruptCheckpointError, ManifestError
+from xckpt.storage.array import digest_bytes
+
+PACKED = SaveOptions(pack_bytes=1 << 18)
+
+
+def state(leaves: int = 40, seed: int = 0) -> dict[str, Any]:
+    """Small leaves of several types and shapes, and one large one."""
+    random = np.random.default_rng(seed)
+    types = ["float32", "int8", "bool", "float64"]
+    made: dict[str, Any] = {
+        f"l{n}": random.integers(0, 2, (n % 5, 3)).astype(types[n % 4]) for n in range(leaves)
+    }
+    large = random.standard_normal((300, 300))
+    return {"small": made, "large": large, "text": "x" * 9000, "scalar": np.float32(3), "n": 7}
+
+
+def files(folder: Path) -> list[str]:
+    """The files of a checkpoint, relative to it."""
+    return sorted(str(each.relative_to(folder)) for each in folder.rglob("*") if each.is_file())
+
+
+def packs(folder: Path) -> list[Path]:
+    """The packs of a checkpoint."""
+    return [folder / each for each in files(folder) if each.startswith("xckpt.packs/")][:-1]
+
+
+def same(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        if isinstance(value, dict):
+            same(value, other[name])
+        elif isinstance(value, np.ndarray):
+            assert value.dtype == other[name].dtype
+            np.testing.assert_array_equal(value, other[name])
+        else:
+            assert value == other[name]
+
+
+@examples(8)
+@given(
+    leaves=st.integers(0, 9),
+    seed=st.integers(0, 9),
+    pack=st.sampled_from([1, 8, 40, 1 << 18, 1 << 29]),
+    chunk=st.sampled_from([64, 1000, 8 << 20]),
+    crc32c=st.booleans(),
+    threads=st.sampled_from([1, 2, None]),
+)
+def test_everything_comes_back(
+    tmp_path_factory: pytest.TempPathFactory,
+    leaves: int,
+    seed: int,
+    pack: int,
+    chunk: int,
+    crc32c: bool,
+    threads: int | None,
+) -> None:
+    path, saved = tmp_path_factory.mktemp("packs") / "c", state(leaves, seed)
+    saved["large"] = saved["large"][:6]
+    options = SaveOptions(pack_bytes=pack, chunk_bytes=chunk, crc32c=crc32c, threads=threads)
+    xckpt.save(path, saved, options=options)
+    same(saved, xckpt.load(path, options=LoadOptions(threads=threads)))
+    opened = xckpt.open(path)
+    assert opened.verify() == [] and StrictCheckpoint(path).verify() == []
+    np.testing.assert_array_equal(opened.array("large")[3:5, ::7], saved["large"][3:5, ::7])
+    for name, leaf in saved["small"].items():
+        np.testing.assert_array_equal(StrictCheckpoint(path).read(f"small/{name}"), leaf)
+
+
+def test_many_leaves_are_few_files(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(1000), options=PACKED)
+    assert len(files(tmp_path / "c")) == 7  # manifest, digests, places, pack, root, large, its json
+    group: Any = zarr.open_group(tmp_path / "c")
+    assert list(group) == ["large"] and group["large"].shape == (300, 300)
+    about = group.attrs["xckpt"]
+    assert about["packed_arrays"] == 1002 and "SaveOptions(pack_bytes=0)" in about["packed"]
+
+
+def test_large_packs_are_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xckpt.storage.packs.write_packs.PACK_BYTES", 100)
+    saved = state(60)
+    xckpt.save(tmp_path / "c", saved, options=PACKED)
+    assert len(packs(tmp_path / "c")) > 5
+    same(saved, xckpt.load(tmp_path / "c"))
+    assert StrictCheckpoint(tmp_path / "c").verify() == []
+
+
+def test_an_overwrite_and_a_copy_have_their_own_packs(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(seed=1), options=PACKED)
+    before = packs(tmp_path / "c")
+    xckpt.save(tmp_path / "c", state(seed=2), options=PACKED, overwrite=True)
+    assert not set(before) & set(packs(tmp_path / "c"))
+    xckpt.copy(tmp_path / "c", tmp_path / "copied")
+    xckpt.copy(tmp_path / "c", "memory://packs/copied")
+    xckpt.delete(tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    for copied in (str(tmp_path / "copied"), "memory://packs/copied"):
+        same(state(seed=2), xckpt.load(copied))
+    xckpt.save(tmp_path / "copied", state(seed=2), overwrite=True)
+    assert not any("xckpt.packs" in each for each in files(tmp_path / "copied"))
+
+
+def test_a_bucket_in_memory_has_packs_too() -> None:
+    xckpt.save("memory://packs/saved", state(), options=PACKED)
+    same(state(), xckpt.load("memory://packs/saved"))
+    xckpt.delete("memory://packs/saved")
+    assert not xckpt.exists("memory://packs/saved")
+
+
+def test_a_changed_byte_is_found_in_its_leaf_alone(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    (pack,) = packs(tmp_path / "c")
+    content = bytearray(pack.read_bytes())
+    for place in range(0, len(content), 997):
+        content[place] ^= 1
+        pack.write_bytes(content)
+        (problem,) = xckpt.open(tmp_path / "c").verify()
+        assert problem.kind == "chunk" and "its digest differs" in problem.text
+        with pytest.raises(CorruptCheckpointError, match=problem.leaf):
+            xckpt.load(tmp_path / "c")
+        assert len(StrictCheckpoint(tmp_path / "c").verify()) == 1
+        content[place] ^= 1
+
+
+def test_a_short_or_missing_pack_names_the_leaves_that_it_lacks(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    (pack,) = packs(tmp_path / "c")
+    whole = pack.read_bytes()
+    os.truncate(pack, len(whole) - 100)
+    half = xckpt.open(tmp_path / "c").verify()
+    assert half and all("truncated" in each.text for each in half)
+    pack.unlink()
+    none = xckpt.open(tmp_path / "c").verify()
+    assert len(none) > len(half) and all("missing" in each.text for each in none)
+    with pytest.raises(CorruptCheckpointError, match="the chunk is missing"):
+        xckpt.load(tmp_path / "c")
+
+
+def forge(folder: Path, places: bytes) -> None:
+    """Have a checkpoint's manifest confirm other places."""
+    manifest = parse((folder / "xckpt.json").read_bytes(), digest_bytes)
+    (folder / "xckpt.packs/places").write_bytes(places)
+    forged = msgspec.structs.replace(manifest, places=digest_bytes(places).hex())
+    (folder / "xckpt.json").write_bytes(encode(forged, digest_bytes))
+
+
+@pytest.mark.parametrize("length", [0, 15, -16, 1 << 10])
+def test_places_of_another_length_are_refused(tmp_path: Path, length: int) -> None:
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    content = (tmp_path / "c/xckpt.packs/places").read_bytes()
+    other = content[:length] if length <= 16 else content + bytes(length)
+    (tmp_path / "c/xckpt.packs/places").write_bytes(other)
+    (problem,) = xckpt.open(tmp_path / "c").verify()
+    assert "xckpt.packs/places: altered" in problem.text
+    with pytest.raises(CorruptCheckpointError, match=r"xckpt\.packs/places: altered"):
+        xckpt.load(tmp_path / "c")
+
+
+def test_forged_places_are_refused(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", state(), options=PACKED)
+    content = (tmp_path / "c/xckpt.packs/places").read_bytes()
+    head, (_, offset) = content[:16], struct.unpack("<QQ", content[-16:])
+    for pack, low, complaint in (
+        (1, offset, "of a pack 1$"),
+        (1 << 63, offset, "of a pack"),
+        (0, offset + (1 << 40), "truncated|missing"),
+        (0, (1 << 64) - 1, "has no byte"),
+        (0, offset - 1, "digest differs|shares bytes"),
+    ):
+        forge(tmp_path / "c", head + content[16:-16] + struct.pack("<QQ", pack, low))
+        problems = [str(each) for each in xckpt.open(tmp_path / "c").verify()]
+        assert problems, (pack, low)
+        with pytest.raises(CorruptCheckpointError, match=complaint):
+            xckpt.load(tmp_path / "c")
+
+
+def test_chunks_that_share_bytes_are_refused_although_their_digests_fit(tmp_path: Path) -> None:
+    ones = {"a": np.ones(4, np.int8), "b": np.ones(3, np.int8)}
+    xckpt.save(tmp_path / "c", ones, options=PACKED)
+    content = (tmp_path / "c/xckpt.packs/places").read_bytes()
+    forge(tmp_path / "c", content[:16] + struct.pack("<QQQQ", 0, 0, 0, 1))
+    same(ones, xckpt.load(tmp_path / "c"))  # what comes back is right all the same
+    (problem,) = xckpt.open(tmp_path / "c").verify()
+    assert "a chunk of b shares bytes with another" in problem.text
+    assert "share bytes" in StrictCheckpoint(tmp_path / "c").verify()[0]
+
+
+def test_more_packs_than_chunks_are_refused(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", {"a": np.ones(4)}, options=PACKED)
+    manifest = parse((tmp_path / "c/xckpt.json").read_bytes(), digest_bytes)
+    with pytest.raises(ManifestError, match="2 packs of 1 chunks"):
+        encode(msgspec.structs.replace(manifest, packs=2), digest_bytes)
+
+
+def test_unchanged_small_leaves_are_written_again_beside_a_base(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "one", state(), options=PACKED)
+    xckpt.save(tmp_path / "two", state(), options=PACKED, base=tmp_path / "one")
+    same(state(), xckpt.load(tmp_path / "two"))
+    assert (tmp_path / "two/large/c/0/0").stat().st_nlink == 2
+    assert xckpt.open(tmp_path / "two").verify() == []

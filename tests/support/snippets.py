@@ -1,0 +1,83 @@
+"""The Python that README.md and docs/*.md show, as modules that a type checker reads: `make lint`.
+
+1. A page of docs is one module: its blocks in order, as a reader's session. The blocks of README.md
+   and of docs/first-day.md each stand alone.
+2. What a block has from elsewhere is declared in one stub, ``given.pyi``.
+3. ``python -m tests.support.snippets FOLDER`` writes the modules; each line stands where it stands
+   in its page, so that what a type checker says of it names the line of the page.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+ALONE = ("README.md", "docs/first-day.md")
+"""Pages whose blocks are not one session."""
+
+ELSEWHERE = ("docs/integrations.md",)
+"""Pages with libraries that the environment of `make lint` lacks."""
+
+SIGNATURES = "-> Metadata"
+"""In the block that is a list of signatures; `tests/test_readme.py` compares them."""
+
+GIVEN = '''"""What the blocks of README.md have from elsewhere."""
+
+from typing import Any
+
+import jax as jax
+import xckpt as xckpt
+import zarr as zarr
+from torch import nn
+
+model: nn.Module
+sharding: jax.sharding.Sharding
+step: int
+state: dict[str, Any]
+
+def train(state: dict[str, Any]) -> None: ...
+'''
+
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Name and text of each module."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        title = str(page.relative_to(ROOT))
+        if title in ELSEWHERE:
+            continue
+        text = page.read_text(encoding="utf-8")
+        name = f"page_{page.stem.replace('-', '_').lower()}"
+        lines = {text[: found.start(1)].count("\n"): found[1] for found in BLOCK.finditer(text)}
+        blocks = {line: code for line, code in lines.items() if SIGNATURES not in code}
+        if title in ALONE:
+            for line, code in blocks.items():
+                yield f"{name}_line_{line + 1}", _module({line: code}, given=title == "README.md")
+        elif blocks:
+            yield name, _module(blocks, given=False)
+
+
+def _module(blocks: dict[int, str], *, given: bool) -> str:
+    written = "from given import *\n" if given else ""
+    for line, code in blocks.items():
+        written += "\n" * (line - written.count("\n")) + code
+    return written
+
+
+def write(folder: Path) -> None:
+    """Write the modules to a folder, which held nothing else."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / "given.pyi").write_text(GIVEN, encoding="utf-8")
+    for name, text in modules():
+        (folder / f"{name}.py").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

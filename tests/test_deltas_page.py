@@ -1,0 +1,35 @@
+"""What docs/deltas.md shows is so: its code runs, and its commands say what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from xckpt.cli.commands import commands
+from xckpt.core.run.bases import FULL_EVERY
+from xckpt.storage.base import chunks
+
+PAGE = (Path(__file__).parents[1] / "docs" / "deltas.md").read_text(encoding="utf-8")
+
+
+def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    said = ""
+    with chdir(tmp_path):
+        for language, code in blocks:
+            if language == "sh":
+                said = CliRunner().invoke(commands, shlex.split(code)[1:]).stdout
+            else:
+                exec(compile(code, "docs/deltas.md", "exec"), names)
+    assert "4.0 MiB shared" in said and "says `4.0 MiB shared`" in PAGE
+
+
+def test_the_numbers_of_the_page() -> None:
+    assert f"with every {FULL_EVERY}th save" in PAGE
+    assert f"at most {chunks.MOST_NAMES:,} checkpoints" in PAGE

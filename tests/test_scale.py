@@ -1,0 +1,38 @@
+"""`benchmarks.scale` simulates what ranks really say, and what they say does not grow with them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.scale.placements import PLACEMENTS
+from benchmarks.scale.saves import Placed, simulate
+from xckpt.core.plan.items import WriteItems
+from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.engine.adapters import loaded_adapters
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_a_simulated_rank_has_the_plan_of_a_rank_with_tensors(name):
+    placed = Placed(PLACEMENTS[name](16, 20))
+    for rank in (0, 1, 15):
+        planner = DefaultSavePlanner()
+        planner.use_adapters(loaded_adapters())
+        planner.set_up_planner(placed.state(rank))
+        made, given = planner.create_local_plan(), placed.plan(rank)
+        ours, theirs = WriteItems.of(given.items), WriteItems.of(made.items)
+        assert list(ours) == list(theirs) and ours.table == theirs.table
+        assert len(ours.of_kinds[0].leaf) == len(theirs.of_kinds[0].leaf)
+        assert len(np.unique(ours.kinds)) == len(np.unique(theirs.kinds))
+
+
+@pytest.mark.parametrize(("name", "tensors"), [("fsdp", 1), ("moe", 4)])
+def test_what_a_rank_says_does_not_grow_with_the_ranks(name, tensors):
+    """The same tensors a rank, on four times as many ranks."""
+    few = simulate(PLACEMENTS[name](16, 24), saves=1)[0]
+    many = simulate(PLACEMENTS[name](64, 24 * tensors), saves=1)[0]
+    for way in ("up", "down"):
+        # Without the last collective: the manifest has all leaves.
+        before, after = sum(getattr(few, way)[:-1]) / 15, sum(getattr(many, way)[:-1]) / 63
+        # And 64 bytes: which ranks of the groups shall send their leaf tables.
+        assert after <= 1.1 * before + 64, (way, before, after)

@@ -1,0 +1,26 @@
+"""The modules that `make lint` makes of the pages have all of their Python, line by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support import snippets
+
+
+def test_every_block_of_a_page_is_checked_on_its_own_lines(tmp_path: Path) -> None:
+    snippets.write(tmp_path / "modules")
+    written = {path.stem: path.read_text() for path in (tmp_path / "modules").glob("*.py")}
+    for path in (snippets.ROOT / "README.md", *(snippets.ROOT / "docs").glob("*.md")):
+        if str(path.relative_to(snippets.ROOT)) in snippets.ELSEWHERE:
+            continue
+        page = path.read_text(encoding="utf-8")
+        name = f"page_{path.stem.replace('-', '_').lower()}"
+        modules = [text for found, text in written.items() if found.startswith(name)]
+        lines = dict[int, str]()
+        for text in modules:
+            lines |= {n: line for n, line in enumerate(text.splitlines()) if line}
+        for block in snippets.BLOCK.finditer(page):
+            first = page[: block.start(1)].count("\n")
+            for number, line in enumerate(block[1].splitlines(), first):
+                shown = snippets.SIGNATURES in block[1]
+                assert shown or not line or lines[number] == line, f"{path.name}:{number + 1}"

@@ -1,0 +1,230 @@
+"""What a `xckpt.CheckpointManager` does without saving: it looks at its run, and restores steps.
+
+1. `steps`, `latest` and `best` list the roots when they are called, on the coordinator.
+2. `restore` and `restore_into` wait for the save in the background and load the newest good step
+   (`xckpt.api.run.restore`), from which the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, TypeVar, Unpack, cast, overload
+
+from xckpt.api.load import load, load_into
+from xckpt.api.parts import Patterns
+from xckpt.api.run.folder import RunFolder
+from xckpt.api.run.restore import Restored, Skipped, restore_step
+from xckpt.api.run.saves import RunSaves
+from xckpt.core.plan.load import LoadPlanner
+from xckpt.core.plan.report import LoadReport, Severity
+from xckpt.core.run.policies import Best
+from xckpt.core.run.record import StepRecord
+from xckpt.errors import CorruptCheckpointError
+from xckpt.options import LoadOptions
+
+if TYPE_CHECKING:
+    from xckpt.mapping.mapping import LeafMapping
+
+
+class IntoArguments(TypedDict, total=False):
+    """Further arguments of `xckpt.CheckpointManager.restore_into`: see `xckpt.load_into`."""
+
+    at: str
+    select: Patterns | None
+    strict: bool
+    missing: Severity | None
+    unexpected: Severity | None
+    cast: bool
+    planner: LoadPlanner | None
+    mapping: LeafMapping | None
+    allow_lossy: bool
+
+
+class LoadArguments(IntoArguments, total=False):
+    """Further arguments of `xckpt.CheckpointManager.restore`: see `xckpt.load`."""
+
+    framework: str | None
+    device: object
+    report: Callable[[LoadReport], object] | None
+
+
+Tree = TypeVar("Tree")
+
+
+class _Raise:
+    """The absence of a default."""
+
+
+_RAISE: Final = _Raise()
+
+
+class RunReading:
+    """The calls of a manager that write nothing."""
+
+    def __init__(
+        self, folder: RunFolder, saves: RunSaves, load_options: LoadOptions | None
+    ) -> None:
+        self._folder = folder
+        self._saves = saves
+        self._load_options = load_options
+        self.restored: StepRecord | None = None
+        """The step that was restored."""
+        self.skipped: tuple[Skipped, ...] = ()
+        """Steps newer than `restored` that are damaged; each has a ``number`` and an ``error``."""
+
+    def steps(self) -> list[StepRecord]:
+        """The committed steps of the root by number, listed now; collective.
+
+        Steps that `restore` found damaged are left out, until `reload`.
+        """
+        return self._folder.look()
+
+    def latest(self) -> StepRecord | None:
+        """The newest committed step, listed now, or None; collective."""
+        return next(iter(self.steps()[-1:]), None)
+
+    def best(
+        self, metric: str | None = None, *, mode: Literal["min", "max"] = "min"
+    ) -> StepRecord | None:
+        """The step with the best value of a metric, or None if no step has it; collective.
+
+        Of equal values the newest step counts; NaN, and a step without the metric, never.
+
+        Args:
+            metric: its name; by default that of the first `Best` of ``keep``, with its mode.
+            mode: whether the smallest or the largest is best.
+
+        Raises:
+            ValueError: no metric is named.
+        """
+        kept = [
+            policy
+            for rules in self._saves.rules
+            for policy in rules.keep
+            if isinstance(policy, Best)
+        ]
+        if metric is None and not kept:
+            raise ValueError("name a metric: best(metric), for keep= has no Best")
+        found = self._folder.look()
+        wanted = Best(metric, 1, mode) if metric is not None else replace(kept[0], n=1)
+        return next((each for each in found if [each.number] == wanted(found)), None)
+
+    @overload
+    def restore(
+        self,
+        like: None = None,
+        *,
+        step: int | None = None,
+        default: object = ...,
+        **arguments: Unpack[LoadArguments],
+    ) -> Any: ...  # noqa: ANN401  # what the checkpoint holds
+
+    @overload
+    def restore(
+        self,
+        like: Tree,
+        *,
+        step: int | None = None,
+        default: Tree = ...,
+        **arguments: Unpack[LoadArguments],
+    ) -> Tree: ...
+
+    def restore(
+        self,
+        like: object = None,
+        *,
+        step: int | None = None,
+        default: object = _RAISE,
+        **arguments: Unpack[LoadArguments],
+    ) -> Any:
+        """Load the newest good step; collective.
+
+        A newest step that is damaged is skipped with a warning, and the one before it is taken;
+        `skipped` says which, and why. A target that does not fit is an error, as in `xckpt.load`.
+
+        Args:
+            like: the tree of targets; see `xckpt.load`.
+            step: load this one and no other.
+            default: what to return where the root holds no step at all.
+            arguments: ``at``, ``select``, ``framework``, ``device``, ``strict``, ``missing``,
+                ``unexpected``, ``cast``, ``planner``, ``mapping``, ``allow_lossy`` and ``report``,
+                as for `xckpt.load`.
+
+        Raises:
+            NotACheckpointError: there is no such step, or none at all and no default.
+            CorruptCheckpointError: every step is damaged, or the one that was named.
+            XckptError: as `xckpt.load`.
+        """
+        options = self._load_options
+
+        def loaded(path: str) -> object:
+            target = cast(Any, like)
+            return load(path, target, group=self._folder.group, options=options, **arguments)
+
+        found = self._restored(step, loaded)
+        if found is None and isinstance(default, _Raise):
+            raise self._folder.empty()
+        return default if found is None else found.state
+
+    def restore_into(
+        self, state: object, *, step: int | None = None, **arguments: Unpack[IntoArguments]
+    ) -> LoadReport | None:
+        """Load the newest good step into the tensors of a state, in place; collective.
+
+        As `restore`, through `xckpt.load_into`: for modules and optimizers of torch. A damaged step
+        may have filled some of it before the next one fills all.
+
+        Args:
+            state: what to fill; see `xckpt.load_into`.
+            step: load this one and no other.
+            arguments: ``at``, ``select``, ``strict``, ``missing``, ``unexpected``, ``cast``,
+                ``planner``, ``mapping`` and ``allow_lossy``, as for `xckpt.load_into`.
+
+        Returns:
+            What was loaded; None where the root holds no step at all, and nothing was changed.
+
+        Raises:
+            NotACheckpointError: there is no such step.
+            CorruptCheckpointError: every step is damaged, or the one that was named.
+            XckptError: as `xckpt.load_into`.
+
+        Example:
+            >>> import numpy as np, xckpt
+            >>> checkpoints = xckpt.CheckpointManager("memory://restored-into")
+            >>> state = {"w": np.zeros(2)}
+            >>> checkpoints.restore_into(state) is None
+            True
+            >>> checkpoints.save(0, {"w": np.ones(2)}), checkpoints.restore_into(state)
+            (True, LoadReport(1 loaded, 0 cast, 0 kept, 0 left))
+            >>> state["w"]
+            array([1., 1.])
+        """
+        group, options = self._folder.group, self._load_options
+        found = self._restored(
+            step, lambda path: load_into(path, state, group=group, options=options, **arguments)
+        )
+        return None if found is None else cast(LoadReport, found.state)
+
+    def _restored(self, step: int | None, load: Callable[[str], object]) -> Restored | None:
+        """Load a step and go on from there; see `restore_step`."""
+        self._saves.settle()
+        try:
+            found = restore_step(self._folder, step, load)
+        except CorruptCheckpointError:
+            if step is None:
+                self._saves.resume(None)  # no step is good, so each is due again
+            raise
+        self.restored = None if found is None else found.record
+        self.skipped = () if found is None else found.skipped
+        self._saves.resume(self.restored)
+        self._saves.bases.restored(self.restored)
+        return found
+
+    def path(self, step: int) -> str:
+        """Where a step is, or would be saved."""
+        return self._folder.path_of(step)
+
+    def reload(self) -> None:
+        """Read all records again, and forget which steps are damaged; collective."""
+        self._folder.look(afresh=True)

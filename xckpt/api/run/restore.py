@@ -1,0 +1,116 @@
+"""How a run restores a step: the newest, and where that is damaged the one before it.
+
+Where a step lies in both roots of a run, the kept one comes first.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xckpt.api.run.folder import RunFolder, key_of
+from xckpt.core.run.record import StepRecord
+from xckpt.errors import (
+    CheckpointReplacedError,
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    RanksFailedError,
+    StorageError,
+    VersionError,
+    XckptError,
+)
+
+DAMAGE = (CorruptCheckpointError, ManifestError, NotACheckpointError, CheckpointReplacedError)
+"""What a load raises where a step is not what was saved, or is deleted while it is read."""
+LOST = (*DAMAGE, StorageError)
+"""What a load of a temporary step raises where its root was lost, on some host or on all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A step that was not restored, for it is damaged."""
+
+    number: int
+    error: XckptError
+    """What its load raised."""
+
+    def __str__(self) -> str:
+        return f"step {self.number}: {str(self.error).splitlines()[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a restore has loaded."""
+
+    state: object
+    record: StepRecord
+    skipped: tuple[Skipped, ...]
+    """Newer steps, the newest first."""
+
+
+def restore_step(
+    folder: RunFolder, step: int | None, load: Callable[[str], object]
+) -> Restored | None:
+    """Load a step, or the newest good one; None if there is none, good or not; collective.
+
+    Args:
+        folder: the roots of the run.
+        step: its number, or None for the newest.
+        load: loads what is at a path.
+
+    Raises:
+        NotACheckpointError: there is no such step.
+        CorruptCheckpointError: all steps are damaged, or the one that was named.
+    """
+    folder.look()
+    chosen = [each for each in reversed(folder.all) if step in (None, each.number)]
+    if step is not None and not chosen:
+        raise folder.no_such(step)
+    skipped: list[Skipped] = []
+    for record in chosen:
+        try:
+            state = load(folder.path(record))
+        except XckptError as error:
+            is_last = step is not None and record is chosen[-1]
+            if is_last or not is_damage(error, LOST if record.temporary else DAMAGE):
+                raise
+            skipped.append(Skipped(record.number, error))
+            folder.damaged.add(key_of(record))
+            continue
+        folder.damaged.discard(key_of(record))  # it is sound by now
+        _warn(folder, record, skipped)
+        return Restored(state, record, tuple(skipped))
+    if skipped:
+        summary = f"{folder.kept.location}: no step is good, so nothing was restored"
+        raise CorruptCheckpointError.listing(summary, map(str, skipped))
+    return None
+
+
+def _warn(folder: RunFolder, record: StepRecord, skipped: Sequence[Skipped]) -> None:
+    if skipped:
+        newer = "; ".join(map(str, skipped))
+        text = (
+            f"{folder.root_of(record).location}: step {record.number} was restored, for newer "
+            f"ones are damaged: {newer}"
+        )
+        warnings.warn(text, UserWarning, stacklevel=5)
+
+
+def is_damage(error: XckptError, kinds: tuple[type[XckptError], ...] = DAMAGE) -> bool:
+    """Whether a load failed since the checkpoint is not what was saved, on all failing ranks.
+
+    Args:
+        error: what the load raised.
+        kinds: what counts as damage.
+
+    Example:
+        >>> is_damage(CorruptCheckpointError("w: chunk 3")), is_damage(VersionError("version 9"))
+        (True, False)
+    """
+    if isinstance(error, RanksFailedError):
+        known = {kind.__name__ for kind in kinds}
+        causes = [each for each in error.failures if not each.is_consequence]
+        return bool(causes) and all(each.cause in known for each in causes)
+    return isinstance(error, kinds) and not isinstance(error, VersionError)

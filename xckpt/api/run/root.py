@@ -1,0 +1,85 @@
+"""One of the roots of a run: what lies there, and what is deleted there in the background."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from xckpt.api.save import Path
+from xckpt.core.run.record import StepRecord
+from xckpt.errors import StorageError, XckptError
+
+if TYPE_CHECKING:
+    from xckpt.storage.run_steps import Steps
+
+logger = logging.getLogger("xckpt")
+
+LEFTOVERS = 86400.0
+"""Seconds after which what a killed save or deletion has left is removed, if its owner may be
+alive on another host."""
+
+
+class RunRoot:
+    """A folder or prefix in which steps of a run lie; the coordinator alone lists and deletes.
+
+    Args:
+        root: its path or URL.
+        rate: most files that are deleted a second; None for as many as go.
+        temporary: whether it may be lost, so that nothing is an error there but a save.
+    """
+
+    def __init__(self, root: Path, rate: float | None, *, temporary: bool = False) -> None:
+        from xckpt.storage.location import Location
+        from xckpt.storage.run_steps import Remover
+
+        self.location = Location.parse(root)
+        self.temporary = temporary
+        self.remover = Remover(self.location, rate)
+
+    def path(self, name: str) -> str:
+        """Where the step of a folder name is."""
+        return str(self.location.within(name))
+
+    def listing(self, known: Iterable[StepRecord]) -> Steps:
+        """The committed steps that are there now, less those that are being deleted.
+
+        Args:
+            known: records of this root; their manifests are not read again.
+
+        Raises:
+            StorageError: the storage refused, and the root is not temporary.
+        """
+        from xckpt.storage.run_steps import Steps, committed_steps, described, without
+
+        try:
+            there = committed_steps(self.location)
+            read = {(record.number, record.name): record for record in known}
+            kept = [read[each] for each in there.items() if each in read]
+            new = {number: name for number, name in there.items() if (number, name) not in read}
+            found = described(self.location, new)
+        except StorageError as error:
+            if not self.temporary:
+                raise
+            logger.warning("the temporary steps in %s are passed over: %s", self.location, error)
+            return Steps()
+        records = [*kept, *map(self._own, found.records)]
+        steps = Steps(records, list(map(self._own, found.unreadable)))
+        return without(steps, self.remover.names)
+
+    def _own(self, record: StepRecord) -> StepRecord:
+        return replace(record, temporary=True) if self.temporary else record
+
+    def collect(self) -> None:
+        """Remove in the background what killed saves and deletions have left."""
+        self.remover.run(self._collect)
+
+    def _collect(self) -> None:
+        from xckpt.api.gc import gc
+
+        try:
+            if self.location.folder is None or self.location.folder.is_dir():
+                gc(str(self.location), older_than=LEFTOVERS)
+        except XckptError as error:
+            logger.warning("leftovers in %s were not removed: %s", self.location, error)

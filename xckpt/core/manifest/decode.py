@@ -1,0 +1,175 @@
+"""Decoding the inner bytes of a manifest in little memory.
+
+A manifest may have a million leaves, most of which are alike but in name.
+
+1. `decoded_bytes` says from above what they will take, before any is decoded.
+2. `decode_body` takes the leaves as texts first and has `decode_leaves` decode each by itself. What
+   leaves have in common (element types, shapes, chunk shapes, shardings) is one object for all.
+3. Each leaf is spelled again, and so is what lies around them. As this library spells it, no name
+   comes twice in an object; otherwise all names are looked at.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar, cast
+
+import msgspec
+
+from xckpt.core.json_values import repeated_name
+from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.memory import check_memory, json_bytes, leaves_bytes
+from xckpt.core.struct_types import prepare_structs
+from xckpt.errors import ManifestError
+
+Entry = TensorEntry | ValueEntry | BytesEntry
+Shared = TypeVar("Shared")
+Document = TypeVar("Document")
+
+MOST_SHARED: Final = 1 << 12
+"""Different values that are remembered at a time."""
+
+
+class _TensorText(TensorEntry, frozen=True, tag="tensor", tag_field="kind"):
+    """A tensor whose pieces, of which there may be many, are not decoded yet."""
+
+    pieces: tuple[msgspec.Raw, ...] | None = None  # type: ignore[assignment]  # before they are
+
+
+_LEAF: Final = msgspec.json.Decoder(_TensorText | ValueEntry | BytesEntry)
+_PIECE: Final = msgspec.json.Decoder(PieceEntry)
+
+
+class _Sharing:
+    """Values that many leaves have."""
+
+    def __init__(self) -> None:
+        self._values: dict[object, object] = {}
+
+    def one(self, value: Shared) -> Shared:
+        """The one that is equal, if there was one lately."""
+        if len(self._values) >= MOST_SHARED:
+            self._values.clear()
+        return self._values.setdefault(value, value)  # type: ignore[return-value]
+
+    def entry(self, leaf: _TensorText | ValueEntry | BytesEntry) -> Entry:
+        """A leaf that shares what it can."""
+        one = self.one
+        if isinstance(leaf, ValueEntry):
+            return ValueEntry(leaf.name, one(leaf.type), leaf.value)
+        if isinstance(leaf, BytesEntry):
+            return leaf
+        texts = leaf.pieces
+        return TensorEntry(
+            leaf.name,
+            one(leaf.dtype),
+            one(leaf.shape),
+            one(leaf.chunk),
+            leaf.shard and one(leaf.shard),
+            None if texts is None else tuple(map(self._piece, texts)),
+            leaf.sharding and one(leaf.sharding),
+            leaf.annotation and one(leaf.annotation),
+            leaf.dimension_names and one(leaf.dimension_names),
+        )
+
+    def _piece(self, text: msgspec.Raw) -> PieceEntry:
+        one, piece = self.one, _PIECE.decode(text)
+        shard = piece.shard and one(piece.shard)
+        return PieceEntry(piece.offset, one(piece.shape), one(piece.chunk), shard)
+
+
+def decode_leaves(texts: list[msgspec.Raw]) -> tuple[tuple[Entry, ...], bool]:
+    """Decode leaves, and let go of their texts on the way.
+
+    Returns:
+        The leaves, and whether all are spelled as this library spells them.
+
+    Raises:
+        msgspec.MsgspecError: one is no leaf; the message has its place.
+
+    Example:
+        >>> leaves = [msgspec.Raw(b'{"kind":"value","name":"n","type":"int","value":"0x7"}')]
+        >>> decode_leaves(leaves)
+        ((ValueEntry(name='n', type='int', value='0x7'),), True)
+    """
+    sharing, encoded, alike = _Sharing(), msgspec.json.Encoder().encode, True
+    leaves = cast("list[msgspec.Raw | Entry]", texts)
+    number = -1
+    try:
+        for number, text in enumerate(texts):
+            leaf = sharing.entry(_LEAF.decode(text))
+            alike = alike and encoded(leaf) == bytes(text)
+            leaves[number] = leaf
+    except msgspec.ValidationError as error:
+        raise msgspec.ValidationError(f"leaf {number}: {error}") from error
+    return cast(tuple[Entry, ...], tuple(leaves)), alike
+
+
+class _Texts(Manifest, frozen=True):
+    """A manifest whose leaves are not decoded yet."""
+
+    leaves: list[msgspec.Raw]  # type: ignore[assignment]  # before they are
+
+
+_BEFORE_LEAVES: Final = b'{"leaves":['
+
+prepare_structs(_Texts)
+
+
+def decoded_bytes(body: memoryview) -> int:
+    """An estimate of the memory that a manifest takes once its inner bytes are decoded."""
+    parts = decode(body, dict[str, msgspec.Raw], "the manifest breaks the format")
+    return sum(
+        (leaves_bytes if name == "leaves" else json_bytes)(bytes(text))
+        for name, text in parts.items()
+    )
+
+
+def decode_body(body: memoryview, memory_bytes: int | None) -> Manifest:
+    """The manifest that the inner bytes hold, whose leaves are decoded one by one.
+
+    Raises:
+        ManifestError: they hold none, or take more memory than allowed.
+    """
+    texts = decode(body, _Texts, "the manifest breaks the format")
+    length = sum(len(memoryview(text)) for text in texts.leaves)
+    try:
+        leaves, alike = decode_leaves(texts.leaves)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"the manifest breaks the format: {error}") from error
+    about = {name: getattr(texts, name) for name in Manifest.__struct_fields__ if name != "leaves"}
+    manifest = Manifest(leaves, **about)
+    rest = msgspec.json.encode(msgspec.structs.replace(manifest, leaves=()))
+    before, after = _BEFORE_LEAVES, rest[len(_BEFORE_LEAVES) :]
+    length += len(rest) + max(0, len(leaves) - 1)
+    ends = bytes(body[: len(before)]) == before and bytes(body[-len(after) :]) == after
+    if not (alike and ends and length == len(body)):
+        _refuse_repeated_names(body, memory_bytes)
+    return manifest
+
+
+def _refuse_repeated_names(body: memoryview, memory_bytes: int | None) -> None:
+    """In a text as this library spells it, which is soon seen, no name comes twice."""
+    text = bytes(body)
+    if memory_bytes is not None:
+        what = f"the manifest of {len(text):,} bytes, which another library spelled,"
+        check_memory(json_bytes(text), what, memory_bytes)
+    try:
+        name = repeated_name(text)
+    except RecursionError as error:
+        raise ManifestError("the manifest breaks the format: it is nested too deep") from error
+    if name is not None:
+        raise ManifestError(
+            f"the manifest breaks the format: an object in it has two members named {name[:80]!r}"
+        )
+
+
+def decode(data: bytes | memoryview, kind: type[Document], complaint: str) -> Document:
+    """What a JSON text holds.
+
+    Raises:
+        ManifestError: it holds something else; begins with the ``complaint``.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{complaint}: {error}") from error

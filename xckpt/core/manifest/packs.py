@@ -1,0 +1,123 @@
+"""Packs: objects that hold many small chunks, one behind another.
+
+A store takes as long for an object of a few bytes as for one of a megabyte, and a state has many
+small leaves. Where a checkpoint has a ``pack_bytes``, each array of chunks up to that size is
+*packed*: its chunks have no objects of their own, and it has no zarr.json.
+
+1. A rank appends its packed chunks to a pack, elements in C order, neither padded nor encoded, and
+   begins another when it has `PACK_BYTES`. A pack is named by the digest of its content, so that
+   ranks need not agree on names.
+2. Where each chunk lies is its *place*: the number of its pack, and its first byte there. The file
+   `PLACES` has the names of all packs, 16 bytes each, and then a place for each packed chunk in the
+   order of the digests (`encode_places`).
+3. A reader joins what lies close together into one request (`runs`), and verifies each chunk.
+
+Two places of one pack are equal or do not meet (`overlap`): ranks may have packs of equal content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PACKS: Final = "xckpt.packs"
+"""The folder of the packs and of their places."""
+PLACES: Final = f"{PACKS}/places"
+"""Key of the names of all packs and of the places of all packed chunks."""
+PACK_BYTES: Final = 1 << 24
+"""A pack has no chunk more when it has so many bytes."""
+NAME_BYTES: Final = 16
+"""Bytes of a pack's name in `PLACES`."""
+PLACE: Final = np.dtype([("pack", "<u8"), ("offset", "<u8")])
+"""A place as it is stored."""
+
+
+class ChunkPlace(NamedTuple):
+    """Where a packed chunk lies."""
+
+    pack: str
+    """Key of the pack, in the root."""
+    offset: int
+    """Its first byte there."""
+
+
+class PackRange(NamedTuple):
+    """Bytes of a pack that are read at a time."""
+
+    start: int
+    stop: int
+    members: tuple[int, ...]
+    """Which of the chunks lie there."""
+
+
+def pack_key(name: bytes) -> str:
+    """The key of a pack, from the digest of its content.
+
+    Example:
+        >>> pack_key(bytes(15) + b"a")
+        'xckpt.packs/00000000000000000000000000000061'
+    """
+    return f"{PACKS}/{name.hex()}"
+
+
+def encode_places(names: Sequence[bytes], places: NDArray[np.void]) -> bytes:
+    """The content of `PLACES`: the packs' names, and the places of the chunks.
+
+    Example:
+        >>> len(encode_places([bytes(16)], np.zeros(3, PLACE)))
+        64
+    """
+    return b"".join(names) + places.tobytes()
+
+
+def overlap(places: NDArray[np.void], lengths: NDArray[np.int64]) -> int | None:
+    """A place that shares some bytes, but not all, with another one of its pack; None if none does.
+
+    Args:
+        places: of dtype `PLACE`.
+        lengths: bytes of each chunk.
+
+    Example:
+        >>> some = np.array([(0, 0), (0, 8), (0, 0), (0, 12)], PLACE)
+        >>> overlap(some, np.array([8, 8, 8, 4])), overlap(some[:3], np.array([8, 8, 8]))
+        (3, None)
+    """
+    ends = places["offset"] + lengths.astype(np.uint64)
+    order = np.lexsort((ends, places["offset"], places["pack"]))
+    pack, low, high = places["pack"][order], places["offset"][order], ends[order]
+    same = (pack[1:] == pack[:-1]) & (low[1:] == low[:-1]) & (high[1:] == high[:-1])
+    apart = (pack[1:] != pack[:-1]) | (low[1:] >= high[:-1])
+    wrong = np.flatnonzero(~(same | apart))
+    return int(order[wrong[0] + 1]) if len(wrong) else None
+
+
+def runs(offsets: Sequence[int], lengths: Sequence[int], *, gap: int, most: int) -> list[PackRange]:
+    """What to read at a time of one pack, for some chunks of it.
+
+    Args:
+        offsets: first byte of each chunk.
+        lengths: bytes of each.
+        gap: bytes that may be read in vain between two chunks.
+        most: bytes of a run, but for a longer chunk.
+
+    Example:
+        >>> runs([20, 0, 10], [5, 10, 5], gap=4, most=100)
+        [PackRange(start=0, stop=15, members=(1, 2)), PackRange(start=20, stop=25, members=(0,))]
+    """
+    found: list[PackRange] = []
+    start, stop, members = 0, -1, list[int]()
+    for number in sorted(range(len(offsets)), key=lambda n: (offsets[n], lengths[n])):
+        low, high = offsets[number], offsets[number] + lengths[number]
+        if members and low <= stop + gap and max(high, stop) - start <= most:
+            stop = max(stop, high)
+            members.append(number)
+            continue
+        if members:
+            found.append(PackRange(start, stop, tuple(members)))
+        start, stop, members = low, high, [number]
+    if members:
+        found.append(PackRange(start, stop, tuple(members)))
+    return found

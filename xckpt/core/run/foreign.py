@@ -1,0 +1,43 @@
+"""Steps that another library wrote into a run's root, recognised by the names below them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+COMMITTED: Final = "commit_success.txt"
+"""What Orbax writes last into a step of a bucket, where no folder can be renamed."""
+_ORBAX: Final = ("_METADATA", "_CHECKPOINT_METADATA")
+_FILES: Final = (".ckpt", ".pt", ".pth")
+
+
+def foreign_format(name: str, below: Iterable[str], *, renamed: bool) -> str | None:
+    """The format of a step that has no manifest, as `xckpt.open` calls it; None if it is no step.
+
+    What its library has not committed is none: DCP writes ``.metadata`` last, Orbax renames a
+    folder, or marks it in a bucket.
+
+    Args:
+        name: of the folder or file in the root.
+        below: what lies below, with slashes, two levels deep or more; nothing for a file.
+        renamed: whether the storage renames folders.
+
+    Example:
+        >>> foreign_format("step-5", [".metadata", "__0_0.distcp"], renamed=True)
+        'dcp'
+        >>> foreign_format("5", ["default/_METADATA"], renamed=True)
+        'orbax'
+        >>> foreign_format("5", ["default/_METADATA"], renamed=False) is None
+        True
+        >>> foreign_format("epoch=1-step=5.ckpt", [], renamed=True)
+        'torch'
+    """
+    found = set(below)
+    if not found:
+        return "torch" if name.endswith(_FILES) else None
+    if ".metadata" in found:
+        return "dcp"
+    tails = {path.partition("/")[2] for path in found}
+    if found.isdisjoint(_ORBAX) and _ORBAX[0] not in tails:
+        return None
+    return "orbax" if renamed or COMMITTED in found else None

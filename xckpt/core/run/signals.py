@@ -1,0 +1,24 @@
+"""Signals by which schedulers say that a process is to end soon, by name or number."""
+
+from __future__ import annotations
+
+import signal
+
+
+def signal_named(given: str | int) -> signal.Signals:
+    """A signal by its name or number.
+
+    Raises:
+        ValueError: there is none, or it cannot be noted.
+
+    Example:
+        >>> signal_named("SIGUSR1") is signal_named(signal.SIGUSR1)
+        True
+    """
+    try:
+        found = signal.Signals[given] if isinstance(given, str) else signal.Signals(given)
+    except (KeyError, ValueError):
+        raise ValueError(f"OnPreemption(signals=) takes signals; {given!r} is none") from None
+    if found in (signal.SIGKILL, signal.SIGSTOP):
+        raise ValueError(f"OnPreemption(signals=): no process can note {found.name}")
+    return found

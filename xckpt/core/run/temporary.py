@@ -1,0 +1,61 @@
+"""The second root of a run, with policies of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, Final, cast
+
+from xckpt.core.run.policies import EveryMinutes, KeepPolicy, Latest, SavePolicy
+
+_OFTEN: Final = EveryMinutes(10)
+_NEWEST: Final = Latest(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Temporary:
+    """A second root for checkpoints that may be lost: a fast disk, a bucket that forgets old files.
+
+    A step that no policy of the run itself saves is saved there if one of these says so. Steps of
+    both roots are listed and restored; what these policies do not keep is deleted there.
+
+    Args:
+        root: a folder or URL that all ranks see.
+        save: when to save there; to these policies the last save is that in either root.
+        keep: which of the steps there to keep. The newest always stays.
+
+    Example:
+        >>> Temporary("/local/run", save=EveryMinutes(5)).keep
+        (Latest(n=1),)
+    """
+
+    root: str | PathLike[str]
+    save: SavePolicy | Iterable[SavePolicy] = _OFTEN
+    keep: KeepPolicy | Iterable[KeepPolicy] = _NEWEST
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "save", checked_policies("Temporary(save=)", self.save))
+        object.__setattr__(self, "keep", checked_policies("Temporary(keep=)", self.keep))
+
+    @property
+    def policies(self) -> tuple[tuple[SavePolicy, ...], tuple[KeepPolicy, ...]]:
+        """When to save there, and what to keep."""
+        save: Any = self.save
+        keep: Any = self.keep
+        return save, keep
+
+
+def checked_policies(name: str, given: object) -> tuple[Any, ...]:
+    """The policies of an argument, one or several.
+
+    Raises:
+        TypeError: some are no functions.
+    """
+    several = (given,) if callable(given) else given
+    found = tuple(cast(Iterable[Any], several)) if isinstance(several, Iterable) else (None,)
+    if not all(map(callable, found)):
+        raise TypeError(
+            f"{name} takes policies of xckpt.policies or functions, in a list; got {given!r}"
+        )
+    return found

@@ -1,0 +1,49 @@
+"""What is said of an object that is neither a tensor nor a plain Python value: what to save for it.
+
+Objects are recognised by their types alone; nothing of them is called or printed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Set as AbstractSet
+from dataclasses import is_dataclass
+from datetime import date, datetime, time, timedelta
+from enum import Enum
+from pathlib import PurePath
+
+
+def no_value(leaf: object, otherwise: str) -> str:
+    """A clause on an object that is no leaf; it ends with what else can be done.
+
+    Example:
+        >>> no_value({1}, "or leave it out")
+        'a builtins.set is neither a tensor nor a plain Python value; save sorted(...), a list, \
+remove it, or leave it out'
+    """
+    kind = f"{type(leaf).__module__}.{type(leaf).__qualname__}"
+    instead = _instead_of(leaf)
+    done = f"save {instead}, remove it" if instead else "remove it, convert it"
+    return f"a {kind} is neither a tensor nor a plain Python value; {done}, {otherwise}"
+
+
+def _instead_of(leaf: object) -> str:
+    match leaf:
+        case Enum():
+            return f"its .value, of which {type(leaf).__name__}(value) makes it again"
+        case datetime() | date() | time():
+            return f"its .isoformat(), of which {type(leaf).__name__}.fromisoformat makes it again"
+        case timedelta():
+            return "its .total_seconds()"
+        case PurePath():
+            return "str(...) of it"
+        case AbstractSet():
+            return "sorted(...), a list"
+        case deque():
+            return "list(...) of it"
+        case _ if is_dataclass(leaf) and not isinstance(leaf, type):
+            return "dataclasses.asdict(...), a dict"
+        case _ if type(leaf).__module__ == "torch" and type(leaf).__name__ in ("dtype", "device"):
+            return "str(...) of it"
+        case _:
+            return ""

@@ -1,0 +1,5 @@
+"""Hooks for trainers: each module is one trainer's, and the only one that imports its package.
+
+Importing a module works without the package; what then is made of it names what to install.
+`docs/integrations.md` has an example of each.
+"""

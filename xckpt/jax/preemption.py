@@ -1,0 +1,43 @@
+"""JAX's preemption notice: SIGTERM, as the preemption service of `jax.distributed` notes it.
+
+1. Where several processes have joined, JAX takes SIGTERM for itself, in each of them (unless
+   ``jax_enable_preemption_service`` is off). Any process that receives it tells all, and JAX finds
+   a count of calls that none has reached yet.
+2. Each process counts its calls of `reached`. At the count that was found the answer is True, on
+   all alike; and so it stays.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Collection
+
+from jax._src import distributed
+from jax.experimental import multihost_utils
+
+
+class JaxNotice:
+    """The notice of this process's JAX job."""
+
+    signals: Collection[int] = (signal.SIGTERM,)
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._reached = False
+
+    def reached(self) -> bool:
+        """Whether all processes are to stop at this call."""
+        if not self._reached:
+            self._calls += 1
+            self._reached = multihost_utils.reached_preemption_sync_point(self._calls)
+        return self._reached
+
+
+_notices: dict[int, JaxNotice] = {}
+"""By the service's manager: several users in one process count together."""
+
+
+def current_notice() -> JaxNotice | None:
+    """The notice of the job that was joined; None if there is none, or its service is off."""
+    manager = distributed.global_state.preemption_sync_manager
+    return None if manager is None else _notices.setdefault(id(manager), JaxNotice())

@@ -1,0 +1,1 @@
+"""Saves that share what did not change with an earlier checkpoint, their base."""

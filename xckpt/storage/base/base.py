@@ -1,0 +1,205 @@
+"""The base of a save: an earlier checkpoint, as the coordinator reads it.
+
+1. The manifest is read once, when the first grid is asked for. Where nothing is, that is an error,
+   unless the path is `IfThere`.
+2. The digest file is compared with the manifest as a whole: a digest of another checkpoint's file
+   would stand for other contents.
+3. `Base.grid` gives the planner the grids to keep, `Base.orders` tells a rank what it needs to find
+   and share the chunks of its arrays (`xckpt.storage.base.chunks`).
+
+What is no local checkpoint of this format and these codecs, or is damaged, cannot be shared with:
+`Base.problem` says why, and the save writes everything.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from xckpt.core.geometry.box import Shape
+from xckpt.core.geometry.grid import Grid, ZarrArray
+from xckpt.core.manifest.codec import parse, to_metadata
+from xckpt.core.manifest.entries import arrays
+from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.metadata import TensorStorageMetadata
+from xckpt.core.run.names import IfThere
+from xckpt.core.text.shown import readable_bytes
+from xckpt.errors import (
+    CorruptCheckpointError,
+    ManifestError,
+    NotACheckpointError,
+    StorageError,
+    VersionError,
+)
+from xckpt.options import SaveOptions
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.digests import Digests
+from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
+from xckpt.storage.location import Location
+from xckpt.storage.read_checkpoint import read_manifest
+
+logger = logging.getLogger("xckpt")
+
+_Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
+
+
+def manifest_identity(folder: str) -> tuple[int, int, int]:
+    """What tells the manifest in a folder from that of another save.
+
+    Raises:
+        OSError: there is none.
+    """
+    status = os.stat(f"{folder}/{MANIFEST}")
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class Base:
+    """The base of one save, on its coordinator.
+
+    Args:
+        path: where it is; if it is `IfThere`, nothing needs to be there.
+        target: where the save goes.
+        options: of the save.
+        codecs: of the save.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Location,
+        options: SaveOptions,
+        codecs: tuple[str, ...],
+    ) -> None:
+        self.location = Location.parse(os.fspath(path), options)
+        self.problem = ""
+        """Why nothing can be shared with it; empty if something can."""
+        self._may_lack = isinstance(path, IfThere)
+        self._target, self._options, self._codecs = target, options, codecs
+        self._opened = False
+        self._grids: dict[str, TensorStorageMetadata] = {}
+        self._firsts: dict[tuple[str, int], tuple[_Exact, int]] = {}
+        """Leaf and number of each array -> what it is exactly, and its first digest."""
+        self._orders: BaseOrders | None = None
+        """What all ranks get alike."""
+
+    def grid(self, name: str, dtype: str, shape: Shape) -> Grid | None:
+        """The grid of a leaf, if it has one there of the same dtype and shape, in plain chunks.
+
+        Raises:
+            NotACheckpointError: there is no base.
+        """
+        self._open()
+        leaf = self._grids.get(name)
+        if leaf is None or (leaf.properties.dtype, leaf.size) != (dtype, shape):
+            return None
+        return leaf.grid
+
+    def orders(self, given: Sequence[WriteOrders]) -> list[WriteOrders]:
+        """The orders of all ranks, with what they have to know of the base.
+
+        Raises:
+            NotACheckpointError: there is no base.
+        """
+        self._open()
+        if self._orders is None:
+            return list(given)
+        made: dict[int, WriteOrders] = {}  # most ranks have the same
+        for orders in given:
+            if id(orders) not in made:
+                firsts = tuple(self._first(array) for array in orders.arrays)
+                base = msgspec.structs.replace(self._orders, firsts=firsts)
+                made[id(orders)] = msgspec.structs.replace(orders, base=base)
+        return [made[id(orders)] for orders in given]
+
+    def _first(self, array: ZarrArray) -> int:
+        exact, first = self._firsts.get((array.leaf, array.number), (None, -1))
+        return first if exact == _exact(array) else -1
+
+    def log(self, written: Sequence[Written]) -> None:
+        """Say how much was shared, and why not more."""
+        shared = sum(report.shared for report in written)
+        reasons = [self.problem, *(report.unshared for report in written)]
+        reason = next(filter(None, reasons), "")
+        logger.info(
+            "%s: %s shared with %s%s",
+            self._target,
+            readable_bytes(shared),
+            self.location,
+            f"; equal chunks were written: {reason}" if reason else "",
+        )
+
+    def _open(self) -> None:
+        if not self._opened:
+            self._opened = True
+            try:
+                self.problem = self._look() or self._read()
+            except NotACheckpointError as error:
+                if not self._may_lack:
+                    raise NotACheckpointError(f"base: {error}") from error
+                self.problem = str(error)
+            except (ManifestError, VersionError, CorruptCheckpointError, StorageError) as error:
+                self.problem = str(error)
+            if self.problem:
+                self._grids, self._firsts, self._orders = {}, {}, None
+
+    def _look(self) -> str:
+        """Why this kind of save shares nothing; empty if it may."""
+        if self._target.folder is None or self.location.folder is None:
+            self._require()
+            return "only local files can be shared; a bucket has no copy on the server's side"
+        if self._options.shard_bytes > self._options.chunk_bytes:
+            self._require()
+            return "zarr shards are not shared"
+        return ""
+
+    def _require(self) -> None:
+        """Refuse a base that is of no use and not there either."""
+        if not self._may_lack:
+            read_manifest(self.location)
+
+    def _read(self) -> str:
+        """Take what the base's manifest says; why that is of no use."""
+        folder = os.path.realpath(self.location.path)
+        self.location.access.start()
+        try:
+            seen = manifest_identity(folder)
+        except OSError:
+            seen = (0, 0, 0)
+        data = read_manifest(self.location)
+        manifest = parse(data, digest_bytes)
+        if manifest_identity(folder) != seen:
+            return f"{self.location} was replaced meanwhile"
+        if manifest.codecs != self._codecs:
+            return f"{self.location} has other codecs"
+        stored = list(arrays(manifest))
+        root = self.location.within(manifest.root)
+        digests = Digests(root, sum(array.count for array in stored), manifest.digests)
+        problem = digests.problem()
+        if problem:
+            return f"{self.location}: {problem}"
+        self._take(stored, to_metadata(manifest).state_dict_metadata.items())
+        verify = self._options.verify_base
+        self._orders = BaseOrders(folder, manifest.root, seen, (), verify)
+        return ""
+
+    def _take(self, stored: Sequence[ZarrArray], leaves: Iterable[tuple[str, object]]) -> None:
+        self._grids = {
+            name: leaf
+            for name, leaf in leaves
+            if isinstance(leaf, TensorStorageMetadata)
+            and leaf.grid is not None
+            and leaf.grid.shards is None
+        }
+        self._firsts = {
+            (array.leaf, array.number): (_exact(array), array.first)
+            for array in stored
+            if array.shard is None and array.place is None
+        }
+
+
+def _exact(array: ZarrArray) -> _Exact:
+    """All that the bytes of an array's chunks depend on, but for its elements."""
+    return array.dtype, array.offset, array.shape, array.chunk, array.shard, array.piece_of

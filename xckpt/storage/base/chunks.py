@@ -1,0 +1,152 @@
+"""The chunks of a base in a local folder: their digests, and second names for their files.
+
+1. `BaseChunks` holds the base's root group open, so that it stays the same folder when another save
+   takes its place, and makes sure that it is the one that the coordinator has read.
+2. `BaseChunks.digest` reads the digest of one chunk.
+3. `BaseChunks.share` gives a chunk's file a second name, a hard link. Where the file system refuses
+   that, the new name gets a copy that shares its blocks (a reflink), where there are such. The file
+   has to be a plain one, of the right length, and of the owner that the save's own files have: that
+   of another user may be changed by them.
+
+No file is ever opened for writing under a name that may be shared: what is written gets its name by
+a rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import sys
+from typing import Final
+
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.own_keys import DIGESTS
+from xckpt.storage.array import DIGEST_BYTES
+from xckpt.storage.base.base import manifest_identity
+from xckpt.storage.chunks.orders import BaseOrders
+
+FICLONE: Final = 0x40049409
+"""Linux: have a new file share the blocks of another."""
+
+MOST_NAMES: Final = 1024
+"""Checkpoints that share one file at most. File systems have limits of their own (ext4: 65,000)."""
+
+_NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS)
+"""What a file system says that links none of these files."""
+
+
+class BaseChunks:
+    """The chunks of a base, as one rank shares them.
+
+    Args:
+        orders: where the base is.
+        folder: where the save writes; it exists.
+
+    Raises:
+        OSError: the base is not there, or no longer the one that the coordinator has read.
+    """
+
+    def __init__(self, orders: BaseOrders, folder: str) -> None:
+        self.problem = ""
+        """Why this rank can share nothing more; empty if it can."""
+        self._owner = os.stat(folder).st_uid
+        self._root = os.open(os.path.join(orders.folder, orders.root), os.O_RDONLY | os.O_CLOEXEC)
+        self._digests = -1
+        try:
+            if manifest_identity(orders.folder) != orders.manifest:
+                raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", orders.folder)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._digests = os.open(DIGESTS, flags, dir_fd=self._root)
+        except BaseException:
+            self.close()
+            raise
+
+    def digest(self, first: int, number: int) -> bytes:
+        """The digest of a chunk of the array whose first digest has the number ``first``.
+
+        Empty if it cannot be read.
+        """
+        with contextlib.suppress(OSError):
+            return os.pread(self._digests, DIGEST_BYTES, (first + number) * DIGEST_BYTES)
+        return b""
+
+    def share(self, array: ZarrArray, key: str, new: str, nbytes: int, *, synced: bool) -> str:
+        """Give the file of a chunk a second name; why that cannot be, or nothing.
+
+        Args:
+            array: the chunk's, for the message.
+            key: of the chunk.
+            new: the path to be; its folder is made.
+            nbytes: how long the file has to be.
+            synced: whether a copy is to be durable; a link is as its file is.
+        """
+        if self.problem:
+            return self.problem
+        os.makedirs(os.path.dirname(new), exist_ok=True)
+        try:
+            self._link(key, new, synced)
+        except OSError as error:
+            problem = f"{error.strerror}"
+            if error.errno in _NO_LINKS:
+                self.problem = problem
+            return problem
+        status = os.lstat(new)
+        problem = self._fault(status, nbytes)
+        if problem:
+            os.unlink(new)
+            return f"{array.leaf}: the base's chunk {problem}"
+        return ""
+
+    def _fault(self, status: os.stat_result, nbytes: int) -> str:
+        if not stat.S_ISREG(status.st_mode):
+            return "is no plain file"
+        if status.st_size != nbytes:
+            return f"is {status.st_size:,} bytes long instead of {nbytes:,}"
+        if status.st_uid != self._owner:
+            return "belongs to another user"
+        if status.st_nlink > MOST_NAMES:
+            return f"is shared by {MOST_NAMES:,} checkpoints already"
+        return ""
+
+    def _link(self, key: str, new: str, synced: bool) -> None:
+        try:
+            os.link(key, new, src_dir_fd=self._root, follow_symlinks=False)
+        except OSError as error:
+            if error.errno not in (*_NO_LINKS, errno.EMLINK):
+                raise
+            try:
+                self._clone(key, new, synced)
+            except OSError:
+                raise error from None
+
+    def _clone(self, key: str, new: str, synced: bool) -> None:
+        """A copy that shares its blocks.
+
+        Raises:
+            OSError: the file system has none.
+        """
+        if sys.platform != "linux":
+            raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+        with contextlib.ExitStack() as opened:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            source = os.open(key, flags, dir_fd=self._root)
+            opened.callback(os.close, source)
+            copy = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            opened.callback(os.close, copy)
+            try:
+                fcntl.ioctl(copy, FICLONE, source)
+                if synced:
+                    os.fsync(copy)
+            except BaseException:
+                os.unlink(new)
+                raise
+
+    def close(self) -> None:
+        """Let go of the folder; a second call does nothing."""
+        for descriptor in (self._root, self._digests):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._root = self._digests = -1

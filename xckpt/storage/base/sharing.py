@@ -1,0 +1,176 @@
+"""One rank's writes with a base: a chunk that is equal there is shared, and any other is written.
+
+1. The digest of a chunk is taken from the caller's memory, before anything is written.
+2. If the base's chunk of the same array and place has the same digest, its file gets a second name
+   (`xckpt.storage.base.chunks`), and the digest is reported as if it had been written.
+3. Else, or where that fails, it is written (`xckpt.storage.chunks.write_chunks`), into a new file.
+4. In the end the folders of the new names are synced.
+
+With ``verify_base`` a file is read before it is shared: one that is damaged is written anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import tensorstore as ts
+import xxhash
+from numpy.typing import NDArray
+
+from xckpt.core.plan.save import SavePlanner
+from xckpt.core.text.shown import readable_bytes
+from xckpt.storage.array import digest_array
+from xckpt.storage.base.chunks import BaseChunks
+from xckpt.storage.budget import ProgressCounter, Reservation
+from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
+from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit
+from xckpt.storage.commit.batch import sync_all, syncs_at_once
+from xckpt.storage.commit.folder import sync_folder
+from xckpt.storage.location import Location, answer, storage_errors
+
+logger = logging.getLogger("xckpt")
+
+MANY_FOLDERS = 16
+"""From so many on, folders are synced in one call where a system has it."""
+
+CODEC_BYTES = {"crc32c": 4}
+"""What a codec adds to a chunk."""
+
+
+_Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
+
+
+class SharingWrites(ChunkWrites):
+    """The writes of one rank of a save that has a base."""
+
+    def __init__(
+        self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
+    ) -> None:
+        super().__init__(orders, planner, progress, where)
+        assert orders.base is not None
+        self._shared_bytes = 0
+        self._problem = ""
+        """The first reason why an equal chunk was not shared."""
+        self._folders: set[str] = set()
+        """Those that have new names."""
+        self._verify = orders.base.verify
+        self._added = sum(CODEC_BYTES[codec] for codec in orders.codecs)
+        pairs = zip(orders.arrays, orders.base.firsts, strict=True)
+        self._firsts = {(each.leaf, each.number): first for each, first in pairs if first >= 0}
+        self._base: BaseChunks | None = None
+        try:
+            with storage_errors(where):
+                os.makedirs(orders.location.path, exist_ok=True)
+            self._base = BaseChunks(orders.base, orders.location.path)
+        except OSError as error:
+            self._problem = f"{error.filename}: {error.strerror}"
+
+    def _write_file(self, unit: Unit, reservation: Reservation) -> None:
+        """Share a unit's file, or write it."""
+        known = self._known(unit)
+        if not known:
+            super()._write_file(unit, reservation)
+            return
+        try:
+            digest = _digest(unit.data)
+            if digest != known or not self._share(unit, digest):
+                self._write_digested(unit)
+        finally:
+            reservation.unit_done()
+        self._note(unit, [(unit.number, digest)])
+        self.progress.add(unit.data.nbytes)
+
+    def _write_digested(self, unit: Unit) -> None:
+        """Write a unit whose digest is known."""
+        slabs = (slab.data for slab in contents(unit.data))
+        synced = not self._location.unsynced
+        with storage_errors(f"{self.where}: {unit.array.leaf}"):
+            nbytes, within = stored_bytes(unit.array), self._location.path
+            write_file(self._path(unit), slabs, nbytes, within=within, synced=synced)
+
+    def _path(self, unit: Unit) -> str:
+        return f"{self._location.path}/{unit.array.key(unit.box.offsets)}"
+
+    def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
+        """Share a unit's file, or begin to write it; what is shared is done."""
+        known = self._known(unit)
+        if not known or digest_array(data) != known or not self._share(unit, known):
+            return super()._write(unit, data)
+        promise, done = ts.Promise.new()
+        promise.set_result(None)
+        return done
+
+    def _known(self, unit: Unit) -> bytes:
+        """The digest of the chunk in the base; empty if it has no such chunk."""
+        first = self._firsts.get((unit.array.leaf, unit.array.number))
+        if first is None or self._base is None:
+            return b""
+        return self._base.digest(first, unit.number)
+
+    def _share(self, unit: Unit, digest: bytes) -> bool:
+        """Give the base's file of an equal chunk its new name, if that can be done."""
+        assert self._base is not None
+        array, key = unit.array, unit.array.key(unit.box.offsets)
+        path, synced = self._path(unit), not self._location.unsynced
+        nbytes = stored_bytes(array) + self._added
+        with storage_errors(f"{self.where}: {array.leaf}"):
+            problem = self._base.share(array, key, path, nbytes, synced=synced)
+        if not problem and self._verify and not self._is_sound(unit, digest):
+            problem = f"{array.leaf}: the base's chunk {unit.box} is damaged"
+            logger.warning("%s: %s; it is written anew", self.where, problem)
+            os.unlink(path)
+        with self._lock:
+            self._problem = self._problem or problem
+            if not problem:
+                self._folders.add(os.path.dirname(path))
+                self._shared_bytes += unit.data.nbytes
+        return not problem
+
+    def _is_sound(self, unit: Unit, digest: bytes) -> bool:
+        """Whether the file that is shared holds the elements that it should."""
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
+            read = self._open(unit.array)[unit.box.slices()].read(order="C")
+            return digest_array(answer(read, self.where)) == digest
+        return False
+
+    def finish(self) -> Written:
+        """Wait for every write, make the new names durable, and report."""
+        written = super().finish()
+        if not self._location.unsynced:
+            with storage_errors(self.where):
+                self._sync()
+        written.shared, written.unshared = self._shared_bytes, self._problem
+        logger.debug("%s: %s shared", self.where, readable_bytes(self._shared_bytes))
+        return written
+
+    def _sync(self) -> None:
+        folders = sorted(self._folders)
+        if len(folders) < MANY_FOLDERS or not syncs_at_once(Path(self._location.path)):
+            for folder in folders:
+                sync_folder(folder)
+            return
+        descriptor = os.open(self._location.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            sync_all(descriptor, ())
+        finally:
+            os.close(descriptor)
+
+    def close(self) -> None:
+        """Let go of the base, and after a failure of what is under way."""
+        super().close()
+        if self._base is not None:
+            self._base.close()
+
+
+def _digest(data: NDArray[np.generic]) -> bytes:
+    """The digest of elements of any strides, taken in C order."""
+    digest = xxhash.xxh3_128()
+    for slab in contents(data):
+        digest.update(slab.data)
+    return digest.digest()

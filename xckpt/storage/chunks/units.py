@@ -1,0 +1,192 @@
+"""What a rank writes, cut into units: each a chunk, or a zarr shard of several, with one writer.
+
+1. `ArraysByLeaf.holding` finds the zarr array that an item belongs to.
+2. `as_planned` checks the item's data, and `unit_boxes` cuts its box along the grid of the array,
+   or of its shards.
+3. `digests` takes those of the chunks in a unit.
+4. `value_entry` says how a value is stored: in the manifest, or as an array of bytes, whose units
+   are `value_units`. `merged_values` are those of all ranks.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import dtype_name
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import BoxLookup
+from xckpt.core.geometry.grid import ZarrArray, cells
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry, leaf_arrays
+from xckpt.core.metadata import BytesStorageMetadata, Metadata
+from xckpt.core.plan.items import WriteItem
+from xckpt.core.values import ValueText
+from xckpt.errors import PlanError
+from xckpt.storage.array import digest_array
+from xckpt.storage.chunks.miswritten import spelled
+from xckpt.storage.chunks.orders import Written
+from xckpt.storage.chunks.plain_files import is_leading, is_plain
+
+SPELLED_OUT_BYTES = 4096
+"""Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
+
+
+@dataclass(slots=True)
+class Unit:
+    """A part of an item that is written as one: a chunk, or a zarr shard of several."""
+
+    array: ZarrArray
+    number: int
+    """Its number among the array's units, in C order."""
+    box: Box
+    """Its part of the array."""
+    data: NDArray[np.generic]
+
+    @property
+    def fills_chunk(self) -> bool:
+        """Whether its elements are all that a chunk holds, without padding or a shard around it."""
+        return self.array.shard is None and self.data.shape == self.array.chunk
+
+    def is_plain(self, codecs: Sequence[str]) -> bool:
+        """Whether its elements, first of all, are what a local file holds."""
+        return is_plain(self.array, codecs) and is_leading(self.data.shape, self.array.chunk)
+
+
+class ArraysByLeaf:
+    """The zarr arrays that a rank writes to, found by what they hold."""
+
+    def __init__(self, arrays: Iterable[ZarrArray]) -> None:
+        self._by_leaf = by_leaf(arrays)
+        self._lookups: dict[str, BoxLookup] = {}
+
+    def holding(self, item: WriteItem) -> ZarrArray:
+        """The array that holds an item; a PlanError if there is none."""
+        assert item.tensor_data is not None
+        name, box = item.index.fqn, item.tensor_data.chunk
+        arrays = self._by_leaf.get(name, [])
+        if len(arrays) == 1 and arrays[0].box.holds(box):
+            return arrays[0]
+        if name not in self._lookups:
+            boxes = [(array.offset, array.shape) for array in arrays]
+            self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))
+        number = self._lookups[name].holder(box)
+        if number is None:
+            raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
+        return arrays[number]
+
+
+def by_leaf(arrays: Iterable[ZarrArray]) -> dict[str, list[ZarrArray]]:
+    """Leaf name -> its arrays."""
+    leaves: dict[str, list[ZarrArray]] = {}
+    for array in arrays:
+        leaves.setdefault(array.leaf, []).append(array)
+    return leaves
+
+
+def value_entry(
+    item: WriteItem, data: object, chunk_bytes: int
+) -> tuple[ValueEntry | BytesEntry, bytes]:
+    """A value's entry and content: spelled out, or an array of bytes if long or opaque.
+
+    Raises:
+        PlanError: what was resolved is no BytesIO.
+    """
+    name = item.index.fqn
+    if not isinstance(data, io.BytesIO):
+        what = type(data).__name__
+        raise PlanError(f"{name}: resolve_data must return a BytesIO, not {what}")
+    content, kind = data.getvalue(), data.kind if isinstance(data, ValueText) else item.kind
+    if kind != "opaque" and len(content) <= SPELLED_OUT_BYTES:
+        return ValueEntry(name, kind, content.decode("utf-8", "surrogatepass")), content
+    return BytesEntry(name, kind, len(content), max(1, min(len(content), chunk_bytes))), content
+
+
+def value_units(entry: BytesEntry, content: bytes) -> Iterator[Unit]:
+    """The units of the array that holds a long value."""
+    (array,) = leaf_arrays(entry)
+    data = np.frombuffer(content, np.uint8)
+    for number, start in enumerate(range(0, entry.size, entry.chunk)):
+        part = data[start : start + entry.chunk]
+        yield Unit(array, number, Box((start,), part.shape), part)
+
+
+def as_planned(item: WriteItem, data: NDArray[np.generic]) -> NDArray[np.generic]:
+    """An item's data on the host, little-endian.
+
+    Raises:
+        PlanError: they are not of the planned dtype and sizes.
+    """
+    assert item.tensor_data is not None
+    chunk, dtype = item.tensor_data.chunk, item.tensor_data.properties.dtype
+    if data.shape != chunk.sizes or dtype_name(data.dtype) != dtype:
+        raise PlanError(
+            f"{item.index.fqn}: {dtype} of shape {chunk.sizes} was planned, but resolve_data "
+            f"returned {data.dtype} of shape {data.shape}"
+        )
+    return data if data.dtype.isnative else data.astype(data.dtype.newbyteorder("="))
+
+
+def unit_boxes(item: WriteItem, array: ZarrArray, place: Box) -> list[tuple[int, Box]]:
+    """(number, box) of the units of an array that an item at ``place`` in it consists of.
+
+    Raises:
+        PlanError: a unit reaches beyond the item, so another rank would write it as well.
+    """
+    assert item.tensor_data is not None
+    one = all(size <= unit for size, unit in zip(place.sizes, array.unit, strict=True))
+    if one and place.sizes == array.shape:
+        return [(0, place)]
+    numbers, units = cells(place.offsets, place.ends, array.shape, array.unit)
+    beyond = (units.offsets < np.array(place.offsets)) | (units.ends > np.array(place.ends))
+    if beyond.any():
+        raise PlanError(
+            f"{item.index.fqn}: this rank has to write {item.tensor_data.chunk}, which shares "
+            f"a chunk with another box; a planner must keep to the grid's chunks"
+        )
+    return list(zip(numbers.tolist(), units, strict=True))
+
+
+def digests(unit: Unit, data: NDArray[np.generic]) -> list[tuple[int, bytes]]:
+    """(number, digest) of each chunk in a unit."""
+    array, box = unit.array, unit.box
+    if array.shard is None:
+        return [(unit.number, digest_array(data))]
+    numbers, chunks = cells(box.offsets, box.ends, array.shape, array.chunk)
+    return [
+        (number, digest_array(np.asarray(data[chunk.slices(box.offsets)], order="C")))
+        for number, chunk in zip(numbers.tolist(), chunks, strict=True)
+    ]
+
+
+def merged_values(
+    metadata: Metadata, written: Sequence[Written]
+) -> dict[str, ValueEntry | BytesEntry]:
+    """The entries of all values, from the ranks' reports in rank order.
+
+    Raises:
+        PlanError: a value was written by no rank or by several, or is not in the metadata.
+    """
+    writers: dict[str, list[int]] = {
+        name: []
+        for name, described in metadata.state_dict_metadata.items()
+        if isinstance(described, BytesStorageMetadata)
+    }
+    problems: list[str] = []
+    for rank, report in enumerate(written):
+        for name in report.values:
+            if name in writers:
+                writers[name].append(rank)
+            else:
+                problems.append(f"{name}: rank {rank} wrote it, but the plan has no such value")
+    problems += [
+        f"{name}: the value was written by {spelled(ranks)}"
+        for name, ranks in writers.items()
+        if len(ranks) != 1
+    ]
+    if problems:
+        raise PlanError.listing("the planner's items do not write every value once", problems)
+    return {name: written[rank].values[name] for name, [rank] in writers.items()}

@@ -1,0 +1,111 @@
+"""Where packed chunks lie, as the file of places says.
+
+The file is read as that of the digests is (`xckpt.storage.chunks.digests`): a short one as a whole,
+of a long one what is needed. The names of the packs stand before the places.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.grid import ZarrArray, cells
+from xckpt.core.manifest.entries import Manifest, arrays, count_packed
+from xckpt.core.manifest.packs import (
+    NAME_BYTES,
+    PLACE,
+    PLACES,
+    ChunkPlace,
+    overlap,
+    pack_key,
+)
+from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.chunks.digests import BLOCK, Digests
+from xckpt.storage.location import Location
+
+MOST_OFFSET = 1 << 62
+"""No file and no object is as long."""
+
+_PLACE = struct.Struct("<QQ")
+
+
+@dataclass(slots=True)
+class Places(Digests):
+    """The places of one checkpoint's packed chunks; make one by `places_of`."""
+
+    key: str = PLACES
+    packs: int = 0
+    """How many packs there are."""
+    _names: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """Names of packs, `BLOCK` at a time."""
+
+    @property
+    def before(self) -> int:
+        """Bytes before the first place."""
+        return self.packs * NAME_BYTES
+
+    def first(self, array: ZarrArray) -> int:
+        """The number of an array's first place."""
+        assert array.place is not None
+        return array.place
+
+    def place(self, array: ZarrArray, number: int) -> ChunkPlace:
+        """Where chunk ``number`` of a prepared array lies.
+
+        Raises:
+            CorruptCheckpointError: the file of places is too short, or names no such pack.
+        """
+        pack, offset = _PLACE.unpack(self.of(array, number))
+        if pack >= self.packs or offset > MOST_OFFSET:
+            raise CorruptCheckpointError(
+                f"{self.root}: {PLACES} has no byte {offset:,} of a pack {pack:,}"
+            )
+        return ChunkPlace(pack_key(self._name(pack)), offset)
+
+    def names(self) -> list[str]:
+        """The keys of all packs.
+
+        Raises:
+            CorruptCheckpointError: the file of places is too short.
+        """
+        return [pack_key(self._name(pack)) for pack in range(self.packs)]
+
+    def overlap_problem(self, manifest: Manifest) -> str:
+        """Which chunk shares some bytes, but not all, with another; empty if none does.
+
+        Raises:
+            CorruptCheckpointError: the file of places is too short.
+        """
+        packed = [array for array in arrays(manifest) if array.place is not None and array.count]
+        self.prepare(packed)
+        places = b"".join(block for array in packed for block in self.blocks(array))
+        lengths = np.concatenate([chunk_bytes(array) for array in packed])
+        number = overlap(np.frombuffer(places, PLACE), lengths)
+        if number is None:
+            return ""
+        leaf = next(array.leaf for array in packed if number < self.first(array) + array.count)
+        return f"{PLACES}: a chunk of {leaf} shares bytes with another"
+
+    def _name(self, pack: int) -> bytes:
+        block, within = divmod(pack, BLOCK)
+        if block not in self._names:
+            low, high = block * BLOCK, min((block + 1) * BLOCK, self.packs)
+            # A name is as long as a place: the first name is that many places before the first.
+            asked = self._ask(low - self.packs, high - low)
+            self._names[block] = self._answered(asked, high - low, "its packs")
+        return self._names[block][within * NAME_BYTES : (within + 1) * NAME_BYTES]
+
+
+def chunk_bytes(array: ZarrArray) -> NDArray[np.int64]:
+    """Bytes of the elements of each chunk of an array that has some, in C order."""
+    _, boxes = cells((0,) * len(array.shape), array.shape, array.shape, array.chunk)
+    return boxes.sizes.prod(axis=1, dtype=np.int64) * item_size(array.dtype)
+
+
+def places_of(root: Location, manifest: Manifest) -> Places:
+    """The places of a checkpoint's packed chunks."""
+    return Places(root, count_packed(manifest), manifest.places, packs=manifest.packs)

@@ -1,0 +1,115 @@
+"""Reading packed chunks: those that lie close together in one request.
+
+1. The chunks that are wanted are put in order by their places (`xckpt.storage.packs.places`).
+2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are read in threads, within the budget.
+3. Each chunk of a range is verified, and its elements are handed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.manifest.packs import PackRange, runs
+from xckpt.errors import CorruptCheckpointError, XckptError
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.budget import Pool
+from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.requests import Chunk, ChunkRequest
+from xckpt.storage.location import answer, open_store
+
+RANGE_BYTES = 1 << 22
+"""What is read at a time."""
+
+GAP_BYTES = 1 << 16
+"""What is read in vain rather than asked for in two requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackReads:
+    """Reads packed chunks in the threads of a pool.
+
+    Args:
+        source: the chunks; the digests and places of their arrays are fetched already.
+        pool: its threads.
+        land: takes a request and its verified elements; called from several threads.
+        refuse: takes the error of a chunk.
+    """
+
+    source: ChunkSource
+    pool: Pool
+    land: Callable[[ChunkRequest, NDArray[np.generic]], None]
+    refuse: Callable[[XckptError], None]
+
+    def read(self, requests: Iterable[ChunkRequest]) -> None:
+        """Begin to read chunks, within the pool's budget."""
+        packs: dict[str, list[tuple[int, ChunkRequest]]] = {}
+        for request in requests:
+            try:
+                array, number = request.chunk.array, request.chunk.number
+                place = self.source.integrity.places.place(array, number)
+            except XckptError as error:
+                self.refuse(error)
+                continue
+            packs.setdefault(place.pack, []).append((place.offset, request))
+        for key, placed in packs.items():
+            offsets = [offset for offset, _ in placed]
+            lengths = [request.nbytes for _, request in placed]
+            for each in runs(offsets, lengths, gap=GAP_BYTES, most=RANGE_BYTES):
+                members = [placed[number] for number in each.members]
+                task = partial(self._read, key, each, members)
+                if self.pool.single:
+                    task()
+                else:
+                    self.pool.submit(task, each.stop - each.start)
+
+    def _read(self, key: str, each: PackRange, members: Sequence[tuple[int, ChunkRequest]]) -> None:
+        """Read a range of a pack, and hand over its chunks."""
+        try:
+            content = self._content(key, each, members[0][1].chunk)
+        except CorruptCheckpointError:
+            for _, request in members:  # some of them may be whole
+                self._read_alone(request)
+            return
+        except XckptError as error:
+            self.refuse(error)
+            return
+        for offset, request in members:
+            chunk, low = request.chunk, offset - each.start
+            elements = content[low : low + request.nbytes]
+            try:
+                self.source.verify(chunk, digest_bytes(elements))
+                data = np.frombuffer(elements, chunk.dtype).reshape(chunk.box.sizes)
+                self.land(request, data)
+            except XckptError as error:
+                self.refuse(error)
+
+    def _content(self, key: str, each: PackRange, first: Chunk) -> bytes:
+        """A range of a pack, unverified; ``first`` is the first chunk there.
+
+        Raises:
+            CorruptCheckpointError: the pack is missing or truncated.
+            StorageError: the storage gave no answer.
+        """
+        store = open_store(self.source.root)
+        try:
+            asked = store.read(key, byte_range=slice(each.start, each.stop))
+            read = answer(asked, self.source.root)
+            if read.state != "value":
+                raise ValueError("NOT_FOUND")
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self.source.translated(first, error) from error
+        return read.value
+
+    def _read_alone(self, request: ChunkRequest) -> None:
+        chunk = request.chunk
+        try:
+            data = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
+            self.source.read(chunk, data)
+            self.land(request, data)
+        except XckptError as error:
+            self.refuse(error)
