@@ -45,6 +45,19 @@ def test_a_record_comes_back_from_its_files_as_it_was(tmp_path):
     assert Record.read(tmp_path / "record").differences(state) == []
 
 
+def output(demo, keep):
+    """What a demo prints that passes."""
+    run = subprocess.run(
+        [sys.executable, "-m", f"examples.{demo}", "--keep", str(keep)],
+        cwd=ROOT,
+        env=os.environ | {"NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
 def read(node):
     """A leaf as zarr-python alone reads it: one array, or a group of pieces with offsets."""
     if isinstance(node, zarr.Array):
@@ -60,17 +73,10 @@ def read(node):
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_the_demo_of_a_run_ends_where_an_uninterrupted_one_does(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.demo_run", "--keep", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("PASS") == 4 and "FAIL" not in run.stdout
+    printed = output("demo_run", tmp_path)
+    assert printed.count("PASS") == 4 and "FAIL" not in printed
     # The step that was damaged is named, each time that it is passed over.
-    assert run.stdout.count("  skipped step ") == 2
+    assert printed.count("  skipped step ") == 2
     # The frozen model is stored once in a root.
     for root in ("straight", "run", "elsewhere"):
         files = [path.stat() for path in (tmp_path / root).rglob("*") if path.is_file()]
@@ -80,16 +86,9 @@ def test_the_demo_of_a_run_ends_where_an_uninterrupted_one_does(tmp_path):
 @pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_the_demo_passes_and_zarr_reads_both_its_checkpoints(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-m", "examples.demo", "--keep", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"NO_COLOR": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert run.stdout.count("PASS") == 6
-    assert "FAIL" not in run.stdout
+    printed = output("demo", tmp_path)
+    assert printed.count("PASS") == 6
+    assert "FAIL" not in printed
 
     recorded = Record.read(tmp_path / "record-at-save").tensors
     for checkpoint in ("saved-by-torch", "saved-by-jax"):

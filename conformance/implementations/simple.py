@@ -15,7 +15,6 @@ Every step is a method, so that `faulty` can get one of them wrong at a time.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 import zlib
@@ -28,6 +27,7 @@ from numpy.typing import NDArray
 
 from conformance.cases import numpy_dtype
 from conformance.implementation import Array, Box, Held, Shard, Wanted
+from conformance.implementations.durable import put, sync
 
 __all__ = ["IMPLEMENTATION", "DamagedError", "Simple", "Stored"]
 
@@ -69,8 +69,8 @@ class Simple:
             for number, (name, array) in enumerate(arrays.items())
         ]
         # The folder's name too must be safe before anything speaks of it.
-        _sync(path / generation)
-        _sync(path)
+        sync(path / generation)
+        sync(path)
         self.commit(path, {"generation": generation, "leaves": leaves})
         for old in path.iterdir():
             if old.is_dir() and old.name != generation:
@@ -119,10 +119,7 @@ class Simple:
         for number, (rank, shard) in enumerate(chosen):
             content = self.encode(shard.data)
             file = f"{stem}-{number}"
-            with (path / file).open("wb") as stream:
-                stream.write(content)
-                stream.flush()
-                os.fsync(stream.fileno())
+            put(path / file, content)
             box = {"offsets": list(shard.box.offsets), "sizes": list(shard.box.sizes)}
             stored.append({**box, "rank": rank, "file": file, "crc": zlib.crc32(content)})
         return stored
@@ -134,13 +131,10 @@ class Simple:
         """Make a generation the one that counts."""
         body = json.dumps(document)
         new = path / f"{LEAVES}.new"
-        with new.open("w") as stream:
-            json.dump({"crc": zlib.crc32(body.encode()), "body": body}, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
+        put(new, json.dumps({"crc": zlib.crc32(body.encode()), "body": body}).encode())
         new.rename(path / LEAVES)
         for folder in (path, *path.parents):
-            _sync(folder)
+            sync(folder)
 
     # Loading.
 
@@ -221,7 +215,7 @@ class Simple:
     def delete(self, path: Path) -> None:
         """The file that counts goes first: what is left then is no checkpoint."""
         (path / LEAVES).unlink()
-        _sync(path)
+        sync(path)
         shutil.rmtree(path)
 
     def verify(self, path: Path) -> Sequence[str]:
@@ -254,15 +248,6 @@ def _region(low: Sequence[int], high: Sequence[int], origin: Sequence[int]) -> A
     """The elements ``[low, high)`` of an array as slices of a box that begins at ``origin``."""
     slices = [slice(a - o, b - o) for a, b, o in zip(low, high, origin, strict=True)]
     return (*slices, ...)
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 IMPLEMENTATION = Simple()

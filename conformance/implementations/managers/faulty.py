@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.implementations.durable import put
 from conformance.implementations.managers import simple
 from conformance.implementations.managers.simple import DONE, Simple, SimpleRun
 from conformance.runs.manager import Keep, Restored, State
@@ -44,7 +45,7 @@ class CommitsFirst(SimpleRun):
     def write(self, step: int, state: State, loss: float) -> None:
         folder = self.root / f"step-{step}"
         folder.mkdir(parents=True)
-        simple.put(folder / DONE, _document(state, loss).encode())
+        put(folder / DONE, _document(state, loss).encode())
         super().write(step, state, loss)
 
     def delete(self, step: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from conformance.implementations.durable import put, sync
 from conformance.implementations.threads import ThreadGroup, results
 from conformance.runs.manager import Keep, Restored, Run, State
 
@@ -181,23 +181,6 @@ def leaves_of(state: State) -> dict[str, tuple[str, tuple[int, ...], str]]:
 def number(folder: Path) -> int:
     """The step of a folder."""
     return int(folder.name.removeprefix("step-"))
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a file, and sync it."""
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def sync(folder: Path) -> None:
-    """Make the names in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Simple:

@@ -454,7 +454,7 @@ def test_scalars_that_different_ranks_hold_are_of_different_kinds():
     """A box of no dimensions has no bytes: that there is one has to count."""
     one, none = Boxes.whole(()), Boxes.of([], rank=0)
     data = np.full((), 7, np.float32)
-    full, empty = Sharded((), "float32", one, (data,)), Sharded((), "float32", none, ())
+    full, empty = Sharded((), "float32", one, [data]), Sharded((), "float32", none, [])
     states = [{"w": empty, "b": full}, {"w": full, "b": empty}]
     results(2, lambda group: xckpt.save("memory://kinds", states[group.rank], group=group))
     assert xckpt.load("memory://kinds") == {"w": 7, "b": 7}

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import uuid
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorstore as ts
 from hypothesis import given
 from hypothesis import strategies as st
 
+import xckpt
 from benchmarks.scale.ranks import Coordinator, Rank
+from conformance.implementations.threads import ThreadGroup, results
 from tests.support.examples import examples
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.leaf import HostSource
@@ -221,3 +227,57 @@ def test_answers_for_other_ranks_than_there_are_are_refused(count):
     save = Miscounted(0, [{"step": 1}] * RANKS, None)
     with pytest.raises(Exception, match=f"{count} answers for 3 ranks"):
         save.together([KeptPlans() for _ in range(RANKS)])
+
+
+OPTIONS = {
+    "chunk_bytes": st.sampled_from([64, 1 << 20]),
+    "shard_bytes": st.sampled_from([0, 512]),
+    "pack_bytes": st.sampled_from([0, 128]),
+    "crc32c": st.booleans(),
+    "dimension_names": st.sampled_from([None, {"w": ("rows", "columns")}]),
+}
+
+WHOLE = np.arange(RANKS * 16, dtype=np.float32).reshape(RANKS * 2, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class LastingThreads(ThreadGroup):
+    """Threads whose saves keep their plans."""
+
+    kept_plans: KeptPlans = field(default_factory=KeptPlans)
+
+
+@examples(20)
+@given(st.lists(st.fixed_dictionaries({}, optional=OPTIONS), min_size=2, max_size=4))
+def test_options_that_change_what_is_written_are_not_kept(saves):
+    """A group that has saved with other options writes what a new group does."""
+    lasting = [KeptPlans() for _ in range(RANKS)]
+    for each in saves:
+        options = xckpt.SaveOptions(**each)
+        fresh = [KeptPlans() for _ in range(RANKS)]
+        assert written(options, lasting) == written(options, fresh)
+
+
+def written(options: xckpt.SaveOptions, kept: list[KeptPlans]) -> list[str]:
+    """The keys of a save of rows, made with what the ranks have kept."""
+    path = f"memory://options-of-plans-{uuid.uuid4()}"
+
+    def save(group: ThreadGroup) -> None:
+        mine = WHOLE[group.rank * 2 :][:2]
+        leaf = HostSource(
+            WHOLE.shape, "float32", Boxes.of([((group.rank * 2, 0), (2, 8))]), (mine,), sharded=True
+        )
+        ranks = LastingThreads(group.rank, group.table, kept_plans=kept[group.rank])
+        xckpt.save(path, {"w": leaf, "b": np.ones(3)}, group=ranks, options=options)
+
+    results(RANKS, save)
+    assert xckpt.open(path).verify() == []
+    assert (xckpt.load(path)["w"] == WHOLE).all()
+    return keys(path)
+
+
+def keys(path: str) -> list[str]:
+    """What a save in memory has written, but for the names of its staging folder."""
+    store = ts.KvStore.open(path + "/").result()
+    listed = [key.decode() for key in store.list().result()]
+    return sorted(re.sub(r"xckpt-[0-9a-f-]+", "staged", key) for key in listed)
