@@ -108,7 +108,8 @@ class RunReading:
             raise ValueError("name a metric: best(metric), for keep= has no Best")
         found = self._folder.look()
         wanted = Best(metric, 1, mode) if metric is not None else replace(kept[0], n=1)
-        return next((each for each in found if [each.number] == wanted(found)), None)
+        numbers = wanted(found)
+        return next((each for each in found if [each.number] == numbers), None)
 
     @overload
     def restore(
