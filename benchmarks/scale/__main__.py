@@ -2,6 +2,8 @@
 
 Each case runs in a process of its own, which holds all ranks, one after the other: the seconds and
 bytes are those of the real engine, and nothing is written. See `benchmarks.scale.saves`.
+
+``--bucket`` counts requests to a bucket that is far away instead (`benchmarks.scale.bucket`).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scale.bucket import STATES, measure
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import simulate
 
@@ -44,24 +47,37 @@ QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
     type=(click.Choice(list(PLACEMENTS)), click.IntRange(2), click.IntRange(1)),
     help="A placement, ranks and tensors, in place of the usual cases.",
 )
+@click.option("--bucket", is_flag=True, help="Requests to a bucket, and round trips.")
 @click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
 @click.option("--alone", is_flag=True, hidden=True, help="In this process; prints JSON.")
 def main(
-    quick: bool, cases: tuple[tuple[str, int, int], ...], output: Path | None, alone: bool
+    quick: bool,
+    cases: tuple[tuple[str, int, int], ...],
+    bucket: bool,
+    output: Path | None,
+    alone: bool,
 ) -> None:
     """Simulate saves of many ranks by the real planner, wire encoding and commit."""
     if alone:
         ((name, ranks, tensors),) = cases
         print(json.dumps([asdict(save) for save in simulate(PLACEMENTS[name](ranks, tensors))]))
         return
-    figures = [_apart(case) for case in cases or (QUICK if quick else CASES)]
     console = Console() if sys.stdout.isatty() else Console(width=120)
-    console.print(_table(figures))
+    if bucket:
+        section = "bucket"
+        names = ["medium"] if quick else list(STATES)
+        figures = [call for name in names for call in measure(name)]
+        table = _bucket_table(figures)
+    else:
+        section = "scale"
+        figures = [_apart(case) for case in cases or (QUICK if quick else CASES)]
+        table = _table(figures)
+    console.print(table)
     if output is None and (quick or cases):
         return
     path = output or RESULTS
     results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(results | {"scale": figures}, indent=1) + "\n")
+    path.write_text(json.dumps(results | {section: figures}, indent=1) + "\n")
     console.print(f"wrote {path}")
 
 
@@ -97,6 +113,26 @@ def _table(figures: Sequence[dict[str, Any]]) -> Table:
                 f"{save['manifest'] / 1024:,.0f}",
             )
         table.add_section()
+    return table
+
+
+def _bucket_table(calls: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="Requests to a bucket that answers after 30 ms; each raw leaf is an array")
+    for name in ("state", "call"):
+        table.add_column(name)
+    for name in ("wall s", "requests", "one after the other"):
+        table.add_column(name, justify="right")
+    table.add_column("of each kind")
+    before = ""
+    for call in calls:
+        if before and call["state"] != before:
+            table.add_section()
+        count, size = STATES[call["state"]]
+        what = "" if call["state"] == before else f"{count:,} x {size // 1024:,} KiB"
+        before = call["state"]
+        kinds = ", ".join(f"{count} {kind}" for kind, count in call["kinds"].items())
+        numbers = f"{call['seconds']:.2f}", f"{call['requests']:,}", f"{call['chain']:,}"
+        table.add_row(what, call["call"], *numbers, kinds)
     return table
 
 
