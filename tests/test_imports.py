@@ -66,6 +66,7 @@ DOORS = {
     # A trainer's package belongs to its hook.
     "lightning": ("xckpt.integrations.lightning",),
     "transformers": ("xckpt.integrations.hugging_face",),
+    "orbax": ("xckpt.integrations.orbax",),
 }
 PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
 MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}

@@ -176,6 +176,29 @@ def test_steps_of_orbax_are_restored(tmp_path: Path) -> None:
         (12, "orbax"),
     ]
     assert checkpoints.restore({"w": np.zeros(6)})["w"][0] == 12
+    # They are read only: a run goes on after them, and neither policies nor `delete` touch them.
+    before = files_below(tmp_path / "run")
+    with xckpt.CheckpointManager(
+        tmp_path / "run", save=EverySteps(1), keep=lambda _: ()
+    ) as checkpoints:
+        state = checkpoints.restore({"w": np.zeros(6)})
+        for step in range(checkpoints.next_step, 16):
+            checkpoints.save(step, state)
+        for step in (1, 12):
+            with pytest.raises(ValueError, match=r"was written by another library .orbax."):
+                checkpoints.delete(step)
+        checkpoints.save(12, state, force=True)
+    assert [each.number for each in checkpoints.steps()] == [1, 12, 15]
+    after = files_below(tmp_path / "run")
+    assert before.items() <= after.items() and "step-00000015/xckpt.json" in after
+
+
+def files_below(root: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in root.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_in_a_bucket_a_step_of_orbax_needs_its_mark() -> None:

@@ -31,7 +31,7 @@ def test_the_code_of_a_section_runs_and_runs_again(title: str, tmp_path: Path) -
                 exec(compile(code, "docs/integrations.md", "exec"), names)
 
 
-LOOPS = [title for title, codes in SECTIONS.items() if "CheckpointManager" in "".join(codes)]
+LOOPS = [title for title, codes in SECTIONS.items() if "xckpt.CheckpointManager" in "".join(codes)]
 
 
 def last_state(title: str, steps: int) -> list[Any]:

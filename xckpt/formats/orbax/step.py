@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
 from xckpt.formats.orbax.tree import (
@@ -77,6 +78,9 @@ def _instead(path: FilePath) -> str:
     """What a folder without a tree holds."""
     if (path / "checkpoint").is_file():
         return " (a checkpoint of Orbax's old msgpack way is not read)"
+    own = [each for each in folders_in(path) if (each / MANIFEST).is_file()]
+    if own:
+        return f" ({_named(own)}: checkpoints of xckpt; give the path of one of them: {own[0]})"
     names = [each.name for each in (path, *folders_in(path)) if _json_file(each)]
     return f" (of JSON there is {', '.join(names)}: read that file itself)" if names else ""
 
