@@ -46,7 +46,7 @@ MOST_CHUNK_BYTES = 1 << 29
 def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
     """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
     value: object = getattr(options, name)
-    if value is None and name == "threads":
+    if value is None and name in ("threads", "pack_bytes"):
         return
     if not isinstance(value, int) or isinstance(value, bool):
         unit = "a number of threads or None" if name == "threads" else "a number of bytes, an int"
@@ -185,10 +185,11 @@ class SaveOptions(StorageOptions):
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
-    pack_bytes: int = 0
+    pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
-    many in one object: quick where there are very many. Plain zarr does not list them. 0 stores
-    each as a zarr array. The coordinator's value counts for all ranks."""
+    many in one object: quick where there are very many. Plain zarr does not list them. By default
+    256 KiB where a checkpoint has more than 256 chunks up to that size, else nothing. 0 stores each
+    as a zarr array. The coordinator's value counts for all ranks."""
     crc32c: bool = False
     """Also store a checksum in each chunk, for readers that ignore the manifest; this costs speed.
     The coordinator's value counts for all ranks."""

@@ -25,7 +25,7 @@ from xckpt.core.run.names import IfThere
 from xckpt.storage.base.base import Base
 from xckpt.storage.base.chunks import BaseChunks
 
-SMALL = SaveOptions(chunk_bytes=1 << 10)
+SMALL = SaveOptions(chunk_bytes=1 << 10, pack_bytes=0)
 
 State = dict[str, Any]
 
@@ -343,7 +343,7 @@ def test_a_chain_of_saves(
     root = tmp_path_factory.mktemp("chain")
     state = {"w": np.arange(64.0).reshape(16, 4), "v": np.arange(3)}
     saved: dict[int, State] = {}
-    options = SaveOptions(chunk_bytes=128)
+    options = SaveOptions(chunk_bytes=128, pack_bytes=0)
     for number, elements in enumerate(edits):
         state = {"w": state["w"].copy(), "v": state["v"]}
         state["w"].reshape(-1)[elements] += 1
@@ -380,7 +380,7 @@ def test_a_base_that_goes_away_meanwhile(
         return calls[-1]
 
     monkeypatch.setattr(BaseChunks, "share", share_late)
-    alone = SaveOptions(chunk_bytes=SMALL.chunk_bytes, threads=1)
+    alone = SaveOptions(chunk_bytes=SMALL.chunk_bytes, pack_bytes=0, threads=1)
     xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=alone)
     check(tmp_path / "b", state)
     assert any(calls), "some chunk could not be shared"

@@ -219,3 +219,20 @@ def test_unchanged_small_leaves_are_written_again_beside_a_base(tmp_path: Path) 
     same(state(), xckpt.load(tmp_path / "two"))
     assert (tmp_path / "two/large/c/0/0").stat().st_nlink == 2
     assert xckpt.open(tmp_path / "two").verify() == []
+
+
+@pytest.mark.parametrize(("leaves", "packed"), [(256, 0), (257, 257)])
+def test_small_leaves_are_packed_by_default_where_there_are_many(
+    tmp_path: Path, leaves: int, packed: int
+) -> None:
+    many: dict[str, Any] = {f"w{n}": np.full((2, 1 + n % 3), n) for n in range(leaves)}
+    saved = {**many, "large": np.ones((300, 300)), "text": "x" * 9000}
+    xckpt.save(tmp_path / "c", saved)
+    manifest = xckpt.open(tmp_path / "c").manifest
+    assert manifest.pack_bytes == (1 << 18 if packed else 0)
+    assert len(files(tmp_path / "c")) == (7 if packed else 2 * leaves + 7)
+    assert (tmp_path / "c/large/c/0/0").is_file()
+    same(saved, xckpt.load(tmp_path / "c"))
+    xckpt.save(tmp_path / "plain", saved, options=SaveOptions(pack_bytes=0))
+    group: Any = zarr.open_group(tmp_path / "plain")
+    assert len(list(group)) == leaves + 2

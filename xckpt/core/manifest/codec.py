@@ -35,9 +35,10 @@ from xckpt.core.manifest.entries import (
     PieceEntry,
     TensorEntry,
     ValueEntry,
+    arrays,
 )
 from xckpt.core.manifest.memory import check_memory, described_bytes
-from xckpt.core.manifest.rules import problems
+from xckpt.core.manifest.rules import default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -94,12 +95,13 @@ def draft(
     metadata: Metadata,
     codecs: tuple[str, ...] = (),
     dimension_names: Mapping[str, Sequence[str]] | None = None,
-    pack_bytes: int = 0,
+    pack_bytes: int | None = 0,
 ) -> Manifest:
     """The manifest of a planned checkpoint as far as it is known before the values are.
 
     It has the tensors, and no containers, which may hold nothing but values. ``dimension_names``
-    name the dimensions of some tensors, by their leaf names.
+    name the dimensions of some tensors, by their leaf names. ``pack_bytes`` is None for what suits
+    the tensors (`default_pack_bytes`).
 
     Raises:
         ManifestError: metadata is no JSON.
@@ -120,8 +122,9 @@ def draft(
     for name, given in names.items():
         described[name] = replace(described[name], dimension_names=tuple(given))
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())
-    head = Manifest(tensors, "", codecs=codecs, pack_bytes=pack_bytes, zarr_json=EDITION)
-    return _with_data(head, metadata)
+    head = Manifest(tensors, "", codecs=codecs, zarr_json=EDITION)
+    packed = default_pack_bytes(arrays(head)) if pack_bytes is None else pack_bytes
+    return _with_data(msgspec.structs.replace(head, pack_bytes=packed), metadata)
 
 
 def complete(

@@ -1,5 +1,7 @@
 """The rules that a manifest keeps: limits and contradictions, checked before anything is allocated.
 
+Beside them: what is packed where a caller does not say (`default_pack_bytes`).
+
 1. The root and the codecs are those of the format.
 2. Names are leaf names as `xckpt.core.names` makes them, each is there once, and together with the
    containers they are one tree, so that no path of one leaf lies in another's.
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Final
@@ -19,7 +21,7 @@ from typing import Final
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Box, Boxes, Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import count_cells
+from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -28,6 +30,7 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
     count_packed,
+    is_packed,
 )
 from xckpt.core.names import is_name, split_name
 from xckpt.core.tree import DEEPEST, Container, close_container, refuse_clashes, unflatten
@@ -44,6 +47,11 @@ MAX_CHUNKS: Final = 1 << 32
 """Most chunks of a checkpoint: each has a digest."""
 MAX_PACK_BYTES: Final = 1 << 29
 """Largest chunk that lies in a pack, bytes."""
+
+SMALL_CHUNK: Final = 1 << 18
+"""A chunk up to this size, bytes, takes as long as any smaller one where it is an object."""
+FEW_OBJECTS: Final = 256
+"""So many small objects are no burden, and any zarr reader lists them."""
 
 _ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
@@ -62,6 +70,22 @@ def problems(manifest: Manifest) -> list[str]:
         elif manifest.packs > count_packed(manifest):
             faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
     return faults
+
+
+def default_pack_bytes(arrays: Iterable[ZarrArray]) -> int:
+    """The ``pack_bytes`` of a checkpoint whose caller names none; 0 where little is small.
+
+    Example:
+        >>> array = ZarrArray("w", 0, "int8", (0,), (256,), (1,))
+        >>> default_pack_bytes([array]), default_pack_bytes([array, array])
+        (0, 262144)
+    """
+    small = 0
+    for array in arrays:
+        small += array.count if is_packed(array, SMALL_CHUNK) else 0
+        if small > FEW_OBJECTS:
+            return SMALL_CHUNK
+    return 0
 
 
 def _head_problems(manifest: Manifest) -> Iterator[str]:
