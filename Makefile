@@ -1,5 +1,5 @@
 # make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
-# make test-integrations | make conformance | make conformance-long | make coverage | make mutation
+# make test-integrations | make test-browser | make conformance | make conformance-long | make coverage | make mutation
 # make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
@@ -51,7 +51,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla env-integrations test test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo demo-run bench measure clean
+.PHONY: env env-xla env-integrations test test-browser test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo demo-run bench measure clean
 
 env: $(STAMP)
 
@@ -111,12 +111,22 @@ test: lint
 
 # Every test, ten times the examples, and the trainers.
 test-thorough: lint
-	$(BIN)/python -m pytest -m 'not models' --hypothesis-profile=thorough $(call REPORT,thorough)
+	$(BIN)/python -m pytest -m 'not models and not browser' --hypothesis-profile=thorough $(call REPORT,thorough)
 	$(MAKE) test-integrations
 
 # The hooks with the trainers themselves, and the examples of docs/integrations.md.
 test-integrations: env-integrations
 	XCKPT_TIME_ALLOWANCE=12 $(INTEGRATIONS_VENV)/bin/python -m pytest -m '' --numprocesses=0 tests/integrations xckpt/integrations $(call REPORT,integrations)
+
+# The page of `xckpt view` in Chromium, which root gets from Debian's packages; screenshots stay in
+# build/reports/screenshots.
+CHROMIUM := chromium chromium-driver fonts-dejavu-core
+
+test-browser: env
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
+	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "install Debian's packages $(CHROMIUM) first" >&2; exit 1; }; \
+	    apt-get update -qq && apt-get install -y -qq $(CHROMIUM) >/dev/null; }
+	$(BIN)/python -m pytest --numprocesses=0 -m browser tests/viewer $(call REPORT,browser)
 
 # Its torch is the lowest that xckpt admits, so `make test-lowest` tries what needs no torch_xla. The
 # adapter for plain tensors is tried again: here torch_xla's stands beside it.

@@ -35,6 +35,7 @@ LAYERS = {
     "adapters": ("xckpt.numpy", "xckpt.torch", "xckpt.jax", "xckpt.zarr_dtypes"),
     "formats": ("xckpt.formats",),
     "convert": ("xckpt.convert",),
+    "viewer": ("xckpt.viewer",),
     "torch's own checkpoints": ("xckpt.torch.dcp",),
     "surface": (
         "xckpt",

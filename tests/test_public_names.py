@@ -61,7 +61,7 @@ NAMES = {
     | {"LoadOptions", "LoadReport", "Metrics", "Progress", "SaveOptions", "__version__"}
     | {"load", "load_into", "load_state_dict", "open", "save", "save_state_dict"}
     | {"Difference", "diff"}
-    | {"copy", "delete", "exists", "gc"}
+    | {"copy", "delete", "exists", "gc", "view"}
     | {"SaveFuture", "save_async"}
     | {"Checkpoint", "StoredArray"}
     | {"CheckpointManager", "StepRecord"}

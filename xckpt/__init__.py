@@ -24,6 +24,7 @@ from xckpt.api.load import load, load_into
 from xckpt.api.open import open
 from xckpt.api.places import copy, delete, exists
 from xckpt.api.save import save, save_async
+from xckpt.api.view import view
 from xckpt.core.manifest.differences import Difference
 from xckpt.core.metadata import (
     ChunkStorageMetadata,
@@ -132,6 +133,7 @@ __all__ = [
     "save",
     "save_async",
     "save_state_dict",
+    "view",
 ]
 
 

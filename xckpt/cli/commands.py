@@ -25,6 +25,7 @@ from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command, gc_command
+from xckpt.cli.view import view_command
 from xckpt.core.text.printable import printable
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
 
@@ -81,7 +82,7 @@ def commands() -> None:
 
 for each in (
     *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
-    *(convert_command, map_commands),
+    *(convert_command, map_commands, view_command),
 ):
     commands.add_command(each)
 

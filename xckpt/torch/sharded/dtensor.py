@@ -1,7 +1,7 @@
 """The boxes of a DTensor: which part of the global tensor each part of the local tensor is.
 
 1. Mesh and placements become a list of cuts for each tensor dimension
-   (`xckpt.torch.sharded.placements`), in the order in which torch applied them.
+   (`xckpt.core.geometry.placements`), in the order in which torch applied them.
 2. Each dimension's cuts become intervals of rows; where two readings of ``_StridedShard`` are
    possible, the one that has the local tensor's size.
 3. Every combination of the dimensions' intervals is a box; its data are a view of the local tensor.
@@ -33,6 +33,16 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.placements import (
+    Cut,
+    Interval,
+    View,
+    combined,
+    length,
+    literal,
+    nested,
+    readings,
+)
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
@@ -46,16 +56,6 @@ from xckpt.torch.leaf import (
     plain,
 )
 from xckpt.torch.sharded.local_shards import LocalShard, LocalShards
-from xckpt.torch.sharded.placements import (
-    Cut,
-    Interval,
-    View,
-    combined,
-    length,
-    literal,
-    nested,
-    readings,
-)
 
 
 class _Chunk(Protocol):

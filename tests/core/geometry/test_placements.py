@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.torch.sharded.placements import (
+from xckpt.core.geometry.placements import (
     Cut,
     Interval,
     chunk,

@@ -1,0 +1,143 @@
+"""The page in Chromium: clicks, keys, typing, pictures; the console stays empty."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select
+
+import xckpt
+from tests.viewer.browser import Browser, dark, rectangles
+from xckpt.viewer.server import PageServer
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u2028\u202e{{page}}'\"&"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "model"))
+
+    def sharded(array: np.ndarray, *spec: str | None) -> jax.Array:
+        return jax.device_put(array, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    rng = np.random.default_rng(0)
+    wte = rng.normal(size=(64, 32)).astype(np.float32)
+    wte[3, 4], wte[10, 2] = np.nan, np.inf
+    state = {
+        "model": {
+            "wte": sharded(wte, "data", "model"),
+            "bias": sharded(np.arange(64, dtype=np.float32), "model"),
+            "cube": sharded(np.ones((8, 16, 12), np.float32), None, "data", "model"),
+            "replicated": sharded(np.ones((6, 6), np.float32)),
+            "scalar": np.float32(3),
+        },
+        "opt": {"step": 3, HOSTILE: HOSTILE},
+    }
+    path = tmp_path_factory.mktemp("view") / "ckpt"
+    options = xckpt.SaveOptions(chunk_bytes=256, pack_bytes=0)
+    xckpt.save(path, state, metadata={HOSTILE: HOSTILE}, options=options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def file(saved: Path) -> Path:
+    xckpt.view(saved).save(saved.parent / "page.html")
+    return saved.parent / "page.html"
+
+
+@pytest.fixture(scope="module")
+def url(saved: Path) -> Iterator[str]:
+    with PageServer(xckpt.view(saved)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.url
+        server.shutdown()
+
+
+def test_a_leaf_is_found_by_typing_and_drawn(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.one("body").send_keys("/")
+    browser.choose("wte")
+    assert browser.text("#leaf-name") == "model/wte"
+    shards = rectangles(browser, ".shard")
+    assert len(shards) == 8
+    assert (8.0, 32.0, 8.0, 32.0) in shards
+    # 4 KiB in chunks of 256 bytes, in each shard of 1 KiB: four.
+    assert len(rectangles(browser, ".chunk")) == 32
+    browser.picture("leaf")
+
+
+def test_the_plane_follows_the_choice_and_the_slider(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.choose("cube")
+    script = "return [...document.querySelectorAll('.shard')].map((s) => s.dataset.devices)"
+    assert browser.run(script) == ["0", "4"]
+    assert rectangles(browser, ".shard") == [(0, 0, 8, 8), (8, 0, 8, 8)]
+    browser.one("input[type=range]").send_keys(Keys.END)
+    assert browser.run(script) == ["3", "7"]
+    Select(browser.one("#down")).select_by_value("2")
+    assert browser.run(script) == list("01234567")
+    assert (8, 9, 8, 3) in rectangles(browser, ".shard")
+    browser.picture("cube")
+
+
+def test_the_keyboard_walks_the_tree(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    rows = browser.one("#rows")
+    rows.send_keys(Keys.HOME, Keys.ARROW_LEFT)
+    names = browser.run(
+        "return [...document.querySelectorAll('#rows [data-at]')].map((r) => r.textContent)"
+    )
+    assert "wte" not in "".join(names)
+    rows.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_DOWN, Keys.ENTER)
+    assert browser.text("#leaf-name") == "model/wte"
+
+
+def test_columns_sort(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.one("[data-column=bytes]").click()
+    script = "return [...document.querySelectorAll('[data-leaf]')].map((r) => +r.dataset.leaf)"
+    assert browser.run(script)[0] == 0
+    browser.one("[data-column=bytes]").click()
+    assert browser.run(script)[-1] == 0
+
+
+def test_values_are_read_on_request(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.choose("wte")
+    browser.one("#read").click()
+    browser.wait("return document.querySelector('#values canvas')")
+    facts = browser.text("#values dl")
+    assert "NaN1" in facts
+    assert "+ infinity1" in facts
+    browser.run("document.querySelector('#values').scrollIntoView()")
+    browser.picture("values")
+
+
+def test_hostile_names_stay_texts(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.choose("onerror")
+    assert "<img src=x onerror=alert(1)>" in browser.text("#leaf-name")
+    assert "</script><script>alert(2)</script>" in browser.text("#value")
+    browser.one("#tab-metadata").click()
+    assert not browser.all("img")
+    assert len(browser.all("script")) == 2
+    assert "onerror" in browser.text("#panel-metadata")
+
+
+def test_both_colour_schemes(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.choose("wte")
+    light = browser.run("return getComputedStyle(document.body).backgroundColor")
+    dark(browser, True)
+    browser.picture("dark")
+    assert browser.run("return getComputedStyle(document.body).backgroundColor") != light

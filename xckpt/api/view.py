@@ -1,0 +1,42 @@
+"""`view`: a checkpoint as a page for a browser or a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xckpt.api.open import open
+from xckpt.api.save import Path, check_path
+from xckpt.options import LoadOptions
+
+if TYPE_CHECKING:
+    from xckpt.viewer.view import CheckpointView
+
+
+def view(path: Path, *, options: LoadOptions | None = None) -> CheckpointView:
+    """Look at a checkpoint: its tree, and how each leaf lies in shards and chunks, to scale.
+
+    In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else.
+    From a terminal, ``xckpt view PATH`` shows the same in a browser, with values of slices.
+
+    Args:
+        path: where a checkpoint is, of any format that `open` reads.
+        options: threads and memory.
+
+    Raises:
+        NotACheckpointError: no committed checkpoint is at the path.
+        ManifestError: the manifest cannot be trusted.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://view", {"w": np.zeros((4, 8)), "step": 3})
+        >>> view = xckpt.view("memory://view")
+        >>> view
+        <CheckpointView of memory://view>
+        >>> view.save("view.html")
+    """
+    check_path(path, "view(path)")
+    from xckpt.viewer.view import CheckpointView
+
+    seen = CheckpointView(path, lambda place: open(place, options=options))
+    seen.page  # noqa: B018  Faults show themselves now.
+    return seen

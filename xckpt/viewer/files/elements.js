@@ -1,0 +1,74 @@
+// Elements are made here alone: texts of a checkpoint become text nodes or attributes, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Set attributes; functions are listeners, and null, undefined or false are left out. */
+function setAll(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") element.addEventListener(name, value);
+    else if (value !== null && value !== undefined && value !== false)
+      element.setAttribute(name, value === true ? "" : String(value));
+  }
+  return element;
+}
+
+/** An HTML element with attributes and children (elements or texts). */
+function make(tag, attributes = {}, ...children) {
+  const element = setAll(document.createElement(tag), attributes);
+  element.append(...children.flat());
+  return element;
+}
+
+/** The same for SVG. */
+function draw(tag, attributes = {}, ...children) {
+  const element = setAll(document.createElementNS(SVG, tag), attributes);
+  element.append(...children.flat());
+  return element;
+}
+
+const found = (id) => document.getElementById(id);
+
+/** Say something to screen readers. */
+function say(text) {
+  found("said").textContent = text;
+}
+
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+
+/** Bytes in words: 1536 is "1.5 KiB". */
+function bytesText(count) {
+  let unit = 0;
+  let size = count;
+  while (size >= 1024 && unit < UNITS.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return unit === 0 ? `${count} B` : `${size.toFixed(1)} ${UNITS[unit]}`;
+}
+
+const whole = new Intl.NumberFormat("en-US");
+
+/** A number with its thousands told apart. */
+function numberText(count) {
+  return whole.format(count);
+}
+
+/** A number and its noun: "1 chunk", "1,000 chunks". */
+function counted(count, noun) {
+  return `${numberText(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+/** A table of texts and elements, with the columns that hold numbers. */
+function tableOf(heads, rows, numbers = [], attributes = {}) {
+  const kind = (at) => (numbers.includes(at) ? "number" : null);
+  const head = make("tr", {}, heads.map((text, at) => make("th", { scope: "col", class: kind(at) }, text)));
+  const body = rows.map((cells) =>
+    make("tr", {}, cells.map((cell, at) => make("td", { class: kind(at) }, cell))));
+  return make("table", attributes, make("thead", {}, head), make("tbody", {}, body));
+}
+
+/** A list of terms and what they are; entries without text are left out. */
+function factsOf(entries) {
+  const shown = entries.filter(([, text]) => text !== "" && text !== null && text !== undefined);
+  return make("dl", {}, shown.flatMap(([term, text]) => [make("dt", {}, term), make("dd", {}, text)]));
+}

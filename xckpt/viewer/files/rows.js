@@ -1,0 +1,204 @@
+// The list of leaves: a tree in the saved order, or what a search finds, sorted. Only the rows that
+// can be seen are in the document; the keyboard moves an active row, which is always among them.
+
+const ROW = 26;
+const COLUMNS = [
+  ["name", "Name"], ["dtype", "Dtype"], ["shape", "Shape"], ["bytes", "Size"], ["chunks", "Chunks"], ["sharding", "Sharding"],
+];
+const NUMBERS = ["bytes", "chunks"];
+
+/** A shape in words. */
+function shapeText(shape) {
+  return shape ? `[${shape.join(", ")}]` : "";
+}
+
+class LeafList {
+  constructor(leaves, onChoose) {
+    this.leaves = leaves;
+    this.tree = new Tree(leaves);
+    this.onChoose = onChoose;
+    this.query = "";
+    this.column = null;
+    this.descending = false;
+    this.active = 0;
+    this.chosen = null;
+    this.element = this.build();
+    this.refresh();
+  }
+
+  build() {
+    this.search = make("input", { type: "search", id: "search", placeholder: "name, dtype or layout ( / )", "aria-label": "Search leaves", autocomplete: "off", spellcheck: "false", input: () => this.find(this.search.value), keydown: (event) => this.leaveSearch(event) });
+    this.hits = make("span", { class: "note", id: "hits" });
+    this.heads = COLUMNS.map(([column, title]) => this.head(column, title));
+    this.body = make("div", { role: "rowgroup" });
+    this.space = make("div", { role: "presentation" });
+    this.view = make("div", { class: "view", id: "rows", tabindex: 0, role: "treegrid", "aria-label": "Leaves", scroll: () => this.paint(), keydown: (event) => this.key(event), click: (event) => this.click(event) }, this.headRow(), this.space, this.body);
+    new ResizeObserver(() => this.paint()).observe(this.view);
+    return make("div", { class: "list" }, make("div", { class: "bar" }, this.search, this.hits), make("div", { class: "grid" }, this.visibleHead(), this.view));
+  }
+
+  /** The heads that people see and press; the grid's own row of heads is for screen readers. */
+  visibleHead() {
+    return make("div", { class: "row head", role: "group", "aria-label": "Sort by" }, this.heads);
+  }
+
+  headRow() {
+    this.roleHeads = COLUMNS.map(([, title]) => make("span", { role: "columnheader" }, title));
+    return make("div", { role: "rowgroup", class: "unseen" }, make("div", { role: "row", "aria-rowindex": 1 }, this.roleHeads));
+  }
+
+  head(column, title) {
+    return make("span", { class: NUMBERS.includes(column) ? "number" : null }, make("button", { type: "button", "data-column": column, click: () => this.sort(column) }, title));
+  }
+
+  find(text) {
+    this.query = text.trim();
+    this.refresh();
+  }
+
+  /** Once: ascending (numbers: descending); twice: the other way; three times: the saved order. */
+  sort(column) {
+    const first = NUMBERS.includes(column);
+    if (this.column !== column) [this.column, this.descending] = [column, first];
+    else if (this.descending === first) this.descending = !first;
+    else this.column = null;
+    this.heads.forEach((head, at) => {
+      const [name, title] = COLUMNS[at];
+      const mark = name !== this.column ? "" : this.descending ? " ▼" : " ▲";
+      head.firstChild.textContent = title + mark;
+      if (mark) this.roleHeads[at].setAttribute("aria-sort", this.descending ? "descending" : "ascending");
+      else this.roleHeads[at].removeAttribute("aria-sort");
+    });
+    this.refresh();
+  }
+
+  refresh() {
+    const flat = this.query !== "" || this.column !== null;
+    if (flat) {
+      const leaves = this.leaves.search(this.query);
+      const ordered = this.column === null ? leaves : this.leaves.sorted(leaves, this.column, this.descending);
+      this.rows = ordered.map((leaf) => ({ leaf, depth: 0, label: this.leaves.names[leaf] || "the root" }));
+      this.hits.textContent = counted(ordered.length, "leaf").replace("leafs", "leaves");
+    } else {
+      this.rows = this.tree.rows();
+      this.hits.textContent = counted(this.leaves.count, "leaf").replace("leafs", "leaves");
+    }
+    this.active = Math.min(this.active, Math.max(0, this.rows.length - 1));
+    this.space.style.height = `${this.rows.length * ROW}px`;
+    this.view.setAttribute("aria-rowcount", this.rows.length + 1);
+    if (flat) this.view.scrollTop = 0;
+    this.paint();
+  }
+
+  paint() {
+    const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - 8);
+    const last = Math.min(this.rows.length, first + Math.ceil(this.view.clientHeight / ROW) + 16);
+    const shown = [];
+    for (let at = first; at < last; at += 1) shown.push(this.row(at));
+    if (this.active < first && this.rows.length) shown.unshift(this.row(this.active));
+    else if (this.active >= last && this.rows.length) shown.push(this.row(this.active));
+    this.body.replaceChildren(...shown);
+    if (this.rows.length) this.view.setAttribute("aria-activedescendant", `row-${this.active}`);
+    else this.view.removeAttribute("aria-activedescendant");
+  }
+
+  row(at) {
+    const node = this.rows[at];
+    const isLeaf = node.leaf !== null;
+    const chosen = isLeaf && node.leaf === this.chosen;
+    const cells = isLeaf ? this.leafCells(node) : this.containerCells(node);
+    const row = make("div", {
+      class: `row${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
+      "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
+    }, cells.map((text, column) => make("span", { role: "gridcell", class: column === 3 || column === 4 ? "number" : null, title: column === 0 || column === 5 ? text : null }, text)));
+    row.style.top = `${at * ROW}px`;
+    const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
+    row.firstChild.prepend(twist);
+    row.firstChild.style.paddingLeft = `${node.depth}em`;
+    return row;
+  }
+
+  leafCells(node) {
+    const kind = this.leaves.kind(node.leaf);
+    const size = kind.bytes ? bytesText(kind.bytes) : "";
+    const what = kind.kind === "value" ? this.leaves.value(node.leaf) ?? "" : shapeText(kind.shape);
+    return [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", kind.sharding ?? ""];
+  }
+
+  containerCells(node) {
+    return [node.label, node.kind, `${numberText(node.count)} below`, bytesText(node.bytes), numberText(node.chunks), ""];
+  }
+
+  click(event) {
+    const row = event.target.closest("[data-at]");
+    if (!row) return;
+    this.active = Number(row.dataset.at);
+    this.enter();
+  }
+
+  /** Choose the active leaf, or open or close the active container. */
+  enter() {
+    const node = this.rows[this.active];
+    if (!node) return;
+    if (node.leaf === null) this.toggle(node, !node.open);
+    else this.choose(node.leaf);
+  }
+
+  choose(leaf) {
+    this.chosen = leaf;
+    this.paint();
+    this.onChoose(leaf);
+  }
+
+  toggle(node, open) {
+    node.open = open;
+    this.refresh();
+  }
+
+  move(to) {
+    this.active = Math.max(0, Math.min(this.rows.length - 1, to));
+    const top = this.active * ROW;
+    const { scrollTop, clientHeight } = this.view;
+    if (top < scrollTop) this.view.scrollTop = top;
+    else if (top + ROW > scrollTop + clientHeight) this.view.scrollTop = top + ROW - clientHeight;
+    this.paint();
+  }
+
+  key(event) {
+    const node = this.rows[this.active];
+    const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
+    const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page };
+    if (event.key in moves) this.move(this.active + moves[event.key]);
+    else if (event.key === "Home") this.move(0);
+    else if (event.key === "End") this.move(this.rows.length - 1);
+    else if (event.key === "Enter" || event.key === " ") this.enter();
+    else if (event.key === "ArrowRight" && node && node.leaf === null) this.right(node);
+    else if (event.key === "ArrowLeft" && node) this.left(node);
+    else return;
+    event.preventDefault();
+  }
+
+  right(node) {
+    if (!node.open) this.toggle(node, true);
+    else if (node.children.length) this.move(this.active + 1);
+  }
+
+  left(node) {
+    if (node.leaf === null && node.open) {
+      this.toggle(node, false);
+      return;
+    }
+    let at = this.active - 1;
+    while (at >= 0 && this.rows[at].depth >= node.depth) at -= 1;
+    if (at >= 0) this.move(at);
+  }
+
+  leaveSearch(event) {
+    if (event.key === "Escape") {
+      this.search.value = "";
+      this.find("");
+    } else if (event.key !== "ArrowDown" && event.key !== "Enter") return;
+    event.preventDefault();
+    this.view.focus();
+  }
+}

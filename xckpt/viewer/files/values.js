@@ -1,0 +1,71 @@
+// The values of a slice, asked of the server: a heat map, a histogram, and what is not finite.
+
+/** A colour between two, four times: viridis' way from dark to light, read by any colour vision. */
+const SCALE = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const NOT_FINITE = [213, 94, 0];
+
+function shade(part) {
+  const at = Math.max(0, Math.min(1, part)) * (SCALE.length - 1);
+  const low = Math.min(SCALE.length - 2, Math.floor(at));
+  return SCALE[low].map((value, band) => Math.round(value + (SCALE[low + 1][band] - value) * (at - low)));
+}
+
+/** A canvas with a pixel for each cell of rows of numbers; null is a cell with no finite number. */
+function heatMap(answer) {
+  const { rows, columns, cells, least, largest } = answer;
+  const label = `Heat map of ${counted(rows, "row")} and ${counted(columns, "column")}, from ${least} (dark) to ${largest} (light)`;
+  const canvas = make("canvas", { class: "heat", role: "img", width: columns, height: rows, "aria-label": label });
+  const context = canvas.getContext("2d");
+  const image = context.createImageData(columns, rows);
+  const span = largest - least || 1;
+  cells.forEach((value, at) => {
+    const colour = value === null ? NOT_FINITE : shade((value - least) / span);
+    image.data.set([...colour, 255], at * 4);
+  });
+  context.putImageData(image, 0, 0);
+  const zoom = Math.max(1, Math.min(16, Math.floor(480 / Math.max(columns, rows))));
+  canvas.style.width = `${columns * zoom}px`;
+  canvas.style.height = `${rows * zoom}px`;
+  return canvas;
+}
+
+/** Bars of a histogram of equal bins. */
+function histogram(answer) {
+  const { bins, least, largest } = answer;
+  const most = Math.max(...bins, 1);
+  const width = 480;
+  const height = 120;
+  const step = width / bins.length;
+  const bars = bins.map((count, at) => {
+    const tall = (count / most) * height;
+    return draw("rect", { class: "barfill", x: at * step, y: height - tall, width: Math.max(step - 1, 0.5), height: tall }, draw("title", {}, numberText(count)));
+  });
+  const label = `Histogram of ${counted(bins.length, "bin")} from ${least} to ${largest}`;
+  return draw("svg", { class: "picture", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height + 18}`, width, height: height + 18 },
+    bars, draw("line", { class: "axisline", x1: 0, x2: width, y1: height, y2: height }),
+    draw("text", { x: 0, y: height + 14 }, String(least)), draw("text", { x: width, y: height + 14, "text-anchor": "end" }, String(largest)));
+}
+
+/** Ask the server; a refusal becomes an error with its text. */
+async function ask(question, parameters) {
+  const response = await fetch(`${question}?${new URLSearchParams(parameters)}`);
+  if (!response.ok) throw new Error(await response.text());
+  return response.json();
+}
+
+/** What the values of a plane are like. */
+async function showValues(into, leaf, plane) {
+  into.replaceChildren(make("p", { class: "note" }, "reading …"));
+  try {
+    const answer = await ask("values", { leaf, down: plane.down ?? -1, across: plane.across ?? -1, at: plane.at.join(",") });
+    const facts = [
+      ["Elements", `${numberText(answer.count)}${answer.part ? ` (${answer.part})` : ""}`], ["Least", answer.least], ["Largest", answer.largest], ["Mean", answer.mean],
+      ["NaN", numberText(answer.nans)], ["+ infinity", numberText(answer.positive)], ["- infinity", numberText(answer.negative)],
+    ];
+    into.replaceChildren(factsOf(facts.map(([term, text]) => [term, text === null ? "none" : String(text)])), ...(answer.cells.length ? [heatMap(answer)] : []), ...(answer.bins.length ? [histogram(answer)] : []));
+    if (answer.nans + answer.positive + answer.negative) into.append(make("p", { class: "note" }, "Cells in orange have no finite number."));
+    say(`Values read: ${numberText(answer.count)} elements, ${numberText(answer.nans)} NaN`);
+  } catch (error) {
+    into.replaceChildren(make("p", { class: "problem", role: "alert" }, error.message));
+  }
+}

@@ -1,0 +1,149 @@
+"""What a page shows, as values: the JSON that travels into it.
+
+A checkpoint of 100,000 leaves has few kinds of leaves, so the page has a table of kinds
+(`LeafKind`) and, for each leaf, a name and the number of its kind. Cuts and meshes are tables too.
+All texts are already printable (`xckpt.core.text.printable`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from xckpt.core.geometry.box import Shape
+
+
+class _Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of the page."""
+
+
+class StoredBox(_Shown, frozen=True):
+    """A zarr array of a leaf: all of it, or a piece."""
+
+    offset: Shape
+    """Its first element in the tensor."""
+    shape: Shape
+    chunk: Shape
+    shard: Shape | None = None
+    """Elements of a zarr shard, where several chunks are one object."""
+
+
+class CutsOfDimension(_Shown, frozen=True):
+    """How a dimension is cut: see `xckpt.core.geometry.shard_cuts.DimensionCuts`."""
+
+    axes: tuple[int, ...]
+    intervals: tuple[tuple[tuple[int, int], ...], ...]
+
+
+class LeafKind(_Shown, frozen=True):
+    """All that leaves of one kind have in common."""
+
+    kind: str
+    """``tensor``, or ``value`` for a Python value or opaque bytes."""
+    dtype: str
+    """The format's dtype name, or a value's Python type."""
+    shape: Shape | None = None
+    """Elements in each dimension; None for a value."""
+    bytes: int = 0
+    """Bytes of all elements."""
+    chunks: int = 0
+    """Number of chunks in all arrays."""
+    layout: str = "manifest"
+    """``regular``, ``pieces``; ``manifest`` for a value that the manifest holds."""
+    arrays: tuple[StoredBox, ...] = ()
+    sharding: str = ""
+    """The sharding that wrote it, in words; empty if none is known."""
+    mesh: int | None = None
+    """The number of its mesh in `CheckpointPage.meshes`, where `cuts` are known."""
+    cuts: tuple[int, ...] | None = None
+    """For each dimension the number of its cuts in `CheckpointPage.cuts`."""
+    annotation: str = ""
+    dimensions: tuple[str, ...] | None = None
+    """The caller's name for each dimension."""
+
+
+class CheckpointPage(_Shown, frozen=True):
+    """A checkpoint: its leaves in the saved order."""
+
+    names: tuple[str, ...]
+    kind: tuple[int, ...]
+    """For each leaf the number of its kind."""
+    kinds: tuple[LeafKind, ...]
+    meshes: tuple[tuple[tuple[str, int], ...], ...] = ()
+    """Name and size of each axis."""
+    cuts: tuple[CutsOfDimension, ...] = ()
+    values: dict[str, str] = {}
+    """Number of a leaf -> its value in words, of values that the manifest holds."""
+    containers: dict[str, str] = {}
+    """Name -> kind of each container that is not a plain dict."""
+    shared: dict[str, int] = {}
+    """Number of a leaf -> bytes of its local files that other checkpoints have too."""
+    metadata: str = ""
+    """What was passed to the save as ``metadata=``, as JSON text."""
+
+
+class StepShown(_Shown, frozen=True):
+    """A step of a run."""
+
+    number: int
+    name: str
+    """The name of its folder."""
+    time: str = ""
+    """When it was saved, in UTC; empty if no manager wrote it."""
+    bytes: int = 0
+    shared: int = 0
+    """Bytes of its local files that other checkpoints have too."""
+    metrics: dict[str, float | str] = {}
+    """Numbers; what is not finite as text."""
+    kept_by: tuple[str, ...] = ()
+    format: str = "xckpt"
+
+
+class DifferenceShown(_Shown, frozen=True):
+    """One thing in which a second checkpoint differs."""
+
+    name: str
+    kind: str
+    first: str
+    second: str
+    bytes: int = 0
+    """Bytes of the leaf."""
+
+
+class DiffPage(_Shown, frozen=True):
+    """What differs between the checkpoint and another."""
+
+    other: str
+    """Where the other one is."""
+    differences: tuple[DifferenceShown, ...]
+    values: bool
+    """Whether contents were compared, too."""
+    equal: int = 0
+    """How many leaves of the first are equal."""
+    equal_bytes: int = 0
+
+
+class Page(_Shown, frozen=True):
+    """All that one page shows."""
+
+    title: str
+    path: str
+    format: str = ""
+    served: bool = False
+    """Whether a server answers questions about values and plans."""
+    checkpoint: CheckpointPage | None = None
+    run: tuple[StepShown, ...] | None = None
+    diff: DiffPage | None = None
+    plan: Any = None
+    """A `xckpt.viewer.plan_model.PlanPage`."""
+
+
+def as_json(shown: object) -> bytes:
+    """The JSON of a page or of an answer.
+
+    Example:
+        >>> as_json(StoredBox((0,), (4,), (2,)))
+        b'{"offset":[0],"shape":[4],"chunk":[2]}'
+    """
+    return msgspec.json.encode(shown)

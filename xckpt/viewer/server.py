@@ -1,0 +1,136 @@
+"""The page on the loopback address, with values of slices when they are asked for.
+
+What keeps others out, on a machine that several people or web pages use:
+
+1. The server listens on 127.0.0.1 alone.
+2. Every path begins with a random token, which only who started the server sees.
+3. A request whose Host is another name is refused: a web page cannot point a name of its own here.
+4. Only GET is answered; answers may be framed, read or kept by no other site.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Final
+from urllib.parse import parse_qs, urlsplit
+
+from xckpt.core.text.printable import printable_lines
+from xckpt.errors import XckptError
+from xckpt.viewer.model import as_json
+from xckpt.viewer.page import policy
+from xckpt.viewer.view import CheckpointView
+
+ADDRESS: Final = "127.0.0.1"
+HTML, JSON, TEXT = "text/html", "application/json", "text/plain"
+_HEADERS: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+Answer = tuple[int, str, str | bytes]
+"""Status, type of the content, content."""
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves one view to this machine.
+
+    Args:
+        view: what is looked at.
+        port: 0 for any that is free.
+
+    Example:
+        >>> import numpy as np, xckpt
+        >>> _ = xckpt.save("memory://served", {"w": np.zeros(3)})
+        >>> with PageServer(xckpt.view("memory://served")) as server:
+        ...     print(server.url.rpartition(":")[0])
+        http://127.0.0.1
+    """
+
+    daemon_threads = True
+
+    def __init__(self, view: CheckpointView, port: int = 0) -> None:
+        self.view = view
+        self.token = secrets.token_urlsafe(24)
+        super().__init__((ADDRESS, port), _Handler)
+
+    @property
+    def url(self) -> str:
+        """Where the page is, the token included."""
+        return f"http://{ADDRESS}:{self.server_port}/{self.token}/"
+
+    def is_own_host(self, host: str) -> bool:
+        """Whether a request's Host is this server, and no name that leads here too."""
+        return host in (f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}")
+
+    def answer(self, path: str) -> Answer:
+        """What a path is answered with."""
+        asked = urlsplit(path)
+        _, token, *rest = asked.path.split("/", 2)
+        if not hmac.compare_digest(token.encode(), self.token.encode()) or not rest:
+            return 404, TEXT, "not found"
+        try:
+            return self._answer(rest[0], parse_qs(asked.query))
+        except (ValueError, KeyError) as error:
+            return 400, TEXT, str(error)
+        except (XckptError, OSError) as error:
+            return 500, TEXT, str(error)
+
+    def _answer(self, what: str, query: dict[str, list[str]]) -> Answer:
+        if what == "":
+            return 200, HTML, self.view.html(served=True)
+        if what == "values":
+            return 200, JSON, as_json(self.view.values(*_plane(query)))
+        return 404, TEXT, "not found"
+
+
+def _plane(query: dict[str, list[str]]) -> tuple[int, int | None, int | None, list[int]]:
+    """Leaf, the dimensions down and across, and the position, of a question about values.
+
+    Raises:
+        ValueError: they are no numbers.
+
+    Example:
+        >>> _plane({"leaf": ["3"], "down": ["-1"], "across": ["0"], "at": ["0,2"]})
+        (3, None, 0, [0, 2])
+    """
+    leaf, down, across = (int(query.get(name, ["-1"])[0]) for name in ("leaf", "down", "across"))
+    at = [int(part) for part in query.get("at", [""])[0].split(",") if part]
+    return leaf, down if down >= 0 else None, across if across >= 0 else None, at
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: PageServer  # pyright: ignore[reportIncompatibleVariableOverride]
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+
+    def do_GET(self) -> None:
+        """Answer, or refuse."""
+        if not self.server.is_own_host(self.headers.get("Host", "")):
+            self._send(403, TEXT, "this is not the host of the page")
+            return
+        self._send(*self.server.answer(self.path))
+
+    def _send(self, status: int, kind: str, content: str | bytes) -> None:
+        if isinstance(content, str):
+            text = content if kind == HTML else printable_lines(content)
+            content = text.encode("utf-8", "backslashreplace")
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header(
+            "Content-Security-Policy", f"{policy(served=True)}; frame-ancestors 'none'"
+        )
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep silent: the requests of one's own page are no news."""

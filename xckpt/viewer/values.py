@@ -1,0 +1,173 @@
+"""The values of a plane of a tensor, few enough for a page: a heat map, a histogram, counts.
+
+1. The plane is read up to `MOST_ELEMENTS`; of a larger one the first rows, of very long rows the
+   first columns.
+2. `heat_map` gives each cell the mean of the finite elements that fall into it.
+3. Least, largest and mean are those of `xckpt.storage.contents.statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from xckpt.core.geometry.box import Box
+from xckpt.storage.contents.statistics import of_block
+from xckpt.storage.stored_array import StoredArray
+
+MOST_ELEMENTS: Final = 1 << 22
+SIDE: Final = 128
+"""Cells of a heat map along each side, at most."""
+BINS: Final = 48
+
+
+class PlaneValues(msgspec.Struct, frozen=True):
+    """What the elements of a plane are like."""
+
+    count: int
+    """Elements that were read."""
+    part: str
+    """Which part of the plane was read; empty if all of it was."""
+    nans: int
+    positive: int
+    """Elements that are + infinity."""
+    negative: int
+    least: float | None
+    """Of the finite elements, as are the largest and the mean; None if there are none."""
+    largest: float | None
+    mean: float | None
+    rows: int
+    """Rows of the heat map."""
+    columns: int
+    cells: list[float | None]
+    """The heat map, row after row; None where a cell has no finite element."""
+    bins: list[int]
+    """The histogram of the finite elements, in equal steps from the least to the largest."""
+
+
+def plane_values(
+    stored: StoredArray, down: int | None, across: int | None, at: Sequence[int]
+) -> PlaneValues:
+    """The values of the plane through ``at`` along one or two dimensions.
+
+    Args:
+        stored: the tensor.
+        down: the dimension down, or None.
+        across: the dimension across, or None of a scalar.
+        at: a position in each dimension; those of ``down`` and ``across`` do not matter.
+
+    Raises:
+        ValueError: there is no such plane.
+        CorruptCheckpointError: a chunk is not what was saved.
+
+    Example:
+        >>> import xckpt
+        >>> state = {"w": np.array([[0.0, np.nan], [np.inf, 6.0]])}
+        >>> _ = xckpt.save("memory://plane-values", state)
+        >>> values = plane_values(xckpt.open("memory://plane-values").array("w"), 0, 1, (0, 0))
+        >>> values.nans, values.positive, values.least, values.largest, values.cells
+        (1, 1, 0.0, 6.0, [0.0, None, None, 6.0])
+    """
+    box, part = _box(stored.shape, down, across, at)
+    elements = stored[tuple(slice(o, e) for o, e in zip(box.offsets, box.ends, strict=True))]
+    if down is not None and across is not None and down > across:
+        elements = np.swapaxes(elements, down, across)
+    rows = 1 if down is None else box.sizes[down]
+    plane = _numbers(elements).reshape(rows, -1)
+    found = of_block(plane.reshape(-1))
+    finite = np.isfinite(plane)
+    cells = heat_map(plane, finite)
+    return PlaneValues(
+        plane.size,
+        part,
+        found.nans,
+        int(np.isposinf(plane).sum()),
+        int(np.isneginf(plane).sum()),
+        _plain(found.least),
+        _plain(found.largest),
+        _plain(found.mean),
+        cells.shape[0],
+        cells.shape[1],
+        [None if np.isnan(cell) else float(cell) for cell in cells.reshape(-1)],
+        _histogram(plane[finite]),
+    )
+
+
+def _box(
+    shape: Sequence[int], down: int | None, across: int | None, at: Sequence[int]
+) -> tuple[Box, str]:
+    """The part of the plane that is read, and in words which it is if it is not all."""
+    chosen = [d for d in (down, across) if d is not None]
+    rank = len(shape)
+    if len(at) != rank or len(set(chosen)) != len(chosen) or not all(0 <= d < rank for d in chosen):
+        raise ValueError(f"a tensor of {rank} dimensions has no plane along {chosen} at {list(at)}")
+    if not all(
+        0 <= a < size for d, (a, size) in enumerate(zip(at, shape, strict=True)) if d not in chosen
+    ):
+        raise ValueError(f"{list(at)} is outside the shape {list(shape)}")
+    columns = min(shape[across] if across is not None else 1, MOST_ELEMENTS)
+    rows = min(shape[down] if down is not None else 1, max(1, MOST_ELEMENTS // max(1, columns)))
+    taken = {across: columns, down: rows}
+    offsets = tuple(0 if d in chosen else at[d] for d in range(rank))
+    sizes = tuple(taken[d] if d in chosen else 1 for d in range(rank))
+    whole = all(sizes[d] == shape[d] for d in chosen)
+    return Box(offsets, sizes), "" if whole else f"the first {rows:,} rows and {columns:,} columns"
+
+
+def _numbers(elements: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Elements as float64: a complex number is its absolute value, an integer the nearest."""
+    number: NDArray[Any] = elements
+    with np.errstate(all="ignore"):
+        if number.dtype.kind == "c":
+            return np.abs(number).astype(np.float64)
+        if number.dtype.name.startswith(("int", "uint")) and number.dtype.kind == "V":
+            return number.astype(np.int64).astype(np.float64)
+        return number.astype(np.float64)
+
+
+def heat_map(plane: NDArray[np.float64], finite: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The mean of the finite elements of each cell, NaN where a cell has none.
+
+    Example:
+        >>> plane = np.array([[1.0, 3.0], [np.nan, 5.0]])
+        >>> heat_map(plane, np.isfinite(plane))
+        array([[ 1.,  3.],
+               [nan,  5.]])
+    """
+    cuts = [_cuts(size) for size in plane.shape]
+    if 0 in plane.shape:
+        return np.zeros((0, 0))
+    with np.errstate(all="ignore"):
+        sums, counts = (
+            np.add.reduceat(np.add.reduceat(part, cuts[0], axis=0), cuts[1], axis=1)
+            for part in (np.where(finite, plane, 0.0), finite.astype(np.int64))
+        )
+        means = sums / np.where(counts, counts, np.nan)
+    return np.where(np.isfinite(means), means, np.nan)
+
+
+def _cuts(size: int) -> NDArray[np.int64]:
+    """Where the cells of a side begin."""
+    cells = min(size, SIDE)
+    return np.arange(cells, dtype=np.int64) * size // max(1, cells)
+
+
+def _histogram(numbers: NDArray[np.float64]) -> list[int]:
+    if not numbers.size:
+        return []
+    least, largest = float(numbers.min()), float(numbers.max())
+    if not np.isfinite(largest - least):
+        numbers, least, largest = numbers / 4, least / 4, largest / 4
+    if least == largest:
+        return [int(numbers.size)]
+    place = (numbers - least) / (largest - least) * BINS
+    return np.bincount(np.minimum(place.astype(np.int64), BINS - 1), minlength=BINS).tolist()
+
+
+def _plain(number: complex | None) -> float | None:
+    """A number for JSON; complex ones do not come here."""
+    return float(number.real) if number is not None else None
