@@ -81,7 +81,7 @@ def measure(name: str, delay: float = DELAY, *, raw: bool = True) -> list[dict[s
 
 def _measure_calls(timed: Callable[[str, Callable[[], object]], None], state: State) -> None:
     url, options = "s3://bucket/run/1", xckpt.SaveOptions(pack_bytes=SMALL)
-    target = {name: np.empty_like(array) for name, array in state.items()}
+    target = {name: np.full_like(array, 1) for name, array in state.items()}
     first = next(iter(state))
     xckpt.save("s3://bucket/warm", {"w": np.zeros(3)})
     timed("save", lambda: xckpt.save(url, state, options=options))
@@ -97,7 +97,7 @@ def _measure_calls(timed: Callable[[str, Callable[[], object]], None], state: St
 
 def _measure_raw(timed: Callable[[str, Callable[[], object]], None], state: State) -> None:
     """An array for each leaf, written and read at once."""
-    target = {name: np.empty_like(array) for name, array in state.items()}
+    target = {name: np.full_like(array, 1) for name, array in state.items()}
     spec = {
         "driver": "s3",
         "bucket": "bucket",

@@ -96,11 +96,21 @@ class CountedBucket:
         """Key -> ETag and content."""
         self._seen: list[SeenRequest] = []
         self._server: asyncio.Server | None = None
+        self._serving: set[asyncio.Task[object]] = set()
 
     async def start(self) -> int:
         """Listen on this machine; the port."""
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 24)
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Cut all connections, and listen no more."""
+        assert self._server is not None
+        self._server.close()
+        for serving in tuple(self._serving):
+            serving.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.sleep(0)  # for the transports
 
     def taken(self) -> list[SeenRequest]:
         """The requests since the last call, in the order of their answers."""
@@ -108,30 +118,39 @@ class CountedBucket:
         return seen
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                began = time.monotonic()
-                first, *lines = head.decode().split("\r\n")
-                method, target, _ = first.split(" ", 2)
-                pairs = (line.partition(":") for line in lines if line)
-                headers = {name.lower(): value.strip() for name, _, value in pairs}
-                if "expect" in headers:
-                    writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-                content = await reader.readexactly(int(headers.get("content-length", 0)))
-                if target == SEEN:
-                    answer = json.dumps([asdict(request) for request in self.taken()]).encode()
-                    self._answer(writer, method, 200, {}, answer)
-                    continue
-                await asyncio.sleep(self.delay)
-                url = urlsplit(target)
-                query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
-                key = unquote(url.path).lstrip("/").partition("/")[2]
-                status, given, answer = self._done(method, key, query, headers, content)
-                self._note(method, key, query, headers, began, content, answer)
-                self._answer(writer, method, status, given, answer)
-                await writer.drain()
-        writer.close()
+            try:
+                await self._serve_all(reader, writer)
+            finally:
+                self._serving.discard(serving)
+                writer.transport.abort()
+
+    async def _serve_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            began = time.monotonic()
+            first, *lines = head.decode().split("\r\n")
+            method, target, _ = first.split(" ", 2)
+            pairs = (line.partition(":") for line in lines if line)
+            headers = {name.lower(): value.strip() for name, _, value in pairs}
+            if "expect" in headers:
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            content = await reader.readexactly(int(headers.get("content-length", 0)))
+            if target == SEEN:
+                answer = json.dumps([asdict(request) for request in self.taken()]).encode()
+                self._answer(writer, method, 200, {}, answer)
+                continue
+            await asyncio.sleep(self.delay)
+            url = urlsplit(target)
+            query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
+            key = unquote(url.path).lstrip("/").partition("/")[2]
+            status, given, answer = self._done(method, key, query, headers, content)
+            self._note(method, key, query, headers, began, content, answer)
+            self._answer(writer, method, status, given, answer)
+            await writer.drain()
 
     def _note(
         self,
@@ -256,8 +275,10 @@ def counted_in_thread(delay: float = 0.0) -> Iterator[tuple[CountedBucket, int]]
     try:
         yield bucket, asyncio.run_coroutine_threadsafe(bucket.start(), loop).result()
     finally:
+        asyncio.run_coroutine_threadsafe(bucket.stop(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
+        loop.close()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain, islice
 from math import prod
 from typing import Self, cast
 
@@ -32,6 +33,8 @@ from xckpt.storage.stored_tree import Leaf, StoredTree
 
 MOST_PROBLEMS = 10_000
 """Damaged chunks that `Checkpoint.verify` lists."""
+AT_A_TIME = 1 << 12
+"""Chunks that it begins between two looks at what was damaged."""
 
 
 class Checkpoint(StoredTree):
@@ -150,16 +153,16 @@ class Checkpoint(StoredTree):
             progress=ProgressCounter(total, progress),
             on_error=note,
         ) as window:
-            for array in arrays(self.manifest):
+            chunks = chain.from_iterable(map(chunks_of, arrays(self.manifest)))
+            requests = map(ChunkRequest, chunks)
+            while len(damaged) < MOST_PROBLEMS and (some := list(islice(requests, AT_A_TIME))):
+                new = {request.chunk.array.path: request.chunk.array for request in some}
                 try:
-                    self.chunk_source.integrity.prepare([array])
+                    self.chunk_source.integrity.prepare([*new.values()])
                 except XckptError as error:
                     note(error)
                     continue
-                for chunk in chunks_of(array):
-                    if len(damaged) >= MOST_PROBLEMS:
-                        break
-                    window.submit(ChunkRequest(chunk))
+                window.submit_all(some)
         return damaged
 
     def _refuse_silence(self, error: XckptError) -> None:

@@ -1,8 +1,10 @@
 """Whether a checkpoint holds what was saved: digests of chunks, and its zarr.json documents.
 
-1. `Integrity.digests` fetches the digests of the arrays that are about to be read.
+1. `Integrity.prepare` asks for the digests of the arrays that are about to be read.
 2. `Integrity.request_documents` starts reading zarr.json files and `check` compares them, byte for
    byte, with what the manifest implies. No data depends on them, so reads need not wait.
+3. In a bucket each of these would cost a request, so that only `Integrity.altered_documents` reads
+   them. Arrays are opened with what the manifest implies, whatever their zarr.json says.
 """
 
 from __future__ import annotations
@@ -83,10 +85,10 @@ class Integrity:
             raise
 
     def prepare(self, wanted: Sequence[ZarrArray]) -> None:
-        """Fetch the digests and places of arrays, once.
+        """Ask for the digests and places of arrays, once.
 
         Raises:
-            CorruptCheckpointError: the file of digests or places was altered, or is too short.
+            CorruptCheckpointError: a local file of digests or places was altered.
         """
         self.digests.prepare(wanted)
         packed = [array for array in wanted if array.place is not None and array.count]
@@ -106,7 +108,12 @@ class Integrity:
         return self.places.problem() or self.places.overlap_problem(self.manifest)
 
     def request_documents(self, wanted: Iterable[ZarrArray]) -> list[RequestedDocument]:
-        """Start reading the zarr.json of some arrays, to `check` them later; each is read once."""
+        """Start reading the zarr.json of some arrays, to `check` them later; each is read once.
+
+        None of a bucket.
+        """
+        if self.root.bucket:
+            return []
         codecs, edition = self.manifest.codecs, self.manifest.zarr_json
         new = {f"{array.path}/zarr.json": array for array in wanted if array.place is None}
         return self._request(

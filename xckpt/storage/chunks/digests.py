@@ -5,24 +5,28 @@ The file of places (`xckpt.storage.packs.places`) is read in the same way.
 A manifest of a few bytes can claim billions of chunks, each with a digest.
 
 1. A file of up to `FEW_BYTES` is read and checked as a whole.
-2. Of a longer one, `Digests.prepare` fetches the digests of the arrays that are about to be read,
-   all at a time, where an array has no more than `BLOCK`; of a larger array, `Digests.of` fetches
-   blocks when their first chunk comes, and keeps the last ones.
-3. `Digests.problem` hashes the whole file, range by range.
+2. Of a longer one, `Digests.prepare` asks for the digests of the arrays that are about to be read,
+   what lies together in one request, where an array has no more than `BLOCK`; of a larger array,
+   `Digests.of` fetches blocks when their first chunk comes, and keeps the last ones.
+3. Nothing waits for them before `Digests.of`, so that chunks are on their way meanwhile.
+4. `Digests.problem` hashes the whole file, range by range.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import tensorstore as ts
 import xxhash
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
+from xckpt.core.manifest.packs import runs
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.file_checks import file_problem
@@ -38,10 +42,24 @@ KEPT_BLOCKS = 16
 """How many of these are in memory."""
 
 RANGE_BYTES = 1 << 23
-"""Of a file that is hashed."""
+"""What is asked for at a time, of a file of which more is wanted."""
+
+GAP_BYTES = 1 << 16
+"""What is read in vain rather than asked for in two requests."""
 
 _Block = tuple[str, int]
 """The path of an array, and the number of a block of it."""
+
+
+_Read: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """A part of the file that was asked for."""
+
+    start: int
+    content: _Read
 
 
 @dataclass(slots=True)
@@ -57,6 +75,10 @@ class Digests:
     key: str = DIGESTS
     """The file's."""
     _whole: bytes = b""
+    _asked_whole: _Read | None = None
+    """The whole file, where it is on its way."""
+    _asked: dict[str, _Range] = field(default_factory=dict[str, _Range])
+    """By the path of an array, where its digests come from."""
     _blocks: dict[_Block, bytes] = field(default_factory=dict[_Block, bytes])
     """Those that stay: of arrays that have one block."""
     _last: OrderedDict[_Block, bytes] = field(default_factory=OrderedDict[_Block, bytes])
@@ -92,26 +114,35 @@ class Digests:
             self._answered(self._ask(self.total - 1, 1), 1, f"{self.total:,} chunks")
 
     def prepare(self, wanted: Iterable[ZarrArray]) -> None:
-        """Fetch the digests of arrays, once.
+        """Ask for the digests of arrays, once.
 
         Raises:
-            CorruptCheckpointError: the digest file was altered, or is too short.
+            CorruptCheckpointError: a local file was altered.
         """
         new = {a.path: a for a in wanted if (a.path, 0) not in self._blocks and a.count <= BLOCK}
-        if self.few:
-            if new and not self._whole:
-                self.check()
-            self._blocks |= {(path, 0): self._whole[self._range(a)] for path, a in new.items()}
-            return
-        asked = {path: self._ask(self.first(a), a.count) for path, a in new.items() if a.count}
-        for path, future in asked.items():
-            self._blocks[path, 0] = self._answered(future, new[path].count, new[path].leaf)
+        if not self.few:
+            self._ask_ranges([a for path, a in new.items() if a.count and path not in self._asked])
+        elif new and not self._whole and self.root.driver == "file":
+            self.check()
+        elif new and not self._whole and self._asked_whole is None:
+            self._asked_whole = open_store(self.root).read(self.key)
+
+    def _ask_ranges(self, wanted: Sequence[ZarrArray]) -> None:
+        """Begin to read the digests of arrays."""
+        ranges = [self._range(array) for array in wanted]
+        lows, lengths = [r.start for r in ranges], [r.stop - r.start for r in ranges]
+        store = open_store(self.root) if wanted else None
+        for each in runs(lows, lengths, gap=GAP_BYTES, most=RANGE_BYTES):
+            assert store is not None
+            part = store.read(self.key, byte_range=slice(each.start, each.stop))
+            for number in each.members:
+                self._asked[wanted[number].path] = _Range(each.start, part)
 
     def of(self, array: ZarrArray, number: int) -> bytes:
         """The digest of chunk ``number`` of a prepared array.
 
         Raises:
-            CorruptCheckpointError: the digest file is too short.
+            CorruptCheckpointError: the digest file was altered, or is too short.
         """
         start = number % BLOCK * DIGEST_BYTES
         return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
@@ -131,6 +162,10 @@ class Digests:
             return found
         key = array.path, number
         with self._lock:
+            if self.few or array.count <= BLOCK:
+                if key not in self._blocks:
+                    self._blocks[key] = self._all_of(array)
+                return self._blocks[key]
             if key not in self._last:
                 first = self.first(array) + number * BLOCK
                 count = min(BLOCK, array.count - number * BLOCK)
@@ -140,18 +175,42 @@ class Digests:
             self._last.move_to_end(key)
             return self._last[key]
 
+    def _all_of(self, array: ZarrArray) -> bytes:
+        """The digests of an array that has one block, from what was asked for."""
+        where, asked = self._range(array), self._asked.pop(array.path, None)
+        if self.few:
+            return self.whole()[where]
+        if asked is not None:
+            with contextlib.suppress(ValueError):
+                content = answer(asked.content, self.root).value
+                found = content[where.start - asked.start : where.stop - asked.start]
+                if len(found) == array.count * DIGEST_BYTES:
+                    return found
+        # The file may be too short for other arrays of the request alone.
+        return self._answered(self._ask(self.first(array), array.count), array.count, array.leaf)
+
+    def whole(self) -> bytes:
+        """The content of a file that is read as a whole.
+
+        Raises:
+            CorruptCheckpointError: it was altered.
+        """
+        if not self._whole:
+            self.check()
+        return self._whole
+
     def _range(self, array: ZarrArray) -> slice:
         """Where an array's digests are in the file."""
         low = self.before + self.first(array) * DIGEST_BYTES
         return slice(low, low + array.count * DIGEST_BYTES)
 
-    def _ask(self, first: int, count: int) -> ts.Future[ts.KvStore.ReadResult]:
+    def _ask(self, first: int, count: int) -> _Read:
         """Begin to read ``count`` digests of the file."""
         low = self.before + first * DIGEST_BYTES
         where = slice(low, low + count * DIGEST_BYTES)
         return open_store(self.root).read(self.key, byte_range=where)
 
-    def _answered(self, asked: ts.Future[ts.KvStore.ReadResult], count: int, what: str) -> bytes:
+    def _answered(self, asked: _Read, count: int, what: str) -> bytes:
         """A range of the digest file, which must have ``count`` digests in it."""
         with storage_errors(self.root.child(self.key)):
             try:
@@ -186,9 +245,10 @@ class Digests:
         if file_problem(self.root, self.key, self.nbytes):
             return f"{self.key}: altered"
         if not self.few:
-            return self._long_problem()
+            return _long_problem(self)
+        asked, self._asked_whole = self._asked_whole, None
         with storage_errors(self.root.child(self.key)):
-            content = answer(open_store(self.root).read(self.key), self.root)
+            content = answer(asked or open_store(self.root).read(self.key), self.root)
         if content.state != "value":
             return f"{self.key}: missing"
         whole = len(content.value) == self.nbytes
@@ -197,22 +257,23 @@ class Digests:
         self._whole = content.value
         return ""
 
-    def _long_problem(self) -> str:
-        """`problem` of a file that is not kept."""
-        hashed = xxhash.xxh3_128()
-        store, size = open_store(self.root), self.nbytes
-        for start in range(0, size, RANGE_BYTES):
-            stop = min(start + RANGE_BYTES, size)
-            with storage_errors(self.root.child(self.key)):
-                try:
-                    content = answer(store.read(self.key, byte_range=slice(start, stop)), self.root)
-                except ValueError as error:
-                    if not str(error).startswith("OUT_OF_RANGE"):
-                        raise
-                    return f"{self.key}: altered"
-            if content.state != "value":
-                return f"{self.key}: missing"
-            if len(content.value) != stop - start:
-                return f"{self.key}: altered"
-            hashed.update(content.value)
-        return "" if hashed.hexdigest() == self.expected else f"{self.key}: altered"
+
+def _long_problem(digests: Digests) -> str:
+    """What is wrong with a file that is not kept."""
+    hashed, key, size = xxhash.xxh3_128(), digests.key, digests.nbytes
+    store = open_store(digests.root)
+    for start in range(0, size, RANGE_BYTES):
+        stop = min(start + RANGE_BYTES, size)
+        with storage_errors(digests.root.child(key)):
+            try:
+                content = answer(store.read(key, byte_range=slice(start, stop)), digests.root)
+            except ValueError as error:
+                if not str(error).startswith("OUT_OF_RANGE"):
+                    raise
+                return f"{key}: altered"
+        if content.state != "value":
+            return f"{key}: missing"
+        if len(content.value) != stop - start:
+            return f"{key}: altered"
+        hashed.update(content.value)
+    return "" if hashed.hexdigest() == digests.expected else f"{key}: altered"

@@ -102,27 +102,29 @@ class ChunkWindow:
             self.submit(large.popleft())
         # Now that there is work to do with large chunks.
         wanted, integrity = list(arrays), self._source.integrity
-        if any(array.place is not None for array in wanted):
-            packed = [request for request in small if request.chunk.array.place is not None]
-            small = [request for request in small if request.chunk.array.place is None]
-            self._read_packed(packed)
         documents: list[RequestedDocument] = []
         if self._source.root.driver == "file" and not self.pool.single:
             self.pool.submit(partial(integrity.check_documents, wanted))
             wanted = []
         else:
             documents = integrity.request_documents(wanted[:DOCUMENTS_IN_FLIGHT])
-        for request in (*small, *large):
-            if not self.pool.failed:
-                self.submit(request)
+        self.submit_all((*small, *large))
         self._finish_queue()
         integrity.check(documents)
         integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
 
-    def _read_packed(self, requests: Sequence[ChunkRequest]) -> None:
-        from xckpt.storage.packs.read_packs import PackReads
+    def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
+        """Begin chunks; what lies together in a pack is read at once."""
+        packed: list[ChunkRequest] = []
+        for request in requests:
+            if request.chunk.array.place is not None:
+                packed.append(request)
+            elif not self.pool.failed:
+                self.submit(request)
+        if packed:
+            from xckpt.storage.packs.read_packs import PackReads
 
-        PackReads(self._source, self.pool, self._land, self._refuse).read(requests)
+            PackReads(self._source, self.pool, self._land, self._refuse).read(packed)
 
     def _land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Bring the parts of a verified chunk to their destinations."""

@@ -91,6 +91,8 @@ class Places(Digests):
         return f"{PLACES}: a chunk of {leaf} shares bytes with another"
 
     def _name(self, pack: int) -> bytes:
+        if self.few:
+            return self.whole()[pack * NAME_BYTES : (pack + 1) * NAME_BYTES]
         block, within = divmod(pack, BLOCK)
         if block not in self._names:
             low, high = block * BLOCK, min((block + 1) * BLOCK, self.packs)

@@ -1,0 +1,116 @@
+"""How many requests calls make to a bucket, of which kind, and how many one after the other.
+
+The server answers after a while, so that requests that wait for one another can be told from those
+that are under way together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import xckpt
+from tests.support.counted_bucket import (
+    CountedBucket,
+    counted_in_thread,
+    environment_of,
+    kinds,
+    longest_chain,
+)
+from xckpt.storage.chunks import digests
+
+DELAY = 0.06
+URL = "s3://bucket/run/1"
+STATE = {f"w{n}": np.arange(n, n + 500, dtype=np.float32) for n in range(20)}
+PACKED = xckpt.SaveOptions(pack_bytes=1 << 16)
+PLAIN = xckpt.SaveOptions(pack_bytes=0)
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[CountedBucket]:
+    with counted_in_thread() as (bucket, port):
+        for name, value in environment_of(port).items():
+            monkeypatch.setenv(name, value)
+        yield bucket
+
+
+def same(loaded: object, state: dict[str, np.ndarray] = STATE) -> bool:
+    assert isinstance(loaded, dict)
+    return all(np.array_equal(loaded[name], array) for name, array in state.items())
+
+
+def trips(bucket: CountedBucket) -> list[str]:
+    """The kinds of the requests of the longest chain since the last call."""
+    return [request.kind for request in longest_chain(bucket.taken())]
+
+
+@pytest.mark.parametrize("options, most", [(PLAIN, 2), (PACKED, 3)])
+def test_a_load(bucket: CountedBucket, options: xckpt.SaveOptions, most: int) -> None:
+    xckpt.save(URL, STATE, options=options)
+    bucket.delay = DELAY
+    bucket.taken()
+    assert same(xckpt.load(URL))
+    assert len(trips(bucket)) <= most
+    checkpoint = xckpt.open(URL)
+    assert np.array_equal(checkpoint.array("w3")[100:200], STATE["w3"][100:200])
+    assert len(trips(bucket)) <= most
+
+
+def test_a_load_of_small_leaves_takes_few_requests(bucket: CountedBucket) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    bucket.taken()
+    assert same(xckpt.load(URL))
+    assert kinds(bucket.taken()) == {
+        "GET pack": 1,
+        "GET places": 1,
+        "GET xckpt.digests": 1,
+        "GET xckpt.json": 1,
+    }
+    assert xckpt.open(URL).verify() == []
+    assert kinds(bucket.taken()) == {
+        "GET pack": 1,
+        "GET places": 1,
+        "GET xckpt.digests": 1,
+        "GET xckpt.json": 1,
+        "GET zarr.json": 1,
+    }
+
+
+def test_no_zarr_json_is_read_by_a_load_and_each_by_a_verification(bucket: CountedBucket) -> None:
+    state = {"a": np.arange(600_000).reshape(2, -1), "b": np.arange(9)}
+    xckpt.save(URL, state, options=PLAIN)
+    key = "run/1/a/zarr.json"
+    bucket.objects[key] = '"other"', b'{"zarr_format": 3, "node_type": "array", "shape": [2]}'
+    bucket.taken()
+    assert same(xckpt.load(URL), state)
+    assert np.array_equal(xckpt.open(URL).array("a")[1, 5:9], state["a"][1, 5:9])
+    assert "GET zarr.json" not in kinds(bucket.taken())
+    (problem,) = xckpt.open(URL).verify()
+    assert problem.kind == "document" and problem.leaf == "a"
+    assert kinds(bucket.taken())["GET zarr.json"] == 3
+    del bucket.objects[key]
+    assert same(xckpt.load(URL), state)
+    assert ["missing" in str(problem) for problem in xckpt.open(URL).verify()] == [True]
+
+
+def test_digests_that_lie_together_are_one_request(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "FEW_BYTES", 0)
+    xckpt.save(URL, STATE, options=PLAIN)
+    bucket.taken()
+    assert same(xckpt.load(URL))
+    # One more looks whether the file is as long as the manifest says.
+    assert kinds(bucket.taken())["GET xckpt.digests"] == 2
+    assert same(xckpt.load(URL, select=["w3", "w17"]), {n: STATE[n] for n in ("w3", "w17")})
+    assert kinds(bucket.taken())["GET xckpt.digests"] == 2
+    monkeypatch.setattr(digests, "GAP_BYTES", 16)
+    assert same(xckpt.load(URL, select=["w3", "w17"]), {n: STATE[n] for n in ("w3", "w17")})
+    assert kinds(bucket.taken())["GET xckpt.digests"] == 3
+    tag, content = bucket.objects["run/1/xckpt.digests"]
+    bucket.objects["run/1/xckpt.digests"] = tag, content[:3] + b"?" + content[4:]
+    with pytest.raises(xckpt.CorruptCheckpointError, match="w0"):
+        xckpt.load(URL)
+    assert same(xckpt.load(URL, select=["w3"]), {"w3": STATE["w3"]})
