@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,19 @@ def test_impossible_options_are_refused_when_made(name: str, value: int) -> None
     if name in ("threads", "memory_bytes"):
         with pytest.raises(ValueError, match=f"{name} must be"):
             xckpt.LoadOptions(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "text"),
+    [
+        ({"share_reads": "hosts"}, ValueError, "takes True, False, 'host' or 'job', not 'hosts'"),
+        ({"share_reads": 1}, TypeError, "takes True or False, not"),
+        ({"host": 3}, TypeError, "takes a name or None, not"),
+    ],
+)
+def test_what_is_no_way_to_share_reads(wrong: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        xckpt.LoadOptions(**wrong)
 
 
 @pytest.mark.parametrize("coordinator", [0, 1])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
@@ -247,8 +247,12 @@ class LoadOptions(StorageOptions):
     """Bytes of scratch memory at a time; a single chunk above this limit goes alone. A manifest
     whose objects take more is refused, and so are reads of so many chunks that the list of them
     does (1 KiB a chunk); each of both may always take 64 MiB."""
-    share_reads: bool = True
-    """Ranks of one host read each chunk once and share it through memory."""
+    share_reads: bool | Literal["host", "job"] = True
+    """Ranks that want the same chunk read it once: ``"host"``, once on each host, and share it
+    through memory; ``"job"``, once in the whole job, and send it to the other hosts as well. True
+    is ``"job"`` for buckets and for file systems that several hosts mount, else ``"host"``."""
+    host: str | None = None
+    """The name of this rank's host, where it is not found: ranks of one name share memory."""
     deserialise: Callable[[bytes], object] | None = None
     """Makes an object of the bytes that a save's ``serialise`` gave; without it they stay bytes.
     A load by a planner of one's own does as that planner says."""
@@ -262,7 +266,15 @@ class LoadOptions(StorageOptions):
         StorageOptions.__post_init__(self)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "share_reads")
+        if not isinstance(self.share_reads, str):
+            _check_flags(self, "share_reads")
+        elif self.share_reads not in ("host", "job"):
+            raise ValueError(
+                f"{_where(self, 'share_reads')} takes True, False, 'host' or 'job', not "
+                f"{_shown(self.share_reads)}"
+            )
+        if self.host is not None and not isinstance(self.host, str):
+            raise TypeError(f"{_where(self, 'host')} takes a name or None, not {_shown(self.host)}")
         _check_functions(self, deserialise="a function from bytes to a leaf", metrics=METRICS)
         _check_progress(self)
 

@@ -58,7 +58,7 @@ def save_job(job: Job, path: str | Path) -> list[xckpt.Metadata]:
 
 def load_job(job: Job, path: str | Path) -> list[Any]:
     def run(group: ThreadGroup) -> object:
-        return xckpt.load(path, job.like(group.rank), group=group, options=job.load_options)
+        return xckpt.load(path, job.like(group.rank), group=group, options=job.loading(group.rank))
 
     return results(job.loaders, run, coordinator=job.load_coordinator)
 
@@ -136,7 +136,7 @@ def test_what_was_loaded_can_be_filled_in_place(job):
             boxes = leaf.want[group.rank][:1]
             like["model"][name] = cut(own[name], boxes)
         plain = like["plain"]
-        xckpt.load_into(path, like, group=group, options=job.load_options)
+        xckpt.load_into(path, like, group=group, options=job.loading(group.rank))
         assert like["plain"] is plain and same_bits(plain, job.plain)
         for name, filled in own.items():
             assert holds(like["model"][name], job.leaves[name].array)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -65,7 +65,13 @@ class Job:
     load_coordinator: int
     save_options: SaveOptions
     load_options: LoadOptions
+    hosts: int
+    """On how many hosts the loaders are, in turns."""
     plain: Array = field(default_factory=lambda: np.arange(6.0).reshape(2, 3))
+
+    def loading(self, rank: int) -> LoadOptions:
+        """The options of a rank that loads."""
+        return replace(self.load_options, host=f"host {rank % self.hosts}")
 
     def state(self, rank: int) -> dict[str, Any]:
         """The tree that a rank saves."""
@@ -143,6 +149,7 @@ def jobs(draw: st.DrawFn) -> Job:
         LoadOptions(
             threads=2,
             memory_bytes=draw(st.sampled_from([1, 1000, 1 << 20])),
-            share_reads=draw(st.booleans()),
+            share_reads=draw(st.sampled_from([True, False, "job", "host"])),
         ),
+        draw(st.integers(1, loaders)),
     )

@@ -30,6 +30,9 @@ STATE = {"w": np.arange(1 << 18, dtype=np.float32), "step": 3}
 SAVING = xckpt.SaveOptions(chunk_bytes=1 << 16, threads=2)
 
 
+SHARING: Any = {"shared load": "host", "load between hosts": "job"}
+
+
 def open_files() -> set[str]:
     """Sockets and shared memory that this process has open."""
     found: set[str] = set()
@@ -89,7 +92,10 @@ def call(what: str, path: Path, group: Any, progress: Any) -> None:
         saving.result(60)
     else:
         like = {"w": np.zeros_like(STATE["w"]), "step": 0}
-        options = xckpt.LoadOptions(threads=2, progress=progress, share_reads=what == "shared load")
+        # Each rank a host of its own, or all on one.
+        host = f"host {dist.get_rank()}" if what == "load between hosts" else None
+        share = SHARING.get(what, False)
+        options = xckpt.LoadOptions(threads=2, progress=progress, share_reads=share, host=host)
         xckpt.load_into(path / "old", like, group=group, timeout=TIMEOUT, options=options)
 
 
@@ -133,7 +139,7 @@ def continued_in_time(ranks: Ranks, victim: int, note: Path) -> threading.Thread
 @pytest.mark.thorough
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 @pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("what", ["save", "async", "shared load", "load"])
+@pytest.mark.parametrize("what", ["save", "async", "shared load", "load", "load between hosts"])
 def test_a_stopped_rank_is_named_in_time(
     three_ranks: Ranks, tmp_path: Path, what: str, victim: int, when: str
 ) -> None:

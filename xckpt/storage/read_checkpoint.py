@@ -38,6 +38,7 @@ from xckpt.storage.chunks.read_chunks import read_items, requests_of
 from xckpt.storage.chunks.requests import ChunkRequests
 from xckpt.storage.chunks.window import read_box
 from xckpt.storage.host.exchange import PATIENCE, Exchange
+from xckpt.storage.host.far import FarRanks
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 
@@ -120,23 +121,47 @@ class ZarrStorageReader:
         self._requested = None
         root = self.location.within(parsed.root)
         self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
-        self._may_share = ranks > 1 and self.options.share_reads
+        self._may_share = ranks > 1 and self.options.share_reads is not False
         self.entries = {leaf.name: leaf for leaf in parsed.leaves}
         return to_metadata(parsed, self.entries)
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """The plan, with what this rank wants, if ranks of one host share their reads."""
         with self.source.integrity.noticing_replacement():
-            wanted = sorted(self._requests(plan)[1]) if self._may_share else []
+            wanted = self._shareable(plan) if self._may_share else []
         if not wanted:
             return plan
         # Where there are no sockets, each rank reads for itself.
         with contextlib.suppress(OSError):
-            host, numbers = host_identity(), np.array(wanted, np.int64).tobytes()
-            self._exchange = Exchange(self.patience)
-            announcement = Announcement(host, self._exchange.address, numbers)
+            far = FarRanks(self.patience) if self._between_hosts() else None
+            self._exchange = Exchange(self.patience, far)
+            host, numbers = self.options.host, np.array(wanted, np.int64).tobytes()
+            announcement = Announcement(
+                host or host_identity(),
+                self._exchange.address,
+                numbers,
+                b"" if far is None else far.reach,
+            )
             plan = replace(plan, storage_data=announcement)
         return plan
+
+    def _shareable(self, plan: LoadPlan) -> list[int]:
+        """The chunks that this rank wants and may get from others.
+
+        Packed ones are read in long ranges sooner than they are handed over one by one.
+        """
+        requests = self._requests(plan)[1].items()
+        return sorted(number for number, each in requests if each.chunk.array.place is None)
+
+    def _between_hosts(self) -> bool:
+        """Whether chunks that several hosts want are read by one of them."""
+        if self.options.share_reads is not True:
+            return self.options.share_reads == "job"
+        if self.location.folder is None:
+            return self.location.driver != "memory"
+        from xckpt.storage.commit.leftovers import is_local
+
+        return not is_local(self.location.folder)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
         """The plans, with the chunks that one rank of a host reads for others."""
@@ -167,7 +192,7 @@ class ZarrStorageReader:
             share = SharedReads(0)
             if self._exchange is not None:
                 share = msgspec.convert(plan.storage_data, SharedReads)
-            if not share.publish and not share.sources:
+            if not share.elsewhere:
                 self._close_exchange()
             read_items(self.source, items, requests, planner, self.options, share, self._exchange)
 

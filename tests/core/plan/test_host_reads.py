@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -68,3 +69,67 @@ def test_replicas_share_the_reading_evenly(count: int, chunks: int) -> None:
 
 def test_ranks_that_announce_nothing_read_for_themselves() -> None:
     assert share_reads([None, None]) == [SharedReads(0), SharedReads(1)]
+
+
+reached = st.lists(st.none() | st.tuples(st.sampled_from("abc"), wanted), min_size=1, max_size=9)
+
+
+def announce_reached(wishes: list[tuple[str, list[int]] | None]) -> list[Announcement | None]:
+    """The same, of ranks that other hosts reach."""
+    return [
+        one and msgspec.structs.replace(one, reach=str(rank).encode())
+        for rank, one in enumerate(announce(wishes))
+    ]
+
+
+@given(reached)
+def test_each_chunk_is_read_once_in_the_job_and_comes_once_to_each_rank_that_wants_it(
+    wishes: list[tuple[str, list[int]] | None],
+) -> None:
+    shares = share_reads(announce_reached(wishes))
+    for chunk in range(31):
+        takers = {rank for rank, one in enumerate(wishes) if one and chunk in one[1]}
+        hosts = {one[0] for one in wishes if one and chunk in one[1]}
+        alone = {rank for rank in takers if chunk not in shares[rank].elsewhere}
+        reading = {rank for rank in takers if chunk in shares[rank].own}
+        assert len(alone | reading) == bool(takers)
+        came = [
+            *reading,
+            *alone,
+            *(rank for reader in reading for rank in shares[reader].sends.get(chunk, ())),
+            *(rank for share in shares for rank in share.publish.get(chunk, ())),
+        ]
+        assert sorted(came) == sorted(takers)
+        crossed = [rank for share in shares for rank in share.sends.get(chunk, ())]
+        assert len(crossed) == max(0, len(hosts) - 1)
+
+
+@given(reached)
+def test_what_a_rank_receives_is_what_others_send_to_it(
+    wishes: list[tuple[str, list[int]] | None],
+) -> None:
+    shares = share_reads(announce_reached(wishes))
+    for rank, share in enumerate(shares):
+        coming = {
+            sender: chunks
+            for sender, other in enumerate(shares)
+            if (chunks := [chunk for chunk, ranks in other.sends.items() if rank in ranks])
+        }
+        assert share.receives == coming
+        partners = {*coming, *share.receivers}
+        assert share.reaches == {partner: str(partner).encode() for partner in partners}
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(0, 60))
+def test_hosts_with_replicas_read_and_send_evenly(hosts: int, ranks: int, chunks: int) -> None:
+    wishes = [(f"host {host}", list(range(chunks))) for host in range(hosts) for _ in range(ranks)]
+    shares = share_reads(announce_reached([*wishes]))
+    own = [len(share.own) for share in shares]
+    assert sum(own) == chunks and max(own) - min(own) <= 1
+
+
+def test_a_host_that_is_not_reached_reads_for_itself() -> None:
+    near, far = announce_reached([("a", [1, 2]), ("b", [1, 2])])
+    assert near is not None and far is not None
+    shares = share_reads([near, msgspec.structs.replace(far, reach=b"")])
+    assert not any(share.elsewhere for share in shares)

@@ -1,12 +1,16 @@
-"""Ranks of one host hand each other chunks; a rank that is lost never leaves another waiting."""
+"""Ranks hand each other chunks, on one host and between hosts; a rank that is lost never leaves
+another waiting."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -15,10 +19,12 @@ import xckpt
 from conformance.implementations.threads import ThreadGroup, results
 from tests.support.sharded_arrays import cut
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
-from xckpt.engine.ranks.rendezvous import host_identity
-from xckpt.errors import StorageError
+from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
+from xckpt.errors import RanksFailedError, XckptError
 from xckpt.storage.host import exchange as module
+from xckpt.storage.host import far as far_module
 from xckpt.storage.host.exchange import Exchange
+from xckpt.storage.host.far import FarRanks
 
 SIZE = 1000
 PATIENCE = 20.0
@@ -29,39 +35,51 @@ def content(chunk: int) -> NDArray[np.uint8]:
 
 
 class Rank:
-    """One participant: publishes what the test gives it and keeps what it takes."""
+    """One participant: publishes and sends what the test gives it, and keeps what comes."""
 
-    def __init__(self, chunks: range) -> None:
-        self.exchange = Exchange()
+    def __init__(self, chunks: range, host: str = "", patience: float = PATIENCE) -> None:
+        self.far = FarRanks(patience) if host else None
+        self.exchange = Exchange(patience, self.far)
+        self.host = host or host_identity()
         self.chunks = chunks
         self.taken: dict[int, NDArray[np.uint8]] = {}
         self.failures: list[BaseException] = []
+        self.share = SharedReads(0)
 
     def announcement(self) -> Announcement:
         wanted = np.array(self.chunks, np.int64).tobytes()
-        return Announcement(host_identity(), self.exchange.address, wanted)
+        reach = b"" if self.far is None else self.far.reach
+        return Announcement(self.host, self.exchange.address, wanted, reach)
 
     def take(self, chunk: int, data: NDArray[np.uint8]) -> None:
         self.taken[chunk] = data[:SIZE].copy()
 
+    def receive(self, chunk: int, slot: int, data: NDArray[np.uint8]) -> None:
+        self.take(chunk, data)
+        self.exchange.publish(chunk, slot, self.share.publish.get(chunk, ()))
+        self.exchange.release(slot)
+
     def run(self, share: SharedReads, slots: int, dies_after: int | None = None) -> None:
+        self.share = share
         try:
             self.exchange.start(
                 share,
                 slot_bytes=SIZE,
                 budget=slots * SIZE,
                 take=self.take,
+                receive=self.receive,
                 on_failure=self.failures.append,
             )
-            for done, (chunk, takers) in enumerate(share.publish.items()):
+            for done, chunk in enumerate(share.own):
                 if done == dies_after:
                     return
                 slot, memory = self.exchange.slot(SIZE)
                 memory[:] = content(chunk)
-                self.exchange.publish(chunk, slot, takers)
+                takers, far = share.publish.get(chunk, ()), share.sends.get(chunk, ())
+                self.exchange.publish(chunk, slot, takers, far, SIZE)
                 self.exchange.release(slot)
             self.exchange.finish()
-        except (StorageError, OSError, EOFError) as error:
+        except (XckptError, OSError, EOFError) as error:
             self.failures.append(error)
         finally:
             self.exchange.close()
@@ -124,6 +142,102 @@ def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ranks[0].failures
     assert not ranks[1].failures
     assert len(ranks[0].taken) + len(ranks[1].taken) == 6
+
+
+@pytest.mark.parametrize("slots", [1, 3, 64])
+@pytest.mark.parametrize("hosts", ["aabb", "abc", "aaabc"])
+def test_every_chunk_crosses_once_and_comes_to_every_rank(slots: int, hosts: str) -> None:
+    """With one slot of each kind too: what is received has memory of its own."""
+    ranks = [Rank(range(24), host) for host in hosts]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    together([lambda r=r, s=s: r.run(s, slots) for r, s in zip(ranks, shares, strict=True)])
+    assert sum(len(share.own) for share in shares) == 24
+    for rank, share in zip(ranks, shares, strict=True):
+        assert not rank.failures
+        assert sorted([*rank.taken, *share.own]) == list(range(24))
+        for chunk, data in rank.taken.items():
+            assert (data == content(chunk)).all()
+
+
+@pytest.mark.parametrize("death", [0, 2])
+def test_a_rank_of_another_host_that_stops_is_named(death: int) -> None:
+    ranks = [Rank(range(24), host) for host in "abc"]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    together(
+        [
+            lambda r=r, s=s, d=d: r.run(s, 2, d)
+            for r, s, d in zip(ranks, shares, [None, death, None], strict=True)
+        ]
+    )
+    assert ranks[0].failures and ranks[2].failures
+    first = [str(ranks[survivor].failures[0]) for survivor in (0, 2)]
+    # The other one may have been lost first, for the same reason.
+    assert any("rank 1 of another host was lost" in each for each in first)
+
+
+def test_a_rank_of_another_host_that_never_comes_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(far_module, "ACCEPT_SECONDS", 0.05)
+    ranks = [Rank(range(24), host) for host in "abc"]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    ranks[1].exchange.close()
+    together([lambda n=n: ranks[n].run(shares[n], 64) for n in (0, 2)])
+    for survivor in (0, 2):
+        assert any("rank 1 of another host" in str(each) for each in ranks[survivor].failures)
+
+
+def test_a_silent_rank_of_another_host_is_given_up() -> None:
+    """It is there, and connects to all, but sends nothing."""
+    ranks = [Rank(range(8), host, patience=0.6) for host in "ab"]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    ended = threading.Event()
+
+    def silent() -> None:
+        shares[1].own.clear()
+        ranks[1].exchange.start(
+            shares[1],
+            slot_bytes=SIZE,
+            budget=8 * SIZE,
+            take=ranks[1].take,
+            receive=ranks[1].receive,
+            on_failure=ranks[1].failures.append,
+        )
+        ended.wait(PATIENCE)
+        ranks[1].exchange.close()
+
+    def run() -> None:
+        ranks[0].run(shares[0], 8)
+        ended.set()
+
+    started = time.monotonic()
+    together([silent, run])
+    assert time.monotonic() - started < 5
+    (failure, *_) = ranks[0].failures
+    assert isinstance(failure, RanksFailedError)
+    assert [each.rank for each in failure.failures] == [1]
+
+
+def test_a_stranger_is_no_rank() -> None:
+    """What connects without the token is hung up on, and the ranks meet all the same."""
+    ranks = [Rank(range(8), host) for host in "ab"]
+    shares = share_reads([rank.announcement() for rank in ranks])
+    strangers: list[bytes] = []
+
+    def knock(reach: bytes) -> None:
+        invitation = msgspec.msgpack.decode(reach, type=Invitation)
+        with connect(invitation) as connection:
+            connection.sendall(bytes(40))
+            with contextlib.suppress(ConnectionResetError):
+                assert connection.recv(40) == b""
+            strangers.append(reach)
+
+    assert ranks[0].far is not None and ranks[1].far is not None
+    knocks = [lambda r=rank.far.reach: knock(r) for rank in ranks if rank.far is not None]
+    together([*knocks, *(lambda n=n: ranks[n].run(shares[n], 8) for n in (0, 1))])
+    assert len(strangers) == 2
+    assert not any(rank.failures for rank in ranks)
+    assert [len(rank.taken) for rank in ranks] == [4, 4]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,17 @@ def host_identity() -> str:
 
 
 def invite(reaches: tuple[str, int] | None = None) -> tuple[Links, Invitation]:
-    """Listen; what the other ranks need to connect.
+    """Listen; what the other ranks need to connect; see `listen`.
+
+    Raises:
+        OSError: there is no free port.
+    """
+    listener, invitation = listen(reaches)
+    return Links(invitation.token, listener), invitation
+
+
+def listen(reaches: tuple[str, int] | None = None) -> tuple[socket.socket, Invitation]:
+    """A socket that listens on all interfaces, and what others need to connect.
 
     Args:
         reaches: host and port of a machine that all ranks reach; the address from which this one
@@ -72,11 +82,23 @@ def invite(reaches: tuple[str, int] | None = None) -> tuple[Links, Invitation]:
     token = secrets.token_bytes(TOKEN_BYTES)
     addresses = list(dict.fromkeys(_addresses(reaches)))
     port: int = listener.getsockname()[1]
-    return Links(token, listener), Invitation(token, host_identity(), port, addresses)
+    return listener, Invitation(token, host_identity(), port, addresses)
 
 
 def reach(invitation: Invitation, rank: int, coordinator: int) -> Links:
     """Connect to the coordinator; it answers once it takes part in a step.
+
+    Raises:
+        ConnectionError: no address can be reached; the message lists them.
+    """
+    links = Links(invitation.token)
+    links.add(coordinator, connect(invitation))
+    links.send(coordinator, Frame(Kind.HELLO, 0, rank, links.first))
+    return links
+
+
+def connect(invitation: Invitation) -> socket.socket:
+    """A connection to where an invitation says.
 
     Raises:
         ConnectionError: no address can be reached; the message lists them.
@@ -92,10 +114,7 @@ def reach(invitation: Invitation, rank: int, coordinator: int) -> Links:
             problems.append(f"{address}: {error}")
             continue
         no_delay(peer)
-        links = Links(invitation.token)
-        links.add(coordinator, peer)
-        links.send(coordinator, Frame(Kind.HELLO, 0, rank, links.first))
-        return links
+        return peer
     raise ConnectionError(f"cannot connect to port {invitation.port} of {'; '.join(problems)}")
 
 

@@ -4,7 +4,7 @@
 2. A `Destination` asks the planner where an item goes when its first chunk comes, and commits the
    item when its last part has landed.
 3. `read_items` reads all chunks through one `ChunkWindow`. With an `Exchange`, chunks that other
-   ranks of the host want too are read into shared memory by one rank and delivered by each.
+   ranks want too are read into shared memory by one rank and delivered by each.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import PlanError
 from xckpt.options import LoadOptions
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
-from xckpt.storage.chunks.requests import ChunkRequests
+from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
 from xckpt.storage.chunks.window import ChunkWindow
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.location import storage_errors
@@ -105,49 +106,67 @@ class Destination:
 
 @dataclass(frozen=True, slots=True)
 class _SharedChunks:
-    """The chunks that go between the ranks of this host."""
+    """The chunks that go between ranks."""
 
     source: ChunkSource
     requests: ChunkRequests
     window: ChunkWindow
     exchange: Exchange
+    share: SharedReads
 
-    def start(self, share: SharedReads, budget: int) -> None:
+    def start(self, budget: int) -> None:
         """Begin to publish and to take, in threads."""
-        sizes = [self.requests[number].nbytes for number in share.publish]
+        share, own = self.share, [self.requests[number] for number in self.share.own]
+        sizes = [self.requests[number].nbytes for number in (*share.own, *share.received)]
         with storage_errors(self.source.home):
             self.exchange.start(
                 share,
                 slot_bytes=max(sizes, default=0),
                 budget=budget,
                 take=self.take,
+                receive=self.receive,
                 on_failure=self.window.pool.fail,
             )
-        for number, takers in share.publish.items():
-            self.window.pool.submit(partial(self.publish, number, takers))
+        for request in own:
+            self.window.pool.submit(partial(self.publish, request))
 
-    def publish(self, number: int, takers: Sequence[int]) -> None:
+    def publish(self, request: ChunkRequest) -> None:
         """Read a chunk into shared memory, for this rank and for others."""
-        request = self.requests[number]
-        slot, memory = self.exchange.slot(request.nbytes)
-        data = memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
         try:
-            self.source.read(request.chunk, data)
-            self.exchange.publish(number, slot, takers)
-            self.window.deliver(request, data)
-            self.window.landed(request)
+            slot, memory = self.exchange.slot(request.nbytes)
+            self.source.read(request.chunk, _elements(request, memory))
+            self._hand_over(request, slot, memory)
         except BaseException as error:
             self.exchange.fail(error)
             raise
+
+    def receive(self, number: int, slot: int, memory: NDArray[np.uint8]) -> None:
+        """Verify a chunk that another host has sent, for this rank and for others."""
+        request, chunk = self.requests[number], self.requests[number].chunk
+        if digest_bytes(memory.data) != self.source.integrity.digests.of(chunk.array, chunk.number):
+            raise self.source.damage(chunk, "another host sent what was not saved")
+        self._hand_over(request, slot, memory)
+
+    def _hand_over(self, request: ChunkRequest, slot: int, memory: NDArray[np.uint8]) -> None:
+        """Publish what is in a slot, and take of it what this rank wants."""
+        number = request.chunk.array.first + request.chunk.number
+        takers, far = self.share.publish.get(number, ()), self.share.sends.get(number, ())
+        self.exchange.publish(number, slot, takers, far, len(memory))
+        self.window.deliver(request, _elements(request, memory))
+        self.window.landed(request)
         self.exchange.release(slot)
 
     def take(self, number: int, memory: NDArray[np.uint8]) -> None:
         """Copy what is wanted out of a chunk that another rank has read and verified."""
         request = self.requests.get(number)
         if request is not None:
-            content = memory[: request.nbytes].view(request.chunk.dtype)
-            self.window.deliver(request, content.reshape(request.chunk.box.sizes))
+            self.window.deliver(request, _elements(request, memory[: request.nbytes]))
             self.window.landed(request)
+
+
+def _elements(request: ChunkRequest, memory: NDArray[np.uint8]) -> NDArray[np.generic]:
+    """The elements of a chunk that memory holds."""
+    return memory.view(request.chunk.dtype).reshape(request.chunk.box.sizes)
 
 
 def read_items(
@@ -172,7 +191,7 @@ def read_items(
         for item, (array, parts) in zip(items, requests.destinations, strict=True)
     ]
     total = sum(request.nbytes for request in requests.values())
-    elsewhere = set(share.publish).union(*share.sources.values())
+    elsewhere = share.elsewhere
     with ChunkWindow(
         source,
         lambda number: destinations[number].memory(),
@@ -182,7 +201,7 @@ def read_items(
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
-            _SharedChunks(source, requests, window, exchange).start(share, requests.budget)
+            _SharedChunks(source, requests, window, exchange, share).start(requests.budget)
         own = [request for number, request in requests.items() if number not in elsewhere]
         window.read(own, requests.arrays)
     if exchange is not None:

@@ -1,4 +1,4 @@
-"""Handing verified chunks to the other ranks of a host through shared memory.
+"""Handing verified chunks to other ranks: those of a host through shared memory.
 
 Each rank listens on a Unix socket; what it publishes lies in an anonymous shared segment of a few
 slots, whose file descriptor it passes to each taker.
@@ -7,6 +7,8 @@ slots, whose file descriptor it passes to each taker.
 2. The publisher reads a chunk into a free slot, verifies it, and sends (chunk, slot) to each taker.
 3. A taker copies what it wants out of the slot and answers with the slot's number; after the last
    answer the slot is free again.
+4. Ranks of other hosts are sent what is in a slot (`xckpt.storage.host.far`); what they send comes
+   into slots set apart for that, and is published as if it had been read.
 
 Sockets carry no data, only these few bytes; a rank that dies closes them, so no rank waits for it.
 One that hangs is given up, by its number, when an answer that it owes has not come for `patience`
@@ -16,23 +18,19 @@ seconds. On Linux the sockets have no files; elsewhere the next exchange removes
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import LifoQueue
-from typing import IO
-
-import numpy as np
+from functools import partial
 
 from xckpt.core.plan.host_reads import SharedReads
-from xckpt.core.plan.wanted import Countdown
 from xckpt.errors import StorageError
-from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, mapped, silent
+from xckpt.storage.host.far import FarRanks
+from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, silent
+from xckpt.storage.host.slots import Slots
 
 _PATIENCE = 1.0
 """Seconds without a new taker before the missing ones are called."""
@@ -40,15 +38,18 @@ _PATIENCE = 1.0
 PATIENCE = 1800.0
 """Seconds that a silent rank is waited for, unless the group of the load says otherwise."""
 
-_ALIGNMENT = 64
-"""Bytes; enough for every dtype and every vector instruction."""
-
 
 class Exchange:
-    """One rank's end: publishes chunks to takers, and takes chunks from sources."""
+    """One rank's end: publishes chunks to takers, and takes chunks from sources.
 
-    def __init__(self, patience: float = PATIENCE) -> None:
+    Args:
+        patience: seconds that a silent rank is waited for.
+        far: the connections to other hosts, if chunks go between hosts.
+    """
+
+    def __init__(self, patience: float = PATIENCE, far: FarRanks | None = None) -> None:
         self._patience = patience
+        self._far = far
         self._sockets: list[socket.socket] = []
         self._listener = self._socket()
         self.address, self._folder = listen(self._listener)
@@ -56,13 +57,7 @@ class Exchange:
         """Taker -> when the chunks were published that it has not answered."""
         self._threads: list[threading.Thread] = []
         self._takers: dict[int, Peer] = {}
-        self._slots: Bytes = np.empty((0, 0), np.uint8)
-        """The shared memory, a slot a row."""
-        self._free: LifoQueue[int] = LifoQueue()
-        """Numbers of the slots that hold nothing; after a failure any number. The slot that became
-        free last is used first: its pages are there, in all processes, and perhaps in a cache."""
-        self._users: dict[int, Countdown] = {}
-        """Number of a slot -> how many still need what it holds."""
+        self._slots = Slots()
         self._failure: BaseException | None = None
         self._on_failure: Callable[[BaseException], None] = lambda error: None
 
@@ -79,30 +74,36 @@ class Exchange:
         slot_bytes: int,
         budget: int,
         take: Callable[[int, Bytes], None],
+        receive: Callable[[int, int, Bytes], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         """Meet the takers and begin to take from the sources, in threads.
 
         Args:
             share: what this rank publishes and expects.
-            slot_bytes: the largest chunk that it publishes, bytes.
+            slot_bytes: the largest chunk that it publishes or sends, bytes.
             budget: bytes of shared memory that it may use.
             take: called with each chunk taken, ``(chunk number, its bytes)``.
+            receive: called with each chunk that another host has sent, ``(chunk number, number of
+                its slot, its bytes)``; it calls `publish` and `release`.
             on_failure: called when a peer is lost.
         """
         self._on_failure = on_failure
         for address, chunks in share.sources.items():
             source = Peer(share.ranks[address], self._socket(), self._patience)
             self._thread(self._take_from, source, address, len(chunks), share.rank, take)
-        if share.publish:
-            slot_bytes = -(-slot_bytes // _ALIGNMENT) * _ALIGNMENT
-            count = max(1, min(budget // slot_bytes, len(share.publish)))
-            with _anonymous_file() as file:
-                file.truncate(count * slot_bytes)
-                self._slots = mapped(file.fileno(), count, slot_bytes)
-                for number in range(count):
-                    self._free.put(number)
+        if share.own or share.receives:
+            with self._slots.make(share, slot_bytes, budget) as file:
                 self._meet(share, file.fileno())
+            self._meet_far(share, receive)
+
+    def _meet_far(self, share: SharedReads, receive: Callable[[int, int, Bytes], None]) -> None:
+        """Begin to send to ranks of other hosts, and to receive from them."""
+        if self._far is not None:
+            self._far.start(share, self._thread)
+            room = partial(self.slot, received=True)
+            for sender in share.receives:
+                self._thread(self._far.receive_from, share, sender, room, receive)
 
     def _meet(self, share: SharedReads, descriptor: int) -> None:
         """Accept every taker and pass it the segment.
@@ -130,33 +131,43 @@ class Exchange:
             with contextlib.suppress(StorageError):
                 (rank,) = Peer(min(missing), connection, self._patience).receive(1)
                 taker = self._takers[rank] = Peer(rank, connection, self._patience)
-                taker.send_slots(descriptor, self._slots)
+                taker.send_slots(descriptor, self._slots.memory)
                 self._owed[rank] = deque()
                 self._thread(self._await_answers, taker, missing.pop(rank))
 
-    def slot(self, size: int) -> tuple[int, Bytes]:
-        """A free slot's number and its first ``size`` bytes; waits until there is one.
+    def slot(self, size: int, *, received: bool = False) -> tuple[int, Bytes]:
+        """A free slot, for what this rank reads or another host sends; see `Slots.take`.
 
         Raises:
             StorageError: a peer was lost; or whatever this rank itself has failed with.
         """
-        number = self._free.get()
-        if self._failure is not None:
-            self._free.put(number)  # for the next waiting thread
-            raise self._failure
-        return number, self._slots[number, :size]
+        return self._slots.take(size, received=received)
 
-    def publish(self, chunk: int, slot: int, takers: Sequence[int]) -> None:
-        """Tell the takers that ``chunk`` is in ``slot``; the publisher, too, calls `release`."""
-        self._users[slot] = Countdown(len(takers) + 1)
+    def publish(
+        self, chunk: int, slot: int, takers: Sequence[int], far: Sequence[int] = (), size: int = 0
+    ) -> None:
+        """Tell the takers that ``chunk`` is in ``slot``; the publisher, too, calls `release`.
+
+        Args:
+            chunk: its number.
+            slot: number of the slot.
+            takers: ranks of this host.
+            far: ranks of other hosts, to which the first ``size`` bytes are sent.
+            size: bytes.
+        """
+        self._slots.use(slot, len(takers) + len(far) + 1)
         for taker in takers:
             self._owed[taker].append(time.monotonic())
             self._takers[taker].send(chunk, slot)
+        for rank in far:
+            assert self._far is not None
+            self._far.send(
+                rank, (chunk, self._slots.memory[slot, :size], partial(self.release, slot))
+            )
 
     def release(self, slot: int) -> None:
         """Count one user of a slot as done; with the last one the slot is free."""
-        if self._users[slot].land(1) == 0:
-            self._free.put(slot)
+        self._slots.release(slot)
 
     def finish(self) -> None:
         """Wait until everything expected was taken, here and by the others.
@@ -174,17 +185,20 @@ class Exchange:
         # First: threads that wait for a slot fail too once they wake, with less to say.
         self._on_failure(error)
         self._failure = self._failure or error
-        self._free.put(0)
+        self._slots.fail(error)
 
     def close(self) -> None:
         """Close every socket, so that no peer waits for this rank, and end what still delivers."""
+        self._slots.fail(StorageError("the load has ended"))
+        if self._far is not None:
+            self._far.close()
         for each in self._sockets:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
         for thread in self._threads:
             thread.join()
-        self._slots = np.empty((0, 0), np.uint8)
+        self._slots.let_go()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -224,10 +238,3 @@ class Exchange:
         thread = threading.Thread(target=run, name="xckpt-exchange", daemon=True)
         self._threads.append(thread)
         thread.start()
-
-
-def _anonymous_file() -> IO[bytes]:
-    """Memory without a name; the kernel frees it with its last user."""
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("xckpt"), "r+b")
-    return tempfile.TemporaryFile()

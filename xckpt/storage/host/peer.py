@@ -1,4 +1,5 @@
-"""The connection to another rank of this host: numbers and shared memory, over a Unix socket.
+"""The connection to another rank: numbers and shared memory over a Unix socket, on this host;
+numbers and bytes over TCP, on another (`xckpt.storage.host.far`).
 
 A rank that has closed its end is an error at once, one that is silent an error in time, and both
 name it. On Linux the sockets have no files, so that nothing stays of a process that is killed;
@@ -42,14 +43,23 @@ def silent(ranks: Iterable[int], seconds: float) -> RanksFailedError:
 
 
 class Peer:
-    """The connection to another rank of this host, which is named in all that goes wrong.
+    """The connection to another rank, which is named in all that goes wrong.
 
     Every method raises `StorageError` where the rank has closed the connection, and
     `RanksFailedError` where it was silent for ``patience`` seconds.
+
+    Args:
+        rank: the rank at the other end.
+        connection: a socket; it is closed by its owner.
+        patience: seconds.
+        where: what is said of the rank's place.
     """
 
-    def __init__(self, rank: int, connection: socket.socket, patience: float) -> None:
+    def __init__(
+        self, rank: int, connection: socket.socket, patience: float, where: str = "of this host"
+    ) -> None:
         self.rank = rank
+        self._where = where
         self._connection = connection
         self._patience = patience
         self._lock = threading.Lock()
@@ -83,6 +93,25 @@ class Peer:
                         raise OSError("it closed its socket")
         return struct.unpack(f"<{count}q", message)
 
+    def send_bytes(self, memory: Bytes) -> None:
+        """Send memory, contiguous."""
+        with self._lock, self._naming():
+            rest = memory.data
+            self._connection.settimeout(self._patience)
+            while rest:
+                rest = rest[self._connection.send(rest) :]
+
+    def receive_bytes(self, memory: Bytes) -> None:
+        """Fill memory, contiguous."""
+        with self._naming():
+            rest = memory.data
+            self._connection.settimeout(self._patience)
+            while rest:
+                count = self._connection.recv_into(rest)
+                if not count:
+                    raise OSError("it closed its socket")
+                rest = rest[count:]
+
     def send_slots(self, descriptor: int, slots: Bytes) -> None:
         """Send shared memory."""
         with self._naming():
@@ -110,7 +139,7 @@ class Peer:
             raise silent([self.rank], self._patience) from error
         except OSError as error:
             why = error.strerror or error
-            raise peer_lost(f"rank {self.rank} of this host was lost: {why}") from error
+            raise peer_lost(f"rank {self.rank} {self._where} was lost: {why}") from error
 
 
 def call(address: str, rank: int) -> None:

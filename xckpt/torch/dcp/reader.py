@@ -234,7 +234,7 @@ class XckptStorageReader(dcp.StorageReader):
         load = self._under_way
         load.rank = int(str(kwargs.get("rank") or 0))
         load.watch.meet(rank=load.rank)
-        if dist.is_available() and dist.is_initialized() and self.options.share_reads:
+        if dist.is_available() and dist.is_initialized() and self.options.share_reads is not False:
             load.reader.set_up_storage_reader(load.manifest, dist.get_world_size())
 
     def prepare_local_plan(self, plan: dcp.LoadPlan) -> dcp.LoadPlan:
@@ -321,7 +321,7 @@ def _read(load: _OpenLoad, plan: dcp.LoadPlan, planner: dcp.LoadPlanner) -> None
         load.watch.meet(size=answer.ranks)
     if not isinstance(sharing, SharedReads):
         sharing = SharedReads(0)
-    elif items != load.items and (sharing.publish or sharing.sources):
+    elif items != load.items and sharing.elsewhere:
         raise PlanError(
             "the planner has changed what this rank reads after the ranks have shared "
             "the reading; use LoadOptions(share_reads=False)"

@@ -1,0 +1,119 @@
+"""What ranks of several hosts want is read from storage once, and sent to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import xckpt
+from conformance.implementations.threads import ThreadGroup, results, run_ranks
+from tests.support.sharded_arrays import holds, wish
+from xckpt.storage.chunks.chunk import Chunk, ChunkSource
+from xckpt.storage.host import far as far_module
+
+WHOLE = np.arange(1 << 18, dtype=np.float32).reshape(512, 512)
+RANKS = 16
+"""Each on a host of its own, unless a test says otherwise."""
+
+Share = bool | Literal["host", "job"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    where = str(tmp_path_factory.mktemp("once") / "ckpt")
+    options = xckpt.SaveOptions(chunk_bytes=1 << 14)
+    xckpt.save(where, {"w": WHOLE, "step": 3}, options=options)
+    return where
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each chunk that comes from storage, of all ranks."""
+    found: list[int] = []
+    verify = ChunkSource.verify
+
+    def noted(source: ChunkSource, chunk: Chunk, digest: bytes) -> None:
+        found.append(chunk.nbytes)
+        verify(source, chunk, digest)
+
+    monkeypatch.setattr(ChunkSource, "verify", noted)
+    return found
+
+
+def options(group: ThreadGroup, share: Share, a_host: int = 1) -> xckpt.LoadOptions:
+    return xckpt.LoadOptions(share_reads=share, host=f"host {group.rank // a_host}", threads=1)
+
+
+@pytest.mark.parametrize(
+    ("share", "a_host", "times"), [("job", 1, 1), ("job", 4, 1), ("host", 4, 4), (False, 4, 16)]
+)
+def test_replicas(path: str, read: list[int], share: Share, a_host: int, times: int) -> None:
+    def load(group: ThreadGroup) -> Any:
+        return xckpt.load(path, group=group, options=options(group, share, a_host))
+
+    for state in results(RANKS, load):
+        assert state["step"] == 3 and (state["w"] == WHOLE).all()
+    assert sum(read) == times * WHOLE.nbytes
+
+
+def test_columns_of_what_was_saved_in_rows(path: str, read: list[int]) -> None:
+    """Each rank wants a part of every chunk."""
+    width = 512 // RANKS
+
+    def load(group: ThreadGroup) -> Any:
+        like = {"w": wish(WHOLE, [((0, group.rank * width), (512, width))])}
+        given = options(group, "job")
+        return xckpt.load(path, like, group=group, options=given, unexpected="ignore")
+
+    for rank, state in enumerate(results(RANKS, load)):
+        assert state["w"].boxes.offsets.tolist() == [[0, rank * width]]
+        assert holds(state["w"], WHOLE)
+    assert sum(read) == WHOLE.nbytes
+
+
+def test_what_the_default_is(path: str, read: list[int]) -> None:
+    """Hosts share what lies in a bucket, but not what each has in its own memory or on a disk."""
+
+    def load(group: ThreadGroup) -> Any:
+        return xckpt.load(path, group=group, options=options(group, True))
+
+    results(2, load)
+    assert sum(read) == 2 * WHOLE.nbytes
+
+
+def test_what_a_host_sends_is_verified_by_the_taker(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = far_module.FarRanks.send
+
+    def altered(far: Any, rank: int, parcel: Any) -> None:
+        chunk, memory, sent = parcel
+        wrong = memory.copy()
+        wrong[-1] ^= 1
+        send(far, rank, (chunk, wrong, sent))
+
+    monkeypatch.setattr(far_module.FarRanks, "send", altered)
+
+    def load(group: ThreadGroup) -> Any:
+        return xckpt.load(path, group=group, options=options(group, "job"))
+
+    for outcome in run_ranks(3, load):
+        assert isinstance(outcome.error, xckpt.CorruptCheckpointError)
+        assert "another host sent what was not saved" in str(outcome.error)
+
+
+def test_damage_is_named_on_every_host(path: str, tmp_path: Path) -> None:
+    where = tmp_path / "damaged"
+    xckpt.save(where, {"w": WHOLE}, options=xckpt.SaveOptions(chunk_bytes=1 << 14))
+    chunk = where / "w" / "c" / "0" / "0"
+    chunk.write_bytes(bytes(chunk.stat().st_size))
+
+    def load(group: ThreadGroup) -> Any:
+        return xckpt.load(where, group=group, options=options(group, "job"))
+
+    for outcome in run_ranks(3, load):
+        assert isinstance(outcome.error, xckpt.CorruptCheckpointError)
+        assert "its digest differs from the one saved" in str(outcome.error)

@@ -1,0 +1,228 @@
+"""Sending verified chunks to ranks of other hosts, and receiving theirs.
+
+Each rank listens on a TCP port; its invitation (`xckpt.engine.ranks.rendezvous`) goes to the others
+with what it wants. Both sides show a half of the invitation's token, so neither takes a stranger
+for a rank.
+
+1. A receiver connects to each rank that sends to it, and says its rank.
+2. The sender has a thread for each receiver: it sends a chunk's number, its length in bytes and its
+   bytes. That the receiver has no room is known by TCP alone: the sender waits.
+3. The receiver has a thread for each sender: it waits for memory, then fills that.
+
+What is received has memory of its own, apart from what is to be sent: a rank whose memory is full
+of chunks to be sent still receives, so that no two ranks wait for each other.
+
+A rank that dies closes its sockets; one that is silent is given up, by its number, in `patience`
+seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from queue import SimpleQueue
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from xckpt.core.plan.host_reads import SharedReads
+from xckpt.engine.ranks.links import TOKEN_BYTES
+from xckpt.engine.ranks.rendezvous import Invitation, connect, listen
+from xckpt.errors import StorageError
+from xckpt.storage.host.peer import CALL_SECONDS, Bytes, Peer, peer_lost, silent
+
+ACCEPT_SECONDS: Final = 1.0
+"""Seconds without a new receiver before the missing ones are called."""
+
+HALF: Final = TOKEN_BYTES // 2
+ELSEWHERE: Final = "of another host"
+
+Parcel = tuple[int, Bytes, Callable[[], None]]
+"""A chunk's number, its bytes, and what is called once they are sent."""
+
+
+class FarRanks:
+    """One rank's end of the connections to ranks of other hosts.
+
+    Args:
+        patience: seconds that a silent rank is waited for.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self._patience = patience
+        self._listener, self._invitation = listen()
+        self._sockets = [self._listener]
+        self._closed = False
+        self._lock = threading.Lock()
+        self._parcels: dict[int, SimpleQueue[Parcel | None]] = {}
+        """What is still to be sent to each rank; None ends it."""
+
+    @property
+    def reach(self) -> bytes:
+        """Where others find this rank."""
+        return msgspec.msgpack.encode(self._invitation)
+
+    def start(self, share: SharedReads, thread: Callable[..., None]) -> None:
+        """Begin to accept the ranks that receive from this one.
+
+        Args:
+            share: what this rank sends.
+            thread: runs a function with arguments in a thread, and fails the load if that fails.
+        """
+        if share.receivers:
+            self._parcels = {rank: SimpleQueue() for rank in share.receivers}
+            reaches = {rank: _invitation(share.reaches[rank]) for rank in share.receivers}
+            thread(self._accept, dict(share.receivers), reaches, thread)
+
+    def send(self, rank: int, parcel: Parcel) -> None:
+        """Send a chunk, in the rank's turn; its memory has to stay until it is sent."""
+        self._parcels[rank].put(parcel)
+
+    def receive_from(
+        self,
+        share: SharedReads,
+        sender: int,
+        room: Callable[[int], tuple[int, Bytes]],
+        take: Callable[[int, int, Bytes], None],
+    ) -> None:
+        """Receive all chunks that a rank sends to this one.
+
+        Args:
+            share: what this rank receives.
+            sender: the rank.
+            room: gives the number of a slot, and its first so many bytes.
+            take: called with each chunk: its number, the slot's number, its bytes.
+
+        Raises:
+            StorageError: the rank was lost.
+            RanksFailedError: the rank was silent.
+        """
+        invitation, expected = _invitation(share.reaches[sender]), set(share.receives[sender])
+        try:
+            connection = connect(invitation)
+        except ConnectionError as error:
+            raise peer_lost(
+                f"rank {sender} {ELSEWHERE} was lost: {error}; where hosts do not reach each other "
+                f"use LoadOptions(share_reads='host')"
+            ) from error
+        self._adopt(connection)
+        peer = Peer(sender, connection, self._patience, ELSEWHERE)
+        peer.send_bytes(_as_bytes(invitation.token[:HALF]))
+        peer.send(share.rank)
+        if not _shows(peer, invitation.token[HALF:]):
+            raise peer_lost(f"rank {sender} {ELSEWHERE} was lost: another process has its port")
+        while expected:
+            chunk, length = peer.receive(2)
+            if chunk not in expected:
+                raise peer_lost(f"rank {sender} {ELSEWHERE} sent chunk {chunk}, not asked for")
+            expected.discard(chunk)
+            slot, memory = room(length)
+            peer.receive_bytes(memory)
+            take(chunk, slot, memory)
+
+    def close(self) -> None:
+        """Close every socket, so that no rank waits for this one, and end the threads."""
+        for parcels in self._parcels.values():
+            parcels.put(None)
+        with self._lock:
+            self._closed = True
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _adopt(self, connection: socket.socket) -> None:
+        """Have `close` close a connection.
+
+        Raises:
+            StorageError: it has closed the others already.
+        """
+        with self._lock:
+            if not self._closed:
+                self._sockets.append(connection)
+                return
+        connection.close()
+        raise peer_lost("the load has ended")
+
+    def _accept(
+        self,
+        missing: dict[int, int],
+        reaches: Mapping[int, Invitation],
+        thread: Callable[..., None],
+    ) -> None:
+        """Accept every receiver, and begin to send to it.
+
+        A receiver that failed before it came here never connects, so while waiting its own port is
+        called: it answers as long as the process is in the load.
+        """
+        deadline = time.monotonic() + self._patience
+        self._listener.settimeout(min(ACCEPT_SECONDS, self._patience))
+        while missing:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise silent(missing, self._patience) from None
+                for rank in missing:
+                    _call(reaches[rank], rank)
+                continue
+            self._adopt(connection)
+            rank = self._greeted(connection)
+            if rank in missing:
+                peer = Peer(rank, connection, self._patience, ELSEWHERE)
+                thread(self._send_to, peer, missing.pop(rank))
+
+    def _greeted(self, connection: socket.socket) -> int:
+        """The rank that has connected; -1 if none of the job has."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        stranger = Peer(-1, connection, min(CALL_SECONDS, self._patience), ELSEWHERE)
+        with contextlib.suppress(StorageError):
+            if _shows(stranger, self._invitation.token[:HALF]):
+                (rank,) = stranger.receive(1)
+                stranger.send_bytes(_as_bytes(self._invitation.token[HALF:]))
+                return rank
+        connection.close()
+        return -1
+
+    def _send_to(self, peer: Peer, count: int) -> None:
+        parcels = self._parcels[peer.rank]
+        for _ in range(count):
+            parcel = parcels.get()
+            if parcel is None:
+                return
+            chunk, memory, sent = parcel
+            peer.send(chunk, len(memory))
+            peer.send_bytes(memory)
+            sent()
+
+
+def _invitation(reach: bytes) -> Invitation:
+    return msgspec.msgpack.decode(reach, type=Invitation)
+
+
+def _as_bytes(content: bytes) -> Bytes:
+    return np.frombuffer(content, np.uint8)
+
+
+def _shows(peer: Peer, expected: bytes) -> bool:
+    """Whether the other end sends a half of the token."""
+    shown = np.empty(len(expected), np.uint8)
+    peer.receive_bytes(shown)
+    return hmac.compare_digest(shown.tobytes(), expected)
+
+
+def _call(invitation: Invitation, rank: int) -> None:
+    """Connect to a rank and hang up.
+
+    Raises:
+        StorageError: the rank no longer listens.
+    """
+    try:
+        connect(invitation).close()
+    except ConnectionError as error:
+        raise peer_lost(f"rank {rank} {ELSEWHERE} failed before it began to read") from error
