@@ -66,7 +66,7 @@ def test_impossible_options_are_refused_when_made(name: str, value: int) -> None
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
-        ({"share_reads": "hosts"}, ValueError, "takes True, False, 'host' or 'job', not 'hosts'"),
+        ({"share_reads": "hosts"}, ValueError, "'host' or 'job', not the str 'hosts'"),
         ({"share_reads": 1}, TypeError, "takes True or False, not"),
         ({"host": 3}, TypeError, "takes a name or None, not"),
     ],
