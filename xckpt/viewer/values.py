@@ -76,8 +76,8 @@ def plane_values(
     elements = stored[tuple(slice(o, e) for o, e in zip(box.offsets, box.ends, strict=True))]
     if down is not None and across is not None and down > across:
         elements = np.swapaxes(elements, down, across)
-    rows = 1 if down is None else box.sizes[down]
-    plane = _numbers(elements).reshape(rows, -1)
+    rows, columns = (1 if d is None else box.sizes[d] for d in (down, across))
+    plane = _numbers(elements).reshape(rows, columns)
     found = of_block(plane.reshape(-1))
     finite = np.isfinite(plane)
     cells = heat_map(plane, finite)

@@ -41,19 +41,15 @@ class Leaves {
     return { bytes, chunks };
   }
 
-  /** The numbers of the leaves whose names hold all words of a search. */
+  /** The numbers of the leaves in whose names, dtypes or layouts all words of a search occur. */
   search(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    const hits = [];
-    for (let leaf = 0; leaf < this.count; leaf += 1)
-      if (words.every((word) => this.searched[leaf].includes(word) || this.describes(leaf, word)))
-        hits.push(leaf);
+    let hits = Array.from(this.names.keys());
+    for (const word of words) {
+      const kinds = this.page.kinds.map((kind) => kind.dtype === word || kind.layout === word);
+      hits = hits.filter((leaf) => kinds[this.page.kind[leaf]] || this.searched[leaf].includes(word));
+    }
     return hits;
-  }
-
-  describes(leaf, word) {
-    const kind = this.kind(leaf);
-    return kind.dtype === word || kind.layout === word;
   }
 
   /** What a column shows of a leaf, to sort by. */

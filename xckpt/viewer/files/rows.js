@@ -77,7 +77,7 @@ class LeafList {
     if (flat) {
       const leaves = this.leaves.search(this.query);
       const ordered = this.column === null ? leaves : this.leaves.sorted(leaves, this.column, this.descending);
-      this.rows = ordered.map((leaf) => ({ leaf, depth: 0, label: this.leaves.names[leaf] || "the root" }));
+      this.rows = ordered;
       this.hits.textContent = counted(ordered.length, "leaf").replace("leafs", "leaves");
     } else {
       this.rows = this.tree.rows();
@@ -102,8 +102,14 @@ class LeafList {
     else this.view.removeAttribute("aria-activedescendant");
   }
 
+  /** The node of a row; a search gives bare leaf numbers. */
+  node(at) {
+    const row = this.rows[at];
+    return typeof row === "number" ? { leaf: row, depth: 0, label: this.leaves.names[row] } : row;
+  }
+
   row(at) {
-    const node = this.rows[at];
+    const node = this.node(at);
     const isLeaf = node.leaf !== null;
     const chosen = isLeaf && node.leaf === this.chosen;
     const cells = isLeaf ? this.leafCells(node) : this.containerCells(node);
@@ -138,7 +144,7 @@ class LeafList {
 
   /** Choose the active leaf, or open or close the active container. */
   enter() {
-    const node = this.rows[this.active];
+    const node = this.node(this.active);
     if (!node) return;
     if (node.leaf === null) this.toggle(node, !node.open);
     else this.choose(node.leaf);
@@ -165,7 +171,7 @@ class LeafList {
   }
 
   key(event) {
-    const node = this.rows[this.active];
+    const node = this.node(this.active);
     const page = Math.max(1, Math.floor(this.view.clientHeight / ROW) - 1);
     const moves = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page };
     if (event.key in moves) this.move(this.active + moves[event.key]);
@@ -189,7 +195,7 @@ class LeafList {
       return;
     }
     let at = this.active - 1;
-    while (at >= 0 && this.rows[at].depth >= node.depth) at -= 1;
+    while (at >= 0 && this.node(at).depth >= node.depth) at -= 1;
     if (at >= 0) this.move(at);
   }
 

@@ -1,0 +1,89 @@
+"""The server answers its own page alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+import xckpt
+from xckpt.viewer.server import PageServer
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PageServer]:
+    state = {"w": np.array([[0.0, np.nan], [np.inf, 6.0]]), "step": 3}
+    xckpt.save("memory://test-server", state)
+    with PageServer(xckpt.view("memory://test-server")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def ask(
+    server: PageServer, path: str, host: str | None = None, method: str = "GET"
+) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    headers = {} if host is None else {"Host": host}
+    connection.request(method, path.replace("TOKEN", server.token), headers=headers)
+    response = connection.getresponse()
+    answer = response.status, response.read().decode(), dict(response.getheaders())
+    connection.close()
+    return answer
+
+
+def test_it_listens_on_the_loopback_address_alone(server: PageServer) -> None:
+    assert server.server_address[0] == "127.0.0.1"
+
+
+def test_the_page(server: PageServer) -> None:
+    status, html, headers = ask(server, "/TOKEN/")
+    assert (status, html[:15]) == (200, "<!doctype html>")
+    assert '"served":true' in html
+    assert "connect-src 'self'" in headers["Content-Security-Policy"]
+    assert headers["Cache-Control"] == "no-store"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert "Access-Control-Allow-Origin" not in headers
+
+
+def test_values(server: PageServer) -> None:
+    status, text, _ = ask(server, "/TOKEN/values?leaf=0&down=0&across=1&at=0,0")
+    values = json.loads(text)
+    assert status == 200
+    assert (values["nans"], values["positive"], values["cells"]) == (1, 1, [0.0, None, None, 6.0])
+
+
+@pytest.mark.parametrize("path", ["/", "/TOKE/", "/TOKEN", "/TOKEN/other", "/TOKENx/", "/x/TOKEN/"])
+def test_other_paths_are_not_found(server: PageServer, path: str) -> None:
+    assert ask(server, path)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:PORT", "127.0.0.1", "127.0.0.1:1"])
+def test_other_hosts_are_refused(server: PageServer, host: str) -> None:
+    host = host.replace("PORT", str(server.server_port))
+    status, text, _ = ask(server, "/TOKEN/", host=host)
+    assert status == 403
+    assert "doctype" not in text
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_other_methods_are_refused(server: PageServer, method: str) -> None:
+    assert ask(server, "/TOKEN/", method=method)[0] == 501
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        *("", "leaf=a", "leaf=9&down=0&across=1&at=0,0", "leaf=1&down=0&across=1&at=0,0"),
+        *("leaf=0&down=0&across=0&at=0,0", "leaf=0&down=0&across=5&at=0,0"),
+        *("leaf=0&down=0&across=1&at=0", "leaf=0&down=0&at=0,2", "leaf=-2&at=0,0"),
+    ],
+)
+def test_questions_that_make_no_sense(server: PageServer, query: str) -> None:
+    status, text, _ = ask(server, f"/TOKEN/values?{query}")
+    assert status == 400
+    assert text
