@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.scale import hosts
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import Placed, simulate
+from tests.support.counted_bucket import environment_of
 from xckpt.core.plan.items import WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner
 from xckpt.engine.adapters import loaded_adapters
@@ -36,3 +38,12 @@ def test_what_a_rank_says_does_not_grow_with_the_ranks(name, tensors):
         before, after = sum(getattr(few, way)[:-1]) / 15, sum(getattr(many, way)[:-1]) / 63
         # And 64 bytes: which ranks of the groups shall send their leaf tables.
         assert after <= 1.1 * before + 64, (way, before, after)
+
+
+def test_what_hosts_want_is_read_once(monkeypatch):
+    monkeypatch.setattr(hosts, "ELEMENTS", 1 << 16)
+    for name in environment_of(0):
+        monkeypatch.setenv(name, "")
+    alone, three = hosts.loads_of((1, 3))
+    assert alone.alone_times == alone.once_times == 1
+    assert (three.alone_times, three.once_times) == (3, 1)

@@ -3,7 +3,8 @@
 Each case runs in a process of its own, which holds all ranks, one after the other: the seconds and
 bytes are those of the real engine, and nothing is written. See `benchmarks.scale.saves`.
 
-``--bucket`` counts requests to a bucket that is far away instead (`benchmarks.scale.bucket`).
+``--bucket`` counts requests to a bucket that is far away instead (`benchmarks.scale.bucket`), and
+``--hosts`` what hosts read that want the same (`benchmarks.scale.hosts`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.scale.bucket import STATES, measure
+from benchmarks.scale.hosts import HOSTS, RATE, loads_of
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import simulate
 
@@ -48,12 +50,14 @@ QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
     help="A placement, ranks and tensors, in place of the usual cases.",
 )
 @click.option("--bucket", is_flag=True, help="Requests to a bucket, and round trips.")
+@click.option("--hosts", is_flag=True, help="Hosts that load replicas from a slow bucket.")
 @click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
 @click.option("--alone", is_flag=True, hidden=True, help="In this process; prints JSON.")
 def main(
     quick: bool,
     cases: tuple[tuple[str, int, int], ...],
     bucket: bool,
+    hosts: bool,
     output: Path | None,
     alone: bool,
 ) -> None:
@@ -68,6 +72,10 @@ def main(
         names = ["medium"] if quick else list(STATES)
         figures = [call for name in names for call in measure(name)]
         table = _bucket_table(figures)
+    elif hosts:
+        section = "hosts"
+        figures = [asdict(load) for load in loads_of((1, 3) if quick else HOSTS)]
+        table = _hosts_table(figures)
     else:
         section = "scale"
         figures = [_apart(case) for case in cases or (QUICK if quick else CASES)]
@@ -133,6 +141,23 @@ def _bucket_table(calls: Sequence[dict[str, Any]]) -> Table:
         kinds = ", ".join(f"{count} {kind}" for kind, count in call["kinds"].items())
         numbers = f"{call['seconds']:.2f}", f"{call['requests']:,}", f"{call['chain']:,}"
         table.add_row(what, call["call"], *numbers, kinds)
+    return table
+
+
+def _hosts_table(loads: Sequence[dict[str, Any]]) -> Table:
+    table = Table(
+        title=f"Hosts that load one replica each from a bucket of {RATE / (1 << 20):.0f} MiB/s"
+    )
+    for name in ("hosts", "each alone: wall s", "bytes", "once in the job: wall s", "bytes"):
+        table.add_column(name, justify="right")
+    for load in loads:
+        table.add_row(
+            str(load["hosts"]),
+            f"{load['alone_seconds']:.2f}",
+            f"{load['alone_times']:.2f} x",
+            f"{load['once_seconds']:.2f}",
+            f"{load['once_times']:.2f} x",
+        )
     return table
 
 

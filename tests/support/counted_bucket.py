@@ -1,6 +1,7 @@
 """A bucket by S3's interface, in memory, that notes when each request came and was answered.
 
-1. `CountedBucket` answers each request after `delay` seconds, as a bucket does that is far away.
+1. `CountedBucket` answers each request after `delay` seconds, as a bucket does that is far away,
+   and all of them at `rate` bytes a second, as one does whose network is full.
 2. What it has seen is fetched over HTTP too (`SEEN`), so that it can run in a process of its own
    (``python -m tests.support.counted_bucket``) and takes no time from the client that is measured.
 3. `longest_chain` is how many of the requests came one after the other: those that no concurrency
@@ -12,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -88,10 +90,13 @@ class CountedBucket:
 
     Args:
         delay: seconds before each answer.
+        rate: bytes a second of all answers together.
     """
 
-    def __init__(self, delay: float = 0.0) -> None:
-        self.delay = delay
+    def __init__(self, delay: float = 0.0, rate: float = math.inf) -> None:
+        self.delay, self.rate = delay, rate
+        self._busy_until = 0.0
+        """When what is being sent is out, by the rate."""
         self.objects: dict[str, tuple[str, bytes]] = {}
         """Key -> ETag and content."""
         self._seen: list[SeenRequest] = []
@@ -148,9 +153,16 @@ class CountedBucket:
             query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
             key = unquote(url.path).lstrip("/").partition("/")[2]
             status, given, answer = self._done(method, key, query, headers, content)
+            await self._sent(len(answer))
             self._note(method, key, query, headers, began, content, answer)
             self._answer(writer, method, status, given, answer)
             await writer.drain()
+
+    async def _sent(self, count: int) -> None:
+        """Wait as long as so many bytes take behind those that others are sent."""
+        now = time.monotonic()
+        self._busy_until = max(now, self._busy_until) + count / self.rate
+        await asyncio.sleep(self._busy_until - now)
 
     def _note(
         self,
@@ -282,9 +294,9 @@ def counted_in_thread(delay: float = 0.0) -> Iterator[tuple[CountedBucket, int]]
 
 
 @contextlib.contextmanager
-def counted_apart(delay: float) -> Iterator[int]:
+def counted_apart(delay: float, rate: float = math.inf) -> Iterator[int]:
     """A server in a process of its own, for as long as the block lasts; its port."""
-    command = [sys.executable, "-m", "tests.support.counted_bucket", str(delay)]
+    command = [sys.executable, "-m", "tests.support.counted_bucket", str(delay), str(rate)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -299,11 +311,11 @@ def seen_at(port: int) -> list[SeenRequest]:
         return [SeenRequest(**request) for request in json.load(answer)]
 
 
-async def _main(delay: float) -> None:
-    print(await CountedBucket(delay).start(), flush=True)
+async def _main(delay: float, rate: float) -> None:
+    print(await CountedBucket(delay, rate).start(), flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(_main(float(sys.argv[1])))
+        asyncio.run(_main(*map(float, sys.argv[1:])))
