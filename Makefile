@@ -1,6 +1,6 @@
 # make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
 # make test-integrations | make test-browser | make conformance | make conformance-long | make coverage | make mutation
-# make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
+# make docs | make test-docs | make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
 # torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
@@ -32,6 +32,13 @@ INTEGRATIONS := accelerate datasets dm-haiku equinox flax grain lightning optax 
 # torchtitan wants an older datasets, and wandb.
 LOOSE_INTEGRATIONS := torchtitan einops spmd_types torch_checkpointing tyro
 
+# What builds the site, in an environment of its own (100 MB), which also sees the packages of the tests: the
+# frameworks that the public modules import.
+DOCS_VENV := .venv-docs
+DOCS_CONSTRAINTS := docs/constraints.txt
+DOCS_STAMP := $(DOCS_VENV)/.stamp-$(firstword $(shell cksum $(DOCS_CONSTRAINTS)))
+SITE_PACKAGES := import sysconfig; print(sysconfig.get_path("purelib"))
+
 # The newest releases that the registry has, whatever tests/constraints.txt says.
 NEWEST_VENV := .venv-newest
 
@@ -51,7 +58,7 @@ FUZZ_RUNS ?= 1000000
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
-.PHONY: env env-xla env-integrations test test-browser test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long fuzz lint demo demo-run bench measure clean
+.PHONY: env env-xla env-integrations test test-browser test-integrations test-thorough test-xla test-lowest test-newest test-dist coverage mutation test-models conformance-reshard conformance conformance-long docs test-docs fuzz lint demo demo-run bench measure clean
 
 env: $(STAMP)
 
@@ -88,6 +95,14 @@ $(INTEGRATIONS_STAMP):
 	$(INTEGRATIONS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --constraint $(INTEGRATIONS_CONSTRAINTS) --no-deps $(LOOSE_INTEGRATIONS)
 	@touch $@
 
+# The list is complete.
+$(DOCS_STAMP): $(STAMP)
+	rm -rf $(DOCS_VENV)
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(DOCS_CONSTRAINTS)
+	$(BIN)/python -c '$(SITE_PACKAGES)' > "$$($(DOCS_VENV)/bin/python -c '$(SITE_PACKAGES)')/tests.pth"
+	@touch $@
+
 $(FUZZ_STAMP): $(FUZZ_CONSTRAINTS) $(STAMP)
 	rm -rf $(FUZZ_PACKAGES)
 	$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target $(FUZZ_PACKAGES) --requirement $(FUZZ_CONSTRAINTS)
@@ -112,7 +127,7 @@ test: lint
 # Every test, ten times the examples, and the trainers.
 test-thorough: lint
 	$(BIN)/python -m pytest -m 'not models and not browser' --hypothesis-profile=thorough $(call REPORT,thorough)
-	$(MAKE) test-integrations
+	$(MAKE) test-integrations test-docs
 
 # The hooks with the trainers themselves, and the examples of docs/integrations.md.
 test-integrations: env-integrations
@@ -230,6 +245,15 @@ judge-managers: env
 # A million inputs by default; `make fuzz FUZZ_RUNS=20000` is a quick one.
 fuzz: $(FUZZ_STAMP)
 	PYTHONPATH=.:$(FUZZ_PACKAGES) $(BIN)/python -m tests.fuzz --runs $(FUZZ_RUNS)
+
+# The site, in build/docs/site: every link of it is followed, and a warning is an error. No network is needed.
+docs: $(DOCS_STAMP)
+	PYTHONPATH=. $(DOCS_VENV)/bin/python -m docs.site.build build/docs
+	@echo "build/docs/site/index.html"
+
+# What its search finds, its names, its copies for assistants.
+test-docs: docs
+	$(DOCS_VENV)/bin/python -m pytest -m '' --numprocesses=0 tests/docs/site $(call REPORT,docs)
 
 demo: env
 	$(BIN)/python -m examples.demo

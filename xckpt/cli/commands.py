@@ -1,8 +1,9 @@
 """The group of all commands, with `xckpt info` and `xckpt verify`.
 
-Exit codes: 0 all is well; 1 `verify` or `map check` found faults, or `diff` differences; 2 the
-question could not be answered (no checkpoint there, no such leaf, storage refused, wrong usage);
-130 interrupted. Answers go to stdout, errors and progress to stderr.
+Exit codes: 0 all is well; 1 `verify`, `map check` or `doctor` found faults, or `diff` differences;
+2 the question could not be answered (no checkpoint there, no such leaf, storage refused, wrong
+usage); 130 interrupted. Answers go to stdout, errors and progress to stderr. What ``--json`` prints
+is described by `schema.json` beside this file.
 
 Everything heavy is imported by the command that needs it, so that `xckpt --help` is quick.
 """
@@ -20,11 +21,13 @@ from xckpt.cli.choose import no_such_leaf
 from xckpt.cli.collector import collector_at_rest
 from xckpt.cli.compare import diff_command
 from xckpt.cli.convert import convert_command
+from xckpt.cli.doctor.command import doctor_command
 from xckpt.cli.elements import cat, head, stats
 from xckpt.cli.listing import ls
 from xckpt.cli.map import map_commands
 from xckpt.cli.output import Failure, Fault, as_json, print_json, progress_bar, say
 from xckpt.cli.places import copy_command, delete_command, gc_command
+from xckpt.cli.shell.manual import completion_command, manual_command
 from xckpt.cli.view import view_command
 from xckpt.core.text.printable import printable
 from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, XckptError
@@ -83,6 +86,7 @@ def commands() -> None:
 for each in (
     *(ls, cat, head, stats, diff_command, copy_command, delete_command, gc_command),
     *(convert_command, map_commands, view_command),
+    *(doctor_command, completion_command, manual_command),
 ):
     commands.add_command(each)
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from xckpt.cli.map import FamilyOptions, family_options, mapping_argument
-from xckpt.cli.output import progress_bar, say
+from xckpt.cli.output import as_json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
+    from xckpt.convert.run import Converted
     from xckpt.mapping.mapping import LeafMapping
 
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
@@ -29,6 +30,7 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64"
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
 @click.option("--accept-assumed", is_flag=True, help="Accept what rules of the mapping assume.")
+@as_json
 def convert_command(
     source: str,
     destination: str,
@@ -39,6 +41,7 @@ def convert_command(
     overwrite: bool,
     allow_lossy: bool,
     accept_assumed: bool,
+    as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
     """Write the checkpoint SOURCE as DESTINATION: of another model, dtype or format.
@@ -48,9 +51,7 @@ def convert_command(
     file; the format is detected. A command that was stopped resumes when it is run again.
     """
     import xckpt
-    from xckpt.cli.report import counted
     from xckpt.convert.run import convert
-    from xckpt.core.text.shown import readable_bytes
     from xckpt.options import SaveOptions
 
     rules = _rules(mapping, source, accept_assumed, options)
@@ -67,10 +68,22 @@ def convert_command(
             allow_lossy=allow_lossy,
             options=SaveOptions(progress=bar),
         )
+    if as_json:
+        sizes = {"bytes": done.bytes, "bytes_before": done.bytes_before}
+        print_json({"destination": destination, "tensors": done.tensors} | sizes)
+    else:
+        say(_summary(destination, done))
+
+
+def _summary(destination: str, done: Converted) -> str:
+    """What was written, in a line."""
+    from xckpt.cli.report import counted
+    from xckpt.core.text.shown import readable_bytes
+
     before = readable_bytes(done.bytes_before)
     resumed = f", {before} of them written before" if done.bytes_before else ""
     tensors = counted(done.tensors, "tensor")
-    say(f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}")
+    return f"{destination}: {tensors}, {readable_bytes(done.bytes)}{resumed}"
 
 
 def _rules(

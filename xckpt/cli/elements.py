@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 box_option = click.option("--box", "slice_", metavar="SLICE", help='A part, as in "0:100, 64:128".')
 leaf_argument = click.argument("leaf")
+NO_BOX = "--box takes a part of a tensor, and this leaf is a Python value"
 
 
 @click.command()
@@ -31,13 +32,17 @@ leaf_argument = click.argument("leaf")
 @leaf_argument
 @box_option
 @click.option("--raw/--text", default=None, help="Bytes or text, whatever the output is.")
-def cat(path: str, leaf: str, slice_: str | None, raw: bool | None) -> None:
+@as_json
+def cat(path: str, leaf: str, slice_: str | None, raw: bool | None, as_json: bool) -> None:
     """Print a LEAF: as text to a terminal, as raw bytes into a pipe or file.
 
     The bytes are the elements in C order, little-endian; of a str its UTF-8, of another Python
     value its repr. On a terminal only the edges of a large tensor are read and shown.
     """
     stored = _leaf(path, leaf)
+    if as_json:
+        _print_json(leaf, stored, slice_)
+        return
     if raw is None:
         raw = not sys.stdout.isatty()
     if not _is_tensor(stored):
@@ -52,10 +57,13 @@ def cat(path: str, leaf: str, slice_: str | None, raw: bool | None) -> None:
 @click.argument("path")
 @leaf_argument
 @click.option("-n", "rows", type=click.IntRange(0), default=5, show_default=True)
-def head(path: str, leaf: str, rows: int) -> None:
+@as_json
+def head(path: str, leaf: str, rows: int, as_json: bool) -> None:
     """Print the first rows of a LEAF as text."""
     stored = _leaf(path, leaf)
-    if not _is_tensor(stored):
+    if as_json:
+        _print_json(leaf, stored, f":{rows}" if _is_tensor(stored) and stored.shape else None)
+    elif not _is_tensor(stored):
         _print_value(stored, None, False)
     else:
         click.echo(_text(stored, _part(stored, f":{rows}" if stored.shape else None)))
@@ -136,10 +144,24 @@ def _part(stored: StoredArray, slice_: str | None) -> Box:
         raise click.UsageError(f"--box: {error}") from error
 
 
+def _print_json(name: str, leaf: object, slice_: str | None) -> None:
+    """A part of a tensor, or a Python value, as JSON."""
+    if _is_tensor(leaf):
+        from xckpt.cli.render.numbers import elements_document
+
+        print_json(elements_document(leaf, _part(leaf, slice_)))
+        return
+    if slice_ is not None:
+        raise click.UsageError(NO_BOX)
+    from xckpt.core.values import shown_value
+
+    print_json({"name": name, "dtype": type(leaf).__name__, "value": shown_value(leaf)})
+
+
 def _print_value(value: object, slice_: str | None, raw: bool) -> None:
     """A Python value: what it is in bytes, or its repr."""
     if slice_ is not None:
-        raise click.UsageError("--box takes a part of a tensor, and this leaf is a Python value")
+        raise click.UsageError(NO_BOX)
     if raw and isinstance(value, str | bytes):
         content = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         sys.stdout.buffer.write(content)

@@ -19,7 +19,8 @@ UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 @click.argument("source")
 @click.argument("target")
 @click.option("--overwrite", is_flag=True, help="Replace the checkpoint at TARGET.")
-def copy_command(source: str, target: str, overwrite: bool) -> None:
+@as_json
+def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> None:
     """Copy the checkpoint SOURCE to TARGET, which is there as a whole or not at all.
 
     Within one local file system the files are linked, and no bytes copied.
@@ -30,13 +31,17 @@ def copy_command(source: str, target: str, overwrite: bool) -> None:
         xckpt.copy(source, target, overwrite=overwrite)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    say(f"{target}: a copy of {source}")
+    if as_json:
+        print_json({"source": source, "target": target})
+    else:
+        say(f"{target}: a copy of {source}")
 
 
 @click.command("rm")
 @click.argument("path")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-def delete_command(path: str, yes: bool) -> None:
+@as_json
+def delete_command(path: str, yes: bool, as_json: bool) -> None:
     """Delete the checkpoint at PATH, after asking; what else is in the folder stays.
 
     What is no checkpoint of xckpt is refused.
@@ -44,7 +49,8 @@ def delete_command(path: str, yes: bool) -> None:
     import xckpt
     from xckpt.cli.report import checkpoint_report, holdings
 
-    held = holdings(checkpoint_report(path, xckpt.open(path).manifest))
+    report = checkpoint_report(path, xckpt.open(path).manifest)
+    held = holdings(report)
     if not yes:
         if not sys.stdin.isatty():
             raise Failure(f"{path} holds {held}; pass --yes to delete it without being asked")
@@ -52,7 +58,10 @@ def delete_command(path: str, yes: bool) -> None:
         if not click.confirm(question, err=True):
             raise Failure("nothing was deleted")
     xckpt.delete(path)
-    say(f"{path}: deleted: {held}")
+    if as_json:
+        print_json({"path": path, "leaves": len(report.leaves)})
+    else:
+        say(f"{path}: deleted: {held}")
 
 
 if TYPE_CHECKING:

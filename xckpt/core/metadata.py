@@ -143,7 +143,7 @@ class Metadata(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
     user_metadata: JSONValue = None
     """What the caller passed as ``metadata=`` to `xckpt.save`."""
     planner_data: object = None
-    """What planners merged in `create_global_plan`."""
+    """What planners merged in `SavePlanner.create_global_plan`."""
     storage_data: object = None
     """What the storage adds for its own use."""
 

@@ -164,7 +164,7 @@ class StridedCopy:
         )
 
     def inverse(self) -> StridedCopy:
-        """The copy back. A constant has none; see `xckpt.convert.Drop`."""
+        """The copy back. A constant has none; see `xckpt.mapping.operations.Drop`."""
         if not self.source:
             raise ValueError(f"a constant in {self.target!r} came from no leaf")
         steps = tuple(step.inverse() for step in reversed(self.arithmetic))

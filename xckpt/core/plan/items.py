@@ -139,7 +139,7 @@ class SavePlan:
     storage_data: object = None
     """The storage's own, such as where it writes; MessagePack-able."""
     planner_data: object = None
-    """A planner's own, merged by its `create_global_plan`; MessagePack-able."""
+    """A planner's own, merged by its `SavePlanner.create_global_plan`; MessagePack-able."""
     containers: Mapping[str, str] = field(default_factory=dict[str, str])
     """The tree's containers; see `xckpt.core.tree`."""
 

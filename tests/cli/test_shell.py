@@ -1,0 +1,113 @@
+"""Completion in a shell, the page of the manual, colours."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import xckpt
+from xckpt.cli.commands import commands
+from xckpt.cli.shell.described import described, environment, exit_codes
+from xckpt.cli.shell.manual import SHELLS, manual
+
+PROGRAM = "from xckpt.cli import main; main()"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_is_of_the_shell(shell: str) -> None:
+    result = CliRunner().invoke(commands, ["completion", shell])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "_XCKPT_COMPLETE" in result.stdout and f"{shell}_complete" in result.stdout
+    if shutil.which(shell):
+        checked = subprocess.run([shell, "-n"], input=result.stdout, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [("xckpt ver", ["verify"]), ("xckpt ls --so", ["--sort"]), ("xckpt map ch", ["check"])],
+)
+def test_commands_and_options_are_completed(words: str, expected: list[str]) -> None:
+    told = {"_XCKPT_COMPLETE": "bash_complete", "COMP_WORDS": words}
+    told |= {"COMP_CWORD": str(len(words.split()) - 1), "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = PROGRAM.replace("main()", "sys.argv[0] = 'xckpt'; main()")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; {program}"],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line.split(",")[1] for line in done.stdout.splitlines()] == expected
+
+
+def names(group: click.Group, before: str = "xckpt") -> list[str]:
+    inner = [
+        name
+        for key, each in group.commands.items()
+        if isinstance(each, click.Group)
+        for name in names(each, f"{before} {key}")
+    ]
+    return [before, *inner, *(f"{before} {key}" for key in group.commands)]
+
+
+def test_everything_is_described() -> None:
+    texts = {text.name: text for text in described(commands)}
+    assert set(texts) == set(names(commands))
+    assert all(text.paragraphs[0] for text in texts.values())
+    assert "--box SLICE" in {option.words for option in texts["xckpt cat"].options}
+
+
+def test_the_manual_has_all_of_it() -> None:
+    page = "\n".join(manual(commands))
+    for text in described(commands):
+        assert text.usage.replace("-", r"\-") in page
+    for name, _ in (*exit_codes(), *environment()):
+        assert rf"\fB{name}\fR" in page
+
+
+@pytest.mark.skipif(not shutil.which("man"), reason="there is no man")
+def test_man_reads_it_without_a_complaint(tmp_path: Path) -> None:
+    file = tmp_path / "xckpt.1"
+    file.write_text("\n".join(manual(commands)) + "\n")
+    command = ["man", "--warnings", "-l", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"LC_ALL": "C"})
+    assert done.returncode == 0 and "EXIT STATUS" in done.stdout
+    assert "warning" not in done.stderr
+
+
+def on_a_terminal(*arguments: str, **variables: str) -> bytes:
+    """What a command prints to a terminal."""
+    ours, theirs = pty.openpty()
+    clean = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    told = clean | {"TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)} | variables
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=told, check=True)
+    os.close(theirs)
+    printed = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            printed += part
+    except OSError:  # Linux says so at the end
+        pass
+    finally:
+        os.close(ours)
+    return printed
+
+
+def test_no_color_turns_colours_off(tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "c", {"w": np.ones(3)})
+    coloured = re.compile(rb"\x1b\[[0-9;]*3[0-9]")
+    command = ("verify", str(tmp_path / "c"))
+    assert coloured.search(on_a_terminal(*command))
+    assert not coloured.search(on_a_terminal(*command, NO_COLOR="1"))

@@ -1,0 +1,80 @@
+"""What the pages of docs/start, docs/how-to and docs/why show is so: each is run as a reader would.
+
+1. The blocks of Python of a page share their names, in a folder of their own.
+2. A block that begins with ``# on each of 4 ranks`` runs on so many ranks of torch, one with
+   ``# on each of 2 JAX processes`` in so many processes of JAX, with four devices each.
+3. Lines of sh that begin with ``xckpt`` are its commands; each ends well.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import jax_jobs
+from tests.support.ranks import Ranks
+from xckpt.cli.commands import commands
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("start", "how-to", "why")
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+MANY = re.compile(r"# on each of (\d) (ranks|JAX processes)\b")
+PAGES = [
+    path.relative_to(ROOT).as_posix()
+    for folder in FOLDERS
+    for path in sorted((ROOT / "docs" / folder).glob("*.md"))
+    if BLOCK.search(path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.fixture(scope="module")
+def four_ranks() -> Iterator[Ranks]:
+    with Ranks(4) as ranks:
+        yield ranks
+
+
+def execute(rank: int, code: str, page: str, folder: str) -> None:
+    """Run a block on one rank."""
+    with chdir(folder):
+        exec(compile(code, page, "exec"), {"__name__": "__main__"})
+
+
+def on_each_process(code: str, page: str, folder: str) -> None:
+    execute(0, code, page, folder)
+
+
+def shell(line: str) -> None:
+    command, *arguments = shlex.split(line, comments=True)
+    result = CliRunner().invoke(commands, arguments)
+    assert (command, result.exit_code, result.stderr) == ("xckpt", 0, ""), line
+
+
+def test_there_are_pages() -> None:
+    assert {"docs/start/install.md", "docs/start/ten-minutes.md"} <= set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    with chdir(tmp_path):
+        for language, code in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+            many = MANY.match(code)
+            if language == "sh":
+                for line in code.splitlines():
+                    if line.startswith("xckpt ") and "|" not in line:
+                        shell(line)
+            elif many and many[2] == "ranks":
+                ranks: Ranks = request.getfixturevalue("four_ranks")
+                assert ranks.size == int(many[1])
+                ranks.run(execute, code, page, str(tmp_path))
+            elif many:
+                jax_jobs.run(on_each_process, int(many[1]), code, page, str(tmp_path), devices=4)
+            else:
+                exec(compile(code, page, "exec"), names)
