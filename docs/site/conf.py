@@ -4,6 +4,9 @@ A reference in a docstring leads to a public name, whatever module it was made i
 or name inside is only text, and has to exist.
 """
 
+# Sphinx is in an environment of its own.
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

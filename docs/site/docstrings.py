@@ -1,5 +1,8 @@
 """Docstrings of this project for Sphinx: Google's sections, and text that is only text."""
 
+# Sphinx is in an environment of its own.
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

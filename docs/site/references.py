@@ -1,5 +1,8 @@
 """Where a reference in a docstring leads, if not to what Sphinx itself finds."""
 
+# Sphinx is in an environment of its own.
+# pyright: reportMissingImports=false, reportMissingModuleSource=false
+
 from __future__ import annotations
 
 import builtins
