@@ -14,8 +14,8 @@ A manifest of a few bytes can claim billions of chunks, each with a digest.
 
 from __future__ import annotations
 
-import contextlib
 import threading
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -47,19 +47,18 @@ RANGE_BYTES = 1 << 23
 GAP_BYTES = 1 << 16
 """What is read in vain rather than asked for in two requests."""
 
-_Block = tuple[str, int]
-"""The path of an array, and the number of a block of it."""
-
-
 _Read: TypeAlias = "ts.Future[ts.KvStore.ReadResult]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Range:
     """A part of the file that was asked for."""
 
-    start: int
-    content: _Read
+    stop: int
+    """The number of the digest behind its last."""
+    asked: _Read
+    content: bytes | None = None
+    """None until it is wanted; empty if the file is too short for it."""
 
 
 @dataclass(slots=True)
@@ -77,12 +76,11 @@ class Digests:
     _whole: bytes = b""
     _asked_whole: _Read | None = None
     """The whole file, where it is on its way."""
-    _asked: dict[str, _Range] = field(default_factory=dict[str, _Range])
-    """By the path of an array, where its digests come from."""
-    _blocks: dict[_Block, bytes] = field(default_factory=dict[_Block, bytes])
-    """Those that stay: of arrays that have one block."""
-    _last: OrderedDict[_Block, bytes] = field(default_factory=OrderedDict[_Block, bytes])
-    """The blocks of larger arrays that were used last."""
+    _starts: list[int] = field(default_factory=list[int])
+    """The numbers of the first digests of the ranges that were asked for, in order."""
+    _ranges: list[_Range] = field(default_factory=list[_Range])
+    _last: OrderedDict[int, bytes] = field(default_factory=OrderedDict[int, bytes])
+    """The blocks that were used last, of arrays for which no range was asked."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -119,24 +117,32 @@ class Digests:
         Raises:
             CorruptCheckpointError: a local file was altered.
         """
-        new = {a.path: a for a in wanted if (a.path, 0) not in self._blocks and a.count <= BLOCK}
         if not self.few:
-            self._ask_ranges([a for path, a in new.items() if a.count and path not in self._asked])
-        elif new and not self._whole and self.root.driver == "file":
+            self._ask_ranges([array for array in wanted if 0 < array.count <= BLOCK])
+        elif self._whole or not any(True for _ in wanted):
+            return
+        elif self.root.driver == "file":
             self.check()
-        elif new and not self._whole and self._asked_whole is None:
+        elif self._asked_whole is None:
             self._asked_whole = open_store(self.root).read(self.key)
 
     def _ask_ranges(self, wanted: Sequence[ZarrArray]) -> None:
         """Begin to read the digests of arrays."""
-        ranges = [self._range(array) for array in wanted]
-        lows, lengths = [r.start for r in ranges], [r.stop - r.start for r in ranges]
-        store = open_store(self.root) if wanted else None
-        for each in runs(lows, lengths, gap=GAP_BYTES, most=RANGE_BYTES):
-            assert store is not None
-            part = store.read(self.key, byte_range=slice(each.start, each.stop))
-            for number in each.members:
-                self._asked[wanted[number].path] = _Range(each.start, part)
+        with self._lock:
+            counts = {self.first(array): array.count for array in wanted}
+            new = [first for first in counts if self._range(first, counts[first]) is None]
+            gap, most = GAP_BYTES // DIGEST_BYTES, RANGE_BYTES // DIGEST_BYTES
+            for each in runs(new, [counts[first] for first in new], gap=gap, most=most):
+                asked = self._ask(each.start, each.stop - each.start)
+                # Such a range ends with arrays that are new: it holds others as a whole or not.
+                low, high = bisect_left(self._starts, each.start), each.stop
+                within = slice(low, bisect_left(self._starts, high, low))
+                self._starts[within], self._ranges[within] = [each.start], [_Range(high, asked)]
+
+    def _range(self, first: int, count: int) -> int | None:
+        """Which of the ranges has some digests."""
+        at = bisect_right(self._starts, first) - 1
+        return at if at >= 0 and first + count <= self._ranges[at].stop else None
 
     def of(self, array: ZarrArray, number: int) -> bytes:
         """The digest of chunk ``number`` of a prepared array.
@@ -144,6 +150,9 @@ class Digests:
         Raises:
             CorruptCheckpointError: the digest file was altered, or is too short.
         """
+        found = self._kept(self.first(array) + number, 1)
+        if found is not None:
+            return found
         start = number % BLOCK * DIGEST_BYTES
         return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
 
@@ -157,37 +166,37 @@ class Digests:
             yield self._block(array, number)
 
     def _block(self, array: ZarrArray, number: int) -> bytes:
-        found = self._blocks.get((array.path, number))
+        first = self.first(array) + number * BLOCK
+        count = min(BLOCK, array.count - number * BLOCK)
+        found = self._kept(first, count)
         if found is not None:
             return found
-        key = array.path, number
         with self._lock:
-            if self.few or array.count <= BLOCK:
-                if key not in self._blocks:
-                    self._blocks[key] = self._all_of(array)
-                return self._blocks[key]
-            if key not in self._last:
-                first = self.first(array) + number * BLOCK
-                count = min(BLOCK, array.count - number * BLOCK)
-                self._last[key] = self._answered(self._ask(first, count), count, array.leaf)
+            if first not in self._last:
+                self._last[first] = self._answered(self._ask(first, count), count, array.leaf)
                 if len(self._last) > KEPT_BLOCKS:
                     self._last.popitem(last=False)
-            self._last.move_to_end(key)
-            return self._last[key]
+            self._last.move_to_end(first)
+            return self._last[first]
 
-    def _all_of(self, array: ZarrArray) -> bytes:
-        """The digests of an array that has one block, from what was asked for."""
-        where, asked = self._range(array), self._asked.pop(array.path, None)
+    def _kept(self, first: int, count: int) -> bytes | None:
+        """Some digests, if they were asked for and are there.
+
+        The file may be too short for others of the request alone.
+        """
         if self.few:
-            return self.whole()[where]
-        if asked is not None:
-            with contextlib.suppress(ValueError):
-                content = answer(asked.content, self.root).value
-                found = content[where.start - asked.start : where.stop - asked.start]
-                if len(found) == array.count * DIGEST_BYTES:
-                    return found
-        # The file may be too short for other arrays of the request alone.
-        return self._answered(self._ask(self.first(array), array.count), array.count, array.leaf)
+            start = self.before + first * DIGEST_BYTES
+            return (self._whole or self.whole())[start : start + count * DIGEST_BYTES]
+        with self._lock:
+            at = self._range(first, count)
+            if at is None:
+                return None
+            start, part = self._starts[at], self._ranges[at]
+            if part.content is None:
+                part.content = _content(part.asked, self.root, self.key)
+        low = (first - start) * DIGEST_BYTES
+        found = part.content[low : low + count * DIGEST_BYTES]
+        return found if len(found) == count * DIGEST_BYTES else None
 
     def whole(self) -> bytes:
         """The content of a file that is read as a whole.
@@ -195,14 +204,10 @@ class Digests:
         Raises:
             CorruptCheckpointError: it was altered.
         """
-        if not self._whole:
-            self.check()
+        with self._lock:  # one of several threads reads it
+            if not self._whole:
+                self.check()
         return self._whole
-
-    def _range(self, array: ZarrArray) -> slice:
-        """Where an array's digests are in the file."""
-        low = self.before + self.first(array) * DIGEST_BYTES
-        return slice(low, low + array.count * DIGEST_BYTES)
 
     def _ask(self, first: int, count: int) -> _Read:
         """Begin to read ``count`` digests of the file."""
@@ -212,13 +217,7 @@ class Digests:
 
     def _answered(self, asked: _Read, count: int, what: str) -> bytes:
         """A range of the digest file, which must have ``count`` digests in it."""
-        with storage_errors(self.root.child(self.key)):
-            try:
-                digests = answer(asked, self.root).value
-            except ValueError as error:
-                if not str(error).startswith("OUT_OF_RANGE"):
-                    raise
-                digests = b""
+        digests = _content(asked, self.root, self.key)
         if len(digests) != count * DIGEST_BYTES:
             raise CorruptCheckpointError(
                 f"{self.root}: {self.key} is missing or too short for {what}"
@@ -256,6 +255,17 @@ class Digests:
             return f"{self.key}: altered"
         self._whole = content.value
         return ""
+
+
+def _content(asked: _Read, root: Location, key: str) -> bytes:
+    """A range of a file; empty if the file is too short for it."""
+    with storage_errors(root.child(key)):
+        try:
+            return answer(asked, root).value
+        except ValueError as error:
+            if not str(error).startswith("OUT_OF_RANGE"):
+                raise
+            return b""
 
 
 def _long_problem(digests: Digests) -> str:
