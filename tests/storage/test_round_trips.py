@@ -114,3 +114,69 @@ def test_digests_that_lie_together_are_one_request(
     with pytest.raises(xckpt.CorruptCheckpointError, match="w0"):
         xckpt.load(URL)
     assert same(xckpt.load(URL, select=["w3"]), {"w3": STATE["w3"]})
+
+
+@pytest.mark.parametrize("options", [PLAIN, PACKED])
+def test_a_save(bucket: CountedBucket, options: xckpt.SaveOptions) -> None:
+    bucket.delay = DELAY
+    few = dict(list(STATE.items())[:8])  # Of so many all requests are under way together.
+    xckpt.save(URL, few, options=options)
+    *before, last = trips(bucket)
+    # Look, claim, write, commit; the claim goes once the checkpoint is there.
+    assert len(before) <= 4 and before[-1] == "PUT-if xckpt.json" and last == "DELETE xckpt.saving"
+    assert same(xckpt.load(URL), few)
+
+
+def test_an_overwrite(bucket: CountedBucket) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    bucket.delay = DELAY
+    bucket.taken()
+    xckpt.save(URL, STATE, options=PACKED, overwrite=True)
+    chain = trips(bucket)
+    # Look, a write that has to be refused, write, commit; what was replaced goes in two steps.
+    assert chain.index("PUT-if xckpt.json", 2) <= 3 and len(chain) <= 6
+    assert same(xckpt.load(URL))
+
+
+def test_a_refusal_waits_for_no_listing(bucket: CountedBucket) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    bucket.delay = DELAY
+    bucket.taken()
+    with pytest.raises(xckpt.CheckpointExistsError):
+        xckpt.save(URL, STATE)
+    assert len(trips(bucket)) == 1
+
+
+def test_small_leaves_are_saved_in_few_requests(bucket: CountedBucket) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    assert kinds(bucket.taken()) == {
+        "DELETE trial": 1,
+        "DELETE xckpt.saving": 1,
+        "GET xckpt.json": 1,
+        "LIST": 1,
+        "PUT pack": 1,
+        "PUT places": 1,
+        "PUT xckpt.digests": 1,
+        "PUT zarr.json": 1,
+        "PUT-if xckpt.json": 1,
+        "PUT-if xckpt.saving": 1,
+    }
+
+
+def test_packs_are_written_side_by_side(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.storage.packs.write_packs.PACK_BYTES", 6000)
+    bucket.delay = DELAY
+    xckpt.save(URL, STATE, options=PACKED)
+    packs = [request for request in bucket.taken() if request.kind == "PUT pack"]
+    assert len(packs) == 7 and len(longest_chain(packs)) == 2
+    bucket.delay = 0
+    assert same(xckpt.load(URL)) and xckpt.open(URL).verify() == []
+
+
+def test_a_chunk_that_is_refused_while_digests_are_written(bucket: CountedBucket) -> None:
+    bucket.refused = "w3/c/0"
+    with pytest.raises(xckpt.StorageError, match="w3"):
+        xckpt.save(URL, STATE, options=PLAIN)
+    assert [key for key in bucket.objects if key.startswith("run/1/")] == []

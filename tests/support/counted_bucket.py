@@ -99,6 +99,8 @@ class CountedBucket:
         """When what is being sent is out, by the rate."""
         self.objects: dict[str, tuple[str, bytes]] = {}
         """Key -> ETag and content."""
+        self.refused = ""
+        """How keys end that must not be written."""
         self._seen: list[SeenRequest] = []
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[object]] = set()
@@ -126,7 +128,8 @@ class CountedBucket:
         serving = asyncio.current_task()
         assert serving is not None
         self._serving.add(serving)
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+        ends = asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError
+        with contextlib.suppress(*ends):
             try:
                 await self._serve_all(reader, writer)
             finally:
@@ -193,6 +196,8 @@ class CountedBucket:
         if not key:
             return (200, {}, self._listed(query)) if "list-type" in query else (200, {}, b"")
         tag, found = self.objects.get(key, ("", b""))
+        if method == "PUT" and self.refused and key.endswith(self.refused):
+            return 403, {}, _error("AccessDenied")
         if method == "PUT":
             wanted, unwanted = headers.get("if-match"), headers.get("if-none-match")
             if (wanted is not None and wanted != tag) or (unwanted == "*" and tag):

@@ -145,14 +145,16 @@ class Pool:
                 self._failure = error
             self._freed.notify_all()
 
-    def submit(self, task: Callable[[], object], size: int = 0) -> None:
+    def submit(self, task: Callable[[], object], size: int = 0, *, reserved: bool = False) -> None:
         """Have a task run in a thread, unless one has failed already.
 
         Args:
             task: what to run.
             size: bytes that must fit the budget first; they are given back after the task.
+            reserved: whether the caller has reserved them.
         """
-        self.reserve(size)
+        if not reserved:
+            self.reserve(size)
         self._executor.submit(self._run, task, size)
 
     def _run(self, task: Callable[[], object], size: int) -> None:

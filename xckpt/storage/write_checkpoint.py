@@ -20,9 +20,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 import tensorstore as ts
-from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions, ZarrArray
@@ -46,15 +44,15 @@ from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.storage import PlainStorageWriter
-from xckpt.errors import PlanError, StorageError
+from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
-from xckpt.storage.array import DIGEST_BYTES, digest_bytes
+from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
-from xckpt.storage.chunks.miswritten import miswritten
 from xckpt.storage.chunks.orders import WriteOrders, Written, pieces_of
 from xckpt.storage.chunks.plain_files import write_file
-from xckpt.storage.chunks.units import by_leaf, merged_values, value_entry
+from xckpt.storage.chunks.units import by_leaf, merged_digests, merged_values, value_entry
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
+from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
@@ -81,8 +79,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         base: str | os.PathLike[str] | None = None,
     ) -> None:
         self.target = Location.parse(path, options)
-        self.overwrite = overwrite
-        self.options = options or SaveOptions()
+        self.overwrite, self.options = overwrite, options or SaveOptions()
         self.base = None if base is None else os.fspath(base)
         self.lasting = base is None
         self.shared_bytes = 0
@@ -102,6 +99,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._documents = DocumentTree(())
         self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         """Writes of documents and of the digest file."""
+        self._begun: ChunkWrites | None = None
+        """The coordinator's chunks, for which digests that go to a bucket do not wait."""
 
     @property
     def codecs(self) -> tuple[str, ...]:
@@ -134,29 +133,16 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError: the manifest could not be written in the end, so nothing is begun.
         """
         metadata = with_grids(metadata, self.storage_meta())
-        planned = draft(
-            metadata, self.codecs, self.options.dimension_names, self.options.pack_bytes
-        )
+        names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
+        planned = draft(metadata, self.codecs, names, pack_bytes)
         check(planned)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
-        regular = tuple(array for array in self._arrays if array.piece_of is None)
-        pieces = by_leaf(array for array in self._arrays if array.piece_of is not None)
-        boxes = {
-            leaf: Boxes.of([(piece.offset, piece.shape) for piece in arrays])
-            for leaf, arrays in pieces.items()
-        }
         draft_name = digest_bytes(msgspec.msgpack.encode(self._arrays)) if len(plans) > 1 else b""
         orders = WriteOrders(
-            where, self.codecs, regular, pack_bytes=planned.pack_bytes, draft=draft_name
+            where, self.codecs, (), pack_bytes=planned.pack_bytes, draft=draft_name
         )
-
-        def orders_of(plan: SavePlan) -> WriteOrders:
-            if not pieces:
-                return orders
-            return msgspec.structs.replace(orders, arrays=regular + pieces_of(plan, pieces, boxes))
-
-        given = [orders_of(plan) for plan in plans]
+        given = _orders_for(plans, orders, self._arrays)
         given = given if self._base is None else self._base.orders(given)
         return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 
@@ -201,12 +187,14 @@ class ZarrStorageWriter(PlainStorageWriter):
 
     def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
         items = list(plan.items)
-        total = sum(item.tensor_storage_size() or 0 for item in items)
-        progress = ProgressCounter(total, self.options.progress)
+        sizes = (item.tensor_storage_size() or 0 for item in items)
+        progress = ProgressCounter(sum(sizes), self.options.progress)
         kind = ChunkWrites
         if orders.base is not None:
             from xckpt.storage.base.sharing import SharingWrites as kind
-        with contextlib.closing(kind(orders, planner, progress, self.target)) as writes:
+        with contextlib.ExitStack() as closing:
+            writes = kind(orders, planner, progress, self.target)
+            closing.callback(writes.close)
             with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
                 for item in items:
                     if item.tensor_data is None:
@@ -215,7 +203,12 @@ class ZarrStorageWriter(PlainStorageWriter):
                 others = writes.begin_largest(items, pool)
                 self._write_documents(self._documents.add(self._arrays), pool)
                 writes.write_tensors(others, pool)
-            written = writes.finish()
+            if self._staging is not None and self.target.bucket and orders.base is None:
+                written = writes.report()
+                closing.pop_all()
+                self._begun = writes
+            else:
+                written = writes.finish()
         if orders.draft:
             written = orders.numbered(written)
         self.shared_bytes = written.shared
@@ -241,15 +234,19 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._write_documents(self._documents.add(long_values))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
         try:
+            if isinstance(self._staging, KeyStaging):
+                self._staging.prepare()
             with storage_errors(self.target):
                 for write in self._written:
                     answer(write, self.target)
+            if self._begun is not None:
+                self._begun.wait()
             self._staging.publish(data)
         except StorageError as error:
             from xckpt.storage.commit.explain import explained
 
             raise explained(error, self.target, self._staging.location) from error
-        self._staging = None
+        self._staging = self._begun = None
         self._committed = data, manifest
         if self._base is not None:
             self._base.log(written)
@@ -267,8 +264,10 @@ class ZarrStorageWriter(PlainStorageWriter):
             for write in self._written:
                 with contextlib.suppress(Exception):
                     answer(write, self.target)
+            if self._begun is not None:
+                self._begun.close()
             self._staging.abort()
-            self._staging = None
+            self._staging = self._begun = None
 
 
 def _write_files(
@@ -279,6 +278,25 @@ def _write_files(
         for key, content in contents:
             path, synced = f"{location.path}/{key}", not location.unsynced
             write_file(path, [content], within=location.path, synced=synced)
+
+
+def _orders_for(
+    plans: Sequence[SavePlan], orders: WriteOrders, arrays: Sequence[ZarrArray]
+) -> list[WriteOrders]:
+    """The orders with arrays: each plan's are all that are no pieces, and its own pieces."""
+    regular = tuple(array for array in arrays if array.piece_of is None)
+    orders = msgspec.structs.replace(orders, arrays=regular)
+    pieces = by_leaf(array for array in arrays if array.piece_of is not None)
+    if not pieces:
+        return [orders] * len(plans)
+    boxes = {
+        leaf: Boxes.of([(piece.offset, piece.shape) for piece in of_leaf])
+        for leaf, of_leaf in pieces.items()
+    }
+    return [
+        msgspec.structs.replace(orders, arrays=regular + pieces_of(plan, pieces, boxes))
+        for plan in plans
+    ]
 
 
 def _orders_of(plan: SavePlan) -> WriteOrders:
@@ -299,7 +317,7 @@ def _with_side_files(
     Raises:
         PlanError: a chunk was written by no rank, or twice.
     """
-    digests, numbers = _merge_digests(manifest, draft, written)
+    digests, numbers = merged_digests(manifest, draft, written)
     manifest = msgspec.structs.replace(manifest, digests=digest_bytes(digests).hex())
     side_files = [(DIGESTS, digests)]
     if any(report.packs for report in written):
@@ -308,39 +326,3 @@ def _with_side_files(
         manifest, places = with_places(manifest, written, numbers)
         side_files.append((PLACES, places))
     return manifest, side_files
-
-
-def _merge_digests(
-    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
-) -> tuple[bytes, list[NDArray[np.int64]]]:
-    """All digests in the manifest's order, and for each report the numbers of its chunks there.
-
-    Raises:
-        PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
-    """
-    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
-    count = sum(array.count for array in placed.values())
-    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
-    written_by: list[NDArray[np.int64]] = []
-    placing = None
-    if len(written) > 1:
-        from xckpt.storage.chunks.columns import Placing
-
-        placing = Placing(draft, placed)
-    for rank, report in enumerate(written):
-        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
-        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
-        within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
-        numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
-        taken = b"".join(part.digests for part in report.arrays) + report.digests
-        if placing is not None:
-            numbers = np.concatenate([numbers, placing.numbers(report, rank)])
-        digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
-        written_by.append(numbers)
-    times = np.bincount(np.concatenate([*written_by, np.zeros(0, np.int64)]), minlength=count)
-    if not (times == 1).all():
-        raise PlanError.listing(
-            "the planner's items do not write every chunk exactly once",
-            miswritten(placed.values(), times, written_by),
-        )
-    return digests.tobytes(), written_by

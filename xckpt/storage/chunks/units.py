@@ -5,7 +5,7 @@
    or of its shards.
 3. `digests` takes those of the chunks in a unit.
 4. `value_entry` says how a value is stored: in the manifest, or as an array of bytes, whose units
-   are `value_units`. `merged_values` are those of all ranks.
+   are `value_units`. `merged_values` are those of all ranks, as `merged_digests` are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import ZarrArray, cells
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, leaf_arrays
+from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, arrays, leaf_arrays
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
-from xckpt.storage.array import digest_array
-from xckpt.storage.chunks.miswritten import spelled
+from xckpt.storage.array import DIGEST_BYTES, digest_array
+from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.orders import Written
 from xckpt.storage.chunks.plain_files import is_leading, is_plain
 
@@ -190,3 +190,39 @@ def merged_values(
     if problems:
         raise PlanError.listing("the planner's items do not write every value once", problems)
     return {name: written[rank].values[name] for name, [rank] in writers.items()}
+
+
+def merged_digests(
+    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
+) -> tuple[bytes, list[NDArray[np.int64]]]:
+    """All digests in the manifest's order, and for each report the numbers of its chunks there.
+
+    Raises:
+        PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
+    """
+    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
+    count = sum(array.count for array in placed.values())
+    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
+    written_by: list[NDArray[np.int64]] = []
+    placing = None
+    if len(written) > 1:
+        from xckpt.storage.chunks.columns import Placing
+
+        placing = Placing(draft, placed)
+    for rank, report in enumerate(written):
+        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
+        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
+        within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
+        numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
+        taken = b"".join(part.digests for part in report.arrays) + report.digests
+        if placing is not None:
+            numbers = np.concatenate([numbers, placing.numbers(report, rank)])
+        digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
+        written_by.append(numbers)
+    times = np.bincount(np.concatenate([*written_by, np.zeros(0, np.int64)]), minlength=count)
+    if not (times == 1).all():
+        raise PlanError.listing(
+            "the planner's items do not write every chunk exactly once",
+            miswritten(placed.values(), times, written_by),
+        )
+    return digests.tobytes(), written_by

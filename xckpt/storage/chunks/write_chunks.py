@@ -74,8 +74,7 @@ class ChunkWrites:
     def __init__(
         self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
     ) -> None:
-        self.codecs = orders.codecs
-        self.planner = planner
+        self.codecs, self.planner = orders.codecs, planner
         self.progress = progress
         self.where = where
         # The memory driver keeps what is written without a copy: it must not be the caller's.
@@ -132,7 +131,7 @@ class ChunkWrites:
         if not pool.has_room(size):
             self._send(pool)
         pool.reserve(size)
-        units = self._units(item)
+        units = _units(item, self._arrays.holding(item), self.planner)
         reservation = Reservation(pool, size, len(units))
         for unit in units:
             if self._pack(unit):
@@ -161,15 +160,6 @@ class ChunkWrites:
             else:
                 self._wait(self._begin(unit, reservation))
 
-    def _units(self, item: WriteItem) -> list[Unit]:
-        """The units that an item consists of, with views of its data."""
-        array = self._arrays.holding(item)
-        assert item.tensor_data is not None
-        place = item.tensor_data.chunk.relative_to(array.offset)
-        boxes = unit_boxes(item, array, place)
-        data = as_planned(item, self.planner.adapters.to_numpy(self.planner.resolve_data(item)))
-        return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
-
     def write_value(self, entry: ValueEntry | BytesEntry, content: bytes) -> None:
         """Note a value; its content, unless the entry spells it out, becomes an array of bytes.
 
@@ -197,11 +187,23 @@ class ChunkWrites:
         return True
 
     def finish(self) -> Written:
-        """Wait for every small write, and report."""
+        """`report` and `wait`."""
+        written = self.report()
+        self.wait()
+        return written
+
+    def report(self) -> Written:
+        """What is written once `wait` has returned."""
+        packs = self._packs.flush() if self._packs else []
+        arrays = [_report(*each, self._packs) for each in self._digests.items()]
+        return Written(arrays, self._values, packs=packs)
+
+    def wait(self) -> None:
+        """Wait for every small write."""
         while self._begun:
             self._wait(self._begun.popleft())
-        arrays = [_report(*each, self._packs) for each in self._digests.items()]
-        return Written(arrays, self._values, packs=self._packs.finish() if self._packs else [])
+        if self._packs is not None:
+            self._packs.wait()
 
     def close(self) -> None:
         """After a failure: wait for the writes under way; their folder will be removed."""
@@ -242,7 +244,6 @@ class ChunkWrites:
         array, keep = unit.array, self._may_keep
         is_content = not self.codecs and unit.fills_chunk
         if is_content and data.nbytes <= SMALL_BYTES:
-            # Opening an array costs more than the rest of a small leaf.
             return self._root.write(array.key(unit.box.offsets), data.tobytes())
         if is_content and 1 in data.shape:
             run = open_chunk(self._root, array, unit.box.offsets)
@@ -268,6 +269,15 @@ class ChunkWrites:
         if key not in self._opened:
             self._opened[key] = open_array(self._root, array, self.codecs)
         return self._opened[key]
+
+
+def _units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit]:
+    """The units that an item consists of, with views of its data."""
+    assert item.tensor_data is not None
+    place = item.tensor_data.chunk.relative_to(array.offset)
+    boxes = unit_boxes(item, array, place)
+    data = as_planned(item, planner.adapters.to_numpy(planner.resolve_data(item)))
+    return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
 
 
 def _pack_writes(root: ts.KvStore, where: Location) -> PackWrites:

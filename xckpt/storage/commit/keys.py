@@ -33,7 +33,7 @@ from typing import Final
 import msgspec
 import tensorstore as ts
 
-from xckpt.core.commit import Found, Place, Step, decide
+from xckpt.core.commit import Place, Step, decide
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.own_keys import (
     BY_SHAPE,
@@ -47,7 +47,7 @@ from xckpt.errors import CheckpointExistsError, StorageError
 from xckpt.storage.commit.carry import own_keys
 from xckpt.storage.commit.conditional import generation_if, write_if
 from xckpt.storage.commit.folder import ClaimText, new_identity, sync_folder, sync_tree
-from xckpt.storage.commit.probe import check_conditions, check_listing, look, note_left
+from xckpt.storage.commit.probe import check_conditions, check_listing, find_keys, look, note_left
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 REPLACED: Final = "xckpt.replaced"
@@ -79,6 +79,18 @@ class KeyStaging:
     """What the checkpoint will hold, where that is known."""
     descriptor: int = -1
     """Of the folder, where files are synced together in the end."""
+    listing: ts.Future[list[bytes]] | None = None
+    """The keys of a bucket, if they were asked for before the commit."""
+    noting: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
+    """A copy of the old manifest on its way; see `_note_replaced`."""
+
+    def prepare(self) -> None:
+        """Ask a bucket for what `publish` has to know, while data is on its way."""
+        if self.target.bucket and self.step is Step.GENERATION:
+            store = open_store(self.target)
+            with storage_errors(self.target):
+                self.listing = store.list()
+                self.noting = self._note(store)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -149,16 +161,23 @@ class KeyStaging:
         """The keys at the path; of a local folder also its folders."""
         folder = self.target.folder
         if folder is None:
-            return [key.decode() for key in answer(store.list(), self.target)]
+            listing, self.listing = self.listing, None
+            return [key.decode() for key in answer(listing or store.list(), self.target)]
         return [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
 
-    def _note_replaced(self, store: ts.KvStore) -> list[str]:
-        """Leave a copy of the old manifest for a save that finds this one killed; its key."""
+    def _note(self, store: ts.KvStore) -> ts.Future[ts.KvStore.TimestampedStorageGeneration] | None:
+        """Begin to copy the old manifest for a save that finds this one killed, if need be."""
         if self.old is None or "" not in own_keys(self.old).groups:
+            return None
+        return store.write(f"{self.root}/{REPLACED}", self.old)
+
+    def _note_replaced(self, store: ts.KvStore) -> list[str]:
+        """Have that copy written; its key."""
+        noting = self.noting or self._note(store)
+        if noting is None:
             return []
-        key = f"{self.root}/{REPLACED}"
-        answer(store.write(key, self.old), self.target)
-        return [key]
+        answer(noting, self.target)
+        return [f"{self.root}/{REPLACED}"]
 
     def abort(self) -> None:
         """Remove what was written, as far as possible; what is readable stays as it is."""
@@ -220,31 +239,32 @@ class KeyStaging:
         written = written or {}
         keys = list(dict.fromkeys([*keys, *written]))
         marks = [key for key in keys if key == CLAIM or key.endswith(f"/{REPLACED}")]
-        left = self._delete_now(store, [key for key in keys if key not in marks])
+        left = _delete_now(store, self.target, [key for key in keys if key not in marks])
         if self.target.folder is not None:
             marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
         if not left:
-            left = self._delete_now(store, marks)
+            left = _delete_now(store, self.target, marks)
         if left:
             sizes = {key: written.get(key, 0) for key in left}
             note_left(self.target, sizes, next(iter(left.values())), failed=not self.committed)
         return bool(left)
 
-    def _delete_now(self, store: ts.KvStore, keys: list[str]) -> dict[str, Exception]:
-        """Delete keys; why some are left."""
-        folder = self.target.folder
-        left: dict[str, Exception] = {}
-        if folder is None:
-            for key, asked in [(key, store.write(key, None)) for key in keys]:
-                try:
-                    answer(asked, self.target)
-                except Exception as error:
-                    left[key] = error
-            return left
-        for entry in sorted((folder / key for key in keys), reverse=True):
-            with contextlib.suppress(OSError):
-                entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+
+def _delete_now(store: ts.KvStore, target: Location, keys: list[str]) -> dict[str, Exception]:
+    """Delete keys; why some are left."""
+    folder = target.folder
+    left: dict[str, Exception] = {}
+    if folder is None:
+        for key, asked in [(key, store.write(key, None)) for key in keys]:
+            try:
+                answer(asked, target)
+            except Exception as error:
+                left[key] = error
         return left
+    for entry in sorted((folder / key for key in keys), reverse=True):
+        with contextlib.suppress(OSError):
+            entry.rmdir() if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+    return left
 
 
 def _sync(staging: KeyStaging) -> None:
@@ -265,12 +285,14 @@ def _sync(staging: KeyStaging) -> None:
 def begin_keys(target: Location, planned: Manifest | None = None, *, overwrite: bool) -> KeyStaging:
     """Look at a path and open a place to write to among its keys; see `staging.begin`."""
     store = open_store(target)
+    keys: list[str] | None = None
     if target.bucket:
-        seen, claimed = look(store, target)
+        seen, keys = look(store, target, overwrite=overwrite)
+        claimed = CLAIM in keys
     else:
         seen = answer(store.read(MANIFEST), target)
         claimed = answer(store.read(CLAIM), target).state == "value"
-    found = find_keys(store, target, committed=seen.state == "value", claimed=claimed)
+    found = find_keys(store, target, keys, committed=seen.state == "value", claimed=claimed)
     step = decide(target, found, Place.KEYS, overwrite=overwrite)
     absent = seen.stamp.generation
     if step is Step.GENERATION:
@@ -305,18 +327,6 @@ def _beside(target: Location, seen: ts.KvStore.ReadResult, planned: Manifest | N
     return KeyStaging(
         Step.GENERATION, target, place, seen.stamp.generation, old, root, planned=planned
     )
-
-
-def find_keys(store: ts.KvStore, target: Location, *, committed: bool, claimed: bool) -> Found:
-    """What is at a path; the keys are listed where there is neither a manifest nor a claim."""
-    if committed:
-        return Found.CHECKPOINT
-    if claimed:
-        return Found.UNFINISHED
-    keys = answer(store.list(), target)
-    if any(key.startswith(f"{GENERATIONS}/".encode()) for key in keys):
-        return Found.UNFINISHED
-    return Found.FOREIGN if keys else Found.NOTHING
 
 
 def empty_stale_lock(folder: Path, key: str) -> None:

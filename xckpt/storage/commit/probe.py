@@ -3,7 +3,7 @@
 A save lists, reads, writes on a condition, and deletes. `look` asks for these at once, beside the
 manifest that it has to read anyway:
 
-1. The manifest is read, and the keys beside it are listed: a claim is among them.
+1. The manifest is read, and the keys at the path are listed: a claim is among them.
 2. A key that is not there is deleted, which changes nothing.
 3. A save to a free path claims it by a write on a condition, so it needs no trial. Before an
    overwrite, `check_conditions` tries to write a new key on the condition that it is the old
@@ -24,7 +24,8 @@ from typing import TypeVar
 
 import tensorstore as ts
 
-from xckpt.core.manifest.own_keys import CLAIM, MANIFEST
+from xckpt.core.commit import Found, Place, decide
+from xckpt.core.manifest.own_keys import CLAIM, GENERATIONS, MANIFEST
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import StorageError, XckptError
 from xckpt.storage.commit.folder import new_identity
@@ -43,21 +44,41 @@ _PERMISSIONS = {
 }
 
 
-def look(store: ts.KvStore, target: Location) -> tuple[ts.KvStore.ReadResult, bool]:
-    """What is at a place in a bucket: the manifest, and whether a save has claimed it.
+def look(
+    store: ts.KvStore, target: Location, *, overwrite: bool
+) -> tuple[ts.KvStore.ReadResult, list[str]]:
+    """What is at a place in a bucket: the manifest, and the keys.
 
     Raises:
+        CheckpointExistsError: a checkpoint, which may not be replaced; for keys nothing waits.
         StorageError: the bucket is not there, or these credentials may not read, list or delete.
     """
     reading = store.read(MANIFEST)
-    listing = store.list(ts.KvStore.KeyRange(MANIFEST, f"{CLAIM}\0"))
+    listing = store.list()
     deleting = store.write(f"xckpt.trial-{new_identity()}", None)
     seen = _permitted("read", reading, target)
-    keys = _permitted("list", listing, target)
+    if seen.state == "value":
+        decide(target, Found.CHECKPOINT, Place.KEYS, overwrite=overwrite)
+    keys = [key.decode() for key in _permitted("list", listing, target)]
     _permitted("delete", deleting, target)
-    if target.driver == "gcs" and seen.state == "value" and MANIFEST.encode() not in keys:
+    if target.driver == "gcs" and seen.state == "value" and MANIFEST not in keys:
         raise _may_not("list", target)
-    return seen, CLAIM.encode() in keys
+    return seen, keys
+
+
+def find_keys(
+    store: ts.KvStore, target: Location, keys: list[str] | None, *, committed: bool, claimed: bool
+) -> Found:
+    """What is at a path; keys that are None are listed if there is neither manifest nor claim."""
+    if committed:
+        return Found.CHECKPOINT
+    if claimed:
+        return Found.UNFINISHED
+    if keys is None:
+        keys = [key.decode() for key in answer(store.list(), target)]
+    if any(key.startswith(f"{GENERATIONS}/") for key in keys):
+        return Found.UNFINISHED
+    return Found.FOREIGN if keys else Found.NOTHING
 
 
 def check_listing(store: ts.KvStore, target: Location, claimed: bytes) -> None:

@@ -1,7 +1,8 @@
 """Reading packed chunks: those that lie close together in one request.
 
 1. The chunks that are wanted are put in order by their places (`xckpt.storage.packs.places`).
-2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are read in threads, within the budget.
+2. Ranges of a pack (`xckpt.core.manifest.packs.runs`) are asked for, within the budget; threads
+   wait for them.
 3. Each chunk of a range is verified, and its elements are handed over.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.manifest.packs import PackRange, runs
@@ -61,16 +63,36 @@ class PackReads:
             lengths = [request.nbytes for _, request in placed]
             for each in runs(offsets, lengths, gap=GAP_BYTES, most=RANGE_BYTES):
                 members = [placed[number] for number in each.members]
-                task = partial(self._read, key, each, members)
-                if self.pool.single:
-                    task()
-                else:
-                    self.pool.submit(task, each.stop - each.start)
+                self._begin(key, each, members)
 
-    def _read(self, key: str, each: PackRange, members: Sequence[tuple[int, ChunkRequest]]) -> None:
-        """Read a range of a pack, and hand over its chunks."""
+    def _begin(
+        self, key: str, each: PackRange, members: Sequence[tuple[int, ChunkRequest]]
+    ) -> None:
+        """Ask for a range of a pack, and have a thread wait for it."""
+        size = each.stop - each.start
+        self.pool.reserve(size)
+        if self.pool.failed:
+            return
+        store = open_store(self.source.root)
+        asked = store.read(key, byte_range=slice(each.start, each.stop))
+        task = partial(self._read, asked, each, members)
+        if self.pool.single:
+            try:
+                task()
+            finally:
+                self.pool.release(size)
+        else:
+            self.pool.submit(task, size, reserved=True)
+
+    def _read(
+        self,
+        asked: ts.Future[ts.KvStore.ReadResult],
+        each: PackRange,
+        members: Sequence[tuple[int, ChunkRequest]],
+    ) -> None:
+        """Wait for a range of a pack, and hand over its chunks."""
         try:
-            content = self._content(key, each, members[0][1].chunk)
+            content = self._content(asked, members[0][1].chunk)
         except CorruptCheckpointError:
             for _, request in members:  # some of them may be whole
                 self._read_alone(request)
@@ -88,16 +110,14 @@ class PackReads:
             except XckptError as error:
                 self.refuse(error)
 
-    def _content(self, key: str, each: PackRange, first: Chunk) -> bytes:
+    def _content(self, asked: ts.Future[ts.KvStore.ReadResult], first: Chunk) -> bytes:
         """A range of a pack, unverified; ``first`` is the first chunk there.
 
         Raises:
             CorruptCheckpointError: the pack is missing or truncated.
             StorageError: the storage gave no answer.
         """
-        store = open_store(self.source.root)
         try:
-            asked = store.read(key, byte_range=slice(each.start, each.stop))
             read = answer(asked, self.source.root)
             if read.state != "value":
                 raise ValueError("NOT_FOUND")

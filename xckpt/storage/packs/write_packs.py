@@ -2,9 +2,10 @@
 
 1. `PackWrites.add` appends a chunk's elements in C order, and digests them.
 2. A pack with `PACK_BYTES` is begun to be written under the digest of its content. One pack is
-   under way while the next one fills: a rank needs memory for two.
-3. `PackWrites.finish` writes the last one, waits, and gives the packs' names. `PackWrites.places`
-   are those of an array's chunks in the order in which they came, by this rank's numbers of packs.
+   under way while the next one fills, in a bucket up to `IN_BUCKETS`: all of them take memory.
+3. `PackWrites.flush` begins the last one and gives the packs' names, `PackWrites.wait` waits for
+   all. `PackWrites.places` are those of an array's chunks in the order in which they came, by this
+   rank's numbers of packs.
 4. `merged_places`, on the coordinator, numbers the packs of all ranks by their names, and puts the
    places in the order of the digests.
 """
@@ -12,7 +13,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -25,6 +28,9 @@ from xckpt.core.manifest.packs import PACK_BYTES, PLACE, encode_places, pack_key
 from xckpt.storage.array import digest_bytes, plain_bools
 from xckpt.storage.chunks.orders import Written
 from xckpt.storage.location import Location, answer, storage_errors
+
+IN_BUCKETS: Final = 4
+"""Packs under way at a time, in a bucket: each connection is slow."""
 
 
 class PackWrites:
@@ -41,7 +47,7 @@ class PackWrites:
         """Of the pack that fills."""
         self._names: list[bytes] = []
         """Of those that are full."""
-        self._writing: ts.Future[ts.KvStore.TimestampedStorageGeneration] | None = None
+        self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         self._places: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
     def add(self, array: ZarrArray, data: NDArray[np.generic]) -> bytes:
@@ -58,16 +64,23 @@ class PackWrites:
             self._write()
         return digest_bytes(content)
 
-    def finish(self) -> list[bytes]:
-        """Write what is left, and wait until all is durable; the packs' names.
+    def flush(self) -> list[bytes]:
+        """Begin to write what is left; the packs' names.
+
+        Raises:
+            StorageError: a pack before cannot be written.
+        """
+        if self._content:
+            self._write()
+        return self._names
+
+    def wait(self) -> None:
+        """Wait until all is durable.
 
         Raises:
             StorageError: a pack cannot be written.
         """
-        if self._content:
-            self._write()
-        self._wait()
-        return self._names
+        self._wait_for_all_but(0)
 
     def places(self, leaf: str, number: int) -> bytes:
         """Those of an array's chunks that were added; empty for an array that is not packed."""
@@ -75,23 +88,22 @@ class PackWrites:
 
     def close(self) -> None:
         """After a failure: wait for what is under way."""
-        if self._writing is not None:
+        while self._writing:
             with contextlib.suppress(Exception):
-                self._wait()
+                self.wait()
 
     def _write(self) -> None:
         content, self._content = bytes(self._content), bytearray()
-        self._wait()
+        self._wait_for_all_but(IN_BUCKETS - 1 if self._where.bucket else 0)
         name = digest_bytes(content)
         self._names.append(name)
         with storage_errors(self._where):
-            self._writing = self._root.write(pack_key(name), content)
+            self._writing.append(self._root.write(pack_key(name), content))
 
-    def _wait(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
+    def _wait_for_all_but(self, count: int) -> None:
+        while len(self._writing) > count:
             with storage_errors(self._where):
-                answer(writing, self._where)
+                answer(self._writing.popleft(), self._where)
 
 
 def with_places(
