@@ -30,7 +30,7 @@ INTEGRATIONS_STAMP := $(INTEGRATIONS_VENV)/.stamp-$(firstword $(shell cksum $(IN
 INTEGRATIONS := accelerate datasets dm-haiku equinox flax grain lightning optax orbax-checkpoint ray \
     tensorboard tensorboardX torchdata torchft transformers hypothesis psutil pytest pytest-timeout pytest-xdist
 # torchtitan wants an older datasets, and wandb.
-LOOSE_INTEGRATIONS := torchtitan einops spmd_types torch_checkpointing tyro
+LOOSE_INTEGRATIONS := torchtitan einops spmd_types torch_checkpointing tyro docstring_parser typeguard
 
 # What builds the site, in an environment of its own (100 MB), which also sees the packages of the tests: the
 # frameworks that the public modules import.

@@ -67,6 +67,7 @@ DOORS = {
     # A trainer's package belongs to its hook.
     "lightning": ("xckpt.integrations.lightning",),
     "transformers": ("xckpt.integrations.hugging_face",),
+    "torchtitan": ("xckpt.integrations.torchtitan",),
     "orbax": ("xckpt.integrations.orbax",),
 }
 PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}
