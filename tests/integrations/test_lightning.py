@@ -12,12 +12,14 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 import xckpt
 from tests.integrations.conftest import torchrun
 from tests.support.ranks import Ranks
-from xckpt.integrations.lightning import XckptCheckpointIO
+from xckpt.integrations.lightning import XckptCheckpointIO, XckptModelParallelStrategy
 
 EPOCHS = 4
 SIZES = {"max_epochs": EPOCHS, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
@@ -49,6 +51,17 @@ class Regression(LightningModule):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class Sharded(Regression):
+    """The same over FSDP2."""
+
+    def configure_model(self) -> None:
+        if isinstance(self.layers[0].weight, DTensor):
+            return
+        mesh = self.device_mesh["data_parallel"]
+        for layer in [*self.layers, self]:
+            fully_shard(layer, mesh=mesh)
+
+
 def trained(
     folder: Path, epochs: int, io: Any = None, resume: str | None = None, **settings: Any
 ) -> tuple[Trainer, list[torch.Tensor]]:
@@ -60,12 +73,13 @@ def trained(
         callbacks=ModelCheckpoint(folder, "{epoch}", **rules),
         plugins=[] if io is None else [io],
     )
-    model = Regression()
+    model = Sharded() if settings.get("devices") and io is None else Regression()
     data: Any = torch.arange(64.0).sin().view(16, 4)
     trainer.fit(model, DataLoader(data, 4), ckpt_path=resume)
     moments = trainer.optimizers[0].state_dict()["state"]
     tensors = [*model.parameters(), *(t for each in moments.values() for t in each.values())]
-    return trainer, [tensor.detach().clone() for tensor in tensors]
+    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in tensors]
+    return trainer, [tensor.detach().clone() for tensor in whole]
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -158,3 +172,48 @@ def test_two_processes_resume(background: bool, two_ranks: Ranks, tmp_path: Path
     for (_, once), (_, again) in zip(whole, resumed, strict=True):
         assert all(map(torch.equal, once, again))
     assert xckpt.open(tmp_path / "run" / "last.ckpt").verify() == []
+
+
+def strategy_of(size: int, background: bool = False) -> XckptModelParallelStrategy:
+    return XckptModelParallelStrategy(
+        background=background, data_parallel_size=size, tensor_parallel_size=1
+    )
+
+
+def on_rank_train_sharded(
+    rank: int, folder: str, epochs: int, background: bool, resume: str | None
+) -> Any:
+    torchrun(rank)
+    strategy = strategy_of(2, background)
+    found = trained(Path(folder), epochs, None, resume, strategy=strategy, devices=2)
+    left = sorted(os.listdir(folder))
+    return isinstance(found[0].model.layers[0].weight, DTensor), left, found[1]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_two_processes_resume_sharded(
+    background: bool, two_ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, whole = str(tmp_path / "run"), str(tmp_path / "whole")
+    once = two_ranks.run(on_rank_train_sharded, whole, EPOCHS, background, None)
+    two_ranks.run(on_rank_train_sharded, run, 2, background, None)
+    last = xckpt.open(tmp_path / "run" / "last.ckpt")
+    assert last.verify() == [] and "optimizer_states/0/state/layers.0.weight/exp_avg" in last
+    again = two_ranks.run(on_rank_train_sharded, run, EPOCHS, background, "last")
+    for (sharded, left, before), (_, _, after) in zip(once, again, strict=True):
+        assert sharded and left == ["epoch=0.ckpt", "epoch=1.ckpt", "last.ckpt"]
+        assert len(before) == 4 + 3 * 4 and all(map(torch.equal, before, after))
+    # By one process, which has nothing left to train; then whole, in a module.
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        _, tensors = trained(Path(run), EPOCHS, None, "last", devices=1, strategy=strategy_of(1))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert all(map(torch.equal, tensors, again[0][2]))
+    model = Regression()
+    path = tmp_path / "run" / "last.ckpt"
+    xckpt.load_into(path, {"state_dict": model.state_dict()}, unexpected="ignore")
+    assert all(map(torch.equal, model.parameters(), again[0][2]))
