@@ -123,6 +123,32 @@ def test_values_are_read_on_request(browser: Browser, url: str) -> None:
     browser.picture("values")
 
 
+def test_a_plan_is_typed_and_drawn(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.one("#tab-plan").click()
+    text = browser.one("#plan-text")
+    assert text.get_attribute("value") == "data, model on data=2 x model=4"
+    text.clear()
+    text.send_keys("- , tp on tp=3")
+    browser.one("#plan-it").click()
+    browser.wait("return document.querySelector('#hosts')")
+    ranks = browser.run("return document.querySelectorAll('#ranks tbody tr').length")
+    assert ranks == 3
+    browser.picture("plan")
+    browser.one("#tab-leaves").click()
+    browser.choose("wte")
+    assert rectangles(browser, ".target") == [(0, 0, 11, 64), (11, 0, 11, 64), (22, 0, 10, 64)]
+    assert browser.all("#readers tbody tr")
+    browser.picture("leaf-with-plan")
+    browser.one("#tab-plan").click()
+    browser.one("#plan-text").send_keys("?")
+    browser.one("#plan-it").click()
+    browser.wait("return document.querySelector('#plan .problem')")
+    assert "is no mesh" in browser.text("#plan .problem")
+    [refused] = browser.problems()  # Chromium logs every answer of 400.
+    assert "400 (Bad Request)" in refused
+
+
 def test_hostile_names_stay_texts(browser: Browser, file: Path) -> None:
     browser.open(file)
     browser.choose("onerror")

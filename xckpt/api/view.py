@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
 
 
-def view(path: Path, *, options: LoadOptions | None = None) -> CheckpointView:
+def view(path: Path, *, plan: str = "", options: LoadOptions | None = None) -> CheckpointView:
     """Look at a checkpoint: its tree, and how each leaf lies in shards and chunks, to scale.
 
     In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else.
@@ -20,11 +20,14 @@ def view(path: Path, *, options: LoadOptions | None = None) -> CheckpointView:
 
     Args:
         path: where a checkpoint is, of any format that `open` reads.
+        plan: a mesh and specs of a reader, such as ``"data, model on data=2 x model=4"``: the page
+            then says who reads which chunks for whom, and how much more than is wanted.
         options: threads and memory.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the path.
         ManifestError: the manifest cannot be trusted.
+        ValueError: the plan says nothing that can be planned for.
 
     Example:
         >>> import numpy as np, xckpt
@@ -37,6 +40,6 @@ def view(path: Path, *, options: LoadOptions | None = None) -> CheckpointView:
     check_path(path, "view(path)")
     from xckpt.viewer.view import CheckpointView
 
-    seen = CheckpointView(path, lambda place: open(place, options=options))
+    seen = CheckpointView(path, lambda place: open(place, options=options), plan)
     seen.page  # noqa: B018  Faults show themselves now.
     return seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from pathlib import Path
 
 import click
 
@@ -14,17 +15,25 @@ from xckpt.cli.output import say
 @click.command("view")
 @click.argument("path")
 @click.option("-o", "--output", metavar="FILE", help="Write one HTML file instead of serving.")
+@click.option("--plan", default="", metavar="TEXT|@FILE", help="A reader's mesh and specs.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-def view_command(path: str, output: str | None, port: int, no_browser: bool) -> None:
+def view_command(path: str, output: str | None, plan: str, port: int, no_browser: bool) -> None:
     """Look at a checkpoint in the browser: its tree, its shards and chunks, its values.
 
     The page is served to this machine alone, under an address that nobody can guess, until it is
     interrupted. With --output it is one HTML file, without values. No request leaves the machine.
+
+    With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: who reads which
+    chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
+    before lines such as "model/*: data, model", and "hosts 2" says how many share the ranks.
     """
     import xckpt
 
-    view = xckpt.view(path)
+    try:
+        view = xckpt.view(path, plan=_text(plan))
+    except ValueError as error:
+        raise click.UsageError(f"--plan: {error}") from error
     if output is not None:
         try:
             view.save(output)
@@ -44,6 +53,16 @@ def view_command(path: str, output: str | None, port: int, no_browser: bool) -> 
         if not no_browser and has_screen():
             webbrowser.open(server.url)
         server.serve_forever()
+
+
+def _text(plan: str) -> str:
+    """A plan as it is given, or what the file holds that ``@`` names."""
+    if not plan.startswith("@"):
+        return plan
+    try:
+        return Path(plan[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"--plan: {plan[1:]} cannot be read: {error}") from error
 
 
 def has_screen() -> bool:

@@ -10,33 +10,17 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from math import prod
-from typing import TypeVar
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.shard_cuts import DimensionCuts, dimension_cuts
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry, leaf_arrays
 from xckpt.core.text.printable import printable
 from xckpt.core.values import decode_value, shown_value
-from xckpt.viewer.model import CheckpointPage, CutsOfDimension, LeafKind, StoredBox
+from xckpt.viewer.model import CheckpointPage, LeafKind, StoredBox
+from xckpt.viewer.shown import CutsOfDimension, Numbered
 
 MOST_INTERVALS = 1 << 20
 """Intervals of all cuts on one page; of kinds beyond it, no shards are drawn."""
-
-T = TypeVar("T", bound=Hashable)
-
-
-class Numbered(dict[T, int]):
-    """Different things, numbered in the order in which they came.
-
-    Example:
-        >>> numbered = Numbered()
-        >>> numbered.of("a"), numbered.of("b"), numbered.of("a"), list(numbered)
-        (0, 1, 0, ['a', 'b'])
-    """
-
-    def of(self, thing: T) -> int:
-        """The number of a thing."""
-        return self.setdefault(thing, len(self))
 
 
 def checkpoint_page(manifest: Manifest, shared: Mapping[str, int] | None = None) -> CheckpointPage:

@@ -7,18 +7,14 @@ All texts are already printable (`xckpt.core.text.printable`).
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from xckpt.core.geometry.box import Shape
+from xckpt.viewer.plan.shown import PlanShown
+from xckpt.viewer.shown import CutsOfDimension, Shown
 
 
-class _Shown(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A part of the page."""
-
-
-class StoredBox(_Shown, frozen=True):
+class StoredBox(Shown, frozen=True):
     """A zarr array of a leaf: all of it, or a piece."""
 
     offset: Shape
@@ -29,14 +25,7 @@ class StoredBox(_Shown, frozen=True):
     """Elements of a zarr shard, where several chunks are one object."""
 
 
-class CutsOfDimension(_Shown, frozen=True):
-    """How a dimension is cut: see `xckpt.core.geometry.shard_cuts.DimensionCuts`."""
-
-    axes: tuple[int, ...]
-    intervals: tuple[tuple[tuple[int, int], ...], ...]
-
-
-class LeafKind(_Shown, frozen=True):
+class LeafKind(Shown, frozen=True):
     """All that leaves of one kind have in common."""
 
     kind: str
@@ -63,7 +52,7 @@ class LeafKind(_Shown, frozen=True):
     """The caller's name for each dimension."""
 
 
-class CheckpointPage(_Shown, frozen=True):
+class CheckpointPage(Shown, frozen=True):
     """A checkpoint: its leaves in the saved order."""
 
     names: tuple[str, ...]
@@ -73,17 +62,17 @@ class CheckpointPage(_Shown, frozen=True):
     meshes: tuple[tuple[tuple[str, int], ...], ...] = ()
     """Name and size of each axis."""
     cuts: tuple[CutsOfDimension, ...] = ()
-    values: dict[str, str] = {}
+    values: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Number of a leaf -> its value in words, of values that the manifest holds."""
-    containers: dict[str, str] = {}
+    containers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     """Name -> kind of each container that is not a plain dict."""
-    shared: dict[str, int] = {}
+    shared: dict[str, int] = msgspec.field(default_factory=dict[str, int])
     """Number of a leaf -> bytes of its local files that other checkpoints have too."""
     metadata: str = ""
     """What was passed to the save as ``metadata=``, as JSON text."""
 
 
-class StepShown(_Shown, frozen=True):
+class StepShown(Shown, frozen=True):
     """A step of a run."""
 
     number: int
@@ -94,13 +83,13 @@ class StepShown(_Shown, frozen=True):
     bytes: int = 0
     shared: int = 0
     """Bytes of its local files that other checkpoints have too."""
-    metrics: dict[str, float | str] = {}
+    metrics: dict[str, float | str] = msgspec.field(default_factory=dict[str, float | str])
     """Numbers; what is not finite as text."""
     kept_by: tuple[str, ...] = ()
     format: str = "xckpt"
 
 
-class DifferenceShown(_Shown, frozen=True):
+class DifferenceShown(Shown, frozen=True):
     """One thing in which a second checkpoint differs."""
 
     name: str
@@ -111,7 +100,7 @@ class DifferenceShown(_Shown, frozen=True):
     """Bytes of the leaf."""
 
 
-class DiffPage(_Shown, frozen=True):
+class DiffPage(Shown, frozen=True):
     """What differs between the checkpoint and another."""
 
     other: str
@@ -124,7 +113,7 @@ class DiffPage(_Shown, frozen=True):
     equal_bytes: int = 0
 
 
-class Page(_Shown, frozen=True):
+class Page(Shown, frozen=True):
     """All that one page shows."""
 
     title: str
@@ -135,8 +124,7 @@ class Page(_Shown, frozen=True):
     checkpoint: CheckpointPage | None = None
     run: tuple[StepShown, ...] | None = None
     diff: DiffPage | None = None
-    plan: Any = None
-    """A `xckpt.viewer.plan_model.PlanPage`."""
+    plan: PlanShown | None = None
 
 
 def as_json(shown: object) -> bytes:

@@ -85,6 +85,8 @@ class PageServer(ThreadingHTTPServer):
             return 200, HTML, self.view.html(served=True)
         if what == "values":
             return 200, JSON, as_json(self.view.values(*_plane(query)))
+        if what == "plan":
+            return 200, JSON, as_json(self.view.plan(query.get("text", [""])[0]))
         return 404, TEXT, "not found"
 
 

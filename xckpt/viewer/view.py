@@ -21,6 +21,9 @@ from xckpt.storage.stored_array import StoredArray
 from xckpt.viewer.leaves import checkpoint_page
 from xckpt.viewer.model import Page
 from xckpt.viewer.page import page_html
+from xckpt.viewer.plan.load import plan_shown
+from xckpt.viewer.plan.mesh_text import reader_mesh
+from xckpt.viewer.plan.shown import PlanShown
 from xckpt.viewer.values import PlaneValues, plane_values
 
 Opener = Callable[[str], Checkpoint]
@@ -36,11 +39,12 @@ class CheckpointView:
     Args:
         path: where it is.
         open: opens checkpoints.
+        plan: a mesh and specs that a load is planned for.
     """
 
-    def __init__(self, path: str | os.PathLike[str], open: Opener) -> None:
+    def __init__(self, path: str | os.PathLike[str], open: Opener, plan: str = "") -> None:
         self.path = os.fspath(path)
-        self._open = open
+        self._open, self._plan = open, plan
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -57,7 +61,16 @@ class CheckpointView:
             shown,
             checkpoint.format,
             checkpoint=checkpoint_page(checkpoint.manifest),
+            plan=self.plan(self._plan) if self._plan else None,
         )
+
+    def plan(self, text: str) -> PlanShown:
+        """The plan of a load with another mesh; `xckpt.viewer.plan.mesh_text` says how to write it.
+
+        Raises:
+            ValueError: the text says nothing that can be planned for.
+        """
+        return plan_shown(self.checkpoint.manifest, reader_mesh(text), text)
 
     def html(self, *, served: bool = False) -> str:
         """The page as one HTML file.

@@ -18,7 +18,7 @@ class LeafView {
     this.kind = this.leaves.kind(leaf);
     const name = this.leaves.names[leaf] || "the root";
     this.element.replaceChildren(make("h2", { id: "leaf-name" }, name), this.facts());
-    if (this.kind.kind === "tensor") this.showTensor(name);
+    if (this.kind.kind === "tensor") this.showTensor();
     else this.element.append(make("h3", {}, "Value"), make("pre", { id: "value" }, this.leaves.value(leaf) ?? "stored as bytes"));
     say(`${name}: ${this.kind.dtype} ${shapeText(this.kind.shape)}`);
   }
@@ -36,7 +36,7 @@ class LeafView {
     ]);
   }
 
-  showTensor(name) {
+  showTensor() {
     const { kind } = this;
     if (kind.shape.includes(0)) {
       this.element.append(make("p", { class: "note" }, "It has no elements, so no chunks."));
@@ -47,8 +47,9 @@ class LeafView {
     this.plane = firstPlane(kind, this.cuts);
     this.figure = make("figure", { id: "figure" });
     this.element.append(make("h3", {}, "Shards and chunks"), this.controls(), this.figure);
-    this.targets = this.page.targetsOf?.(this.leaf) ?? null;
-    this.paint(name);
+    this.paint();
+    const readers = this.plan?.readers(this.leaf);
+    if (readers) this.element.append(readers);
     if (this.page.served) this.element.append(make("h3", {}, "Values"), this.valueControls());
   }
 
@@ -92,12 +93,13 @@ class LeafView {
     const { kind, plane, figure } = this;
     const name = this.leaves.names[this.leaf] || "the root";
     const label = `${name}: ${counted(kind.chunks, "chunk")} in ${counted(kind.arrays.length, "array")}`;
-    const { svg, inner, notes, shards } = pictureOf(kind, this.cuts, this.mesh, plane, label, this.targets);
+    const { svg, inner, notes, shards } = pictureOf(kind, this.cuts, this.mesh, plane, label, this.plan?.targets(this.leaf) ?? null);
     this.inner = inner;
     const legend = this.mesh
       ? "Colour and number: the device that held a shard; hatched: several hold it. "
       : "The sharding is not known. ";
-    const lines = "Thick lines: zarr arrays; dashed: chunks.";
+    const blue = this.plan?.targets(this.leaf) ? " Blue frames: what a rank of the plan wants." : "";
+    const lines = `Thick lines: zarr arrays; dashed: chunks.${blue}`;
     figure.replaceChildren(svg, make("figcaption", {}, legend + lines, notes.length ? ` Note: ${notes.join("; ")}.` : ""));
     if (shards.length) figure.append(this.shardTable(shards));
   }

@@ -54,6 +54,10 @@ function start() {
     const view = new LeafView(leaves, page);
     const list = new LeafList(leaves, (leaf) => view.show(leaf));
     tabs.add("leaves", "Leaves", [list.element, view.element], true);
+    if (page.served || page.plan) {
+      view.plan = new PlanView(leaves, page, () => view.leaf !== undefined && view.show(view.leaf));
+      tabs.add("plan", "Plan", view.plan.element);
+    }
     if (page.checkpoint.metadata) tabs.add("metadata", "Metadata", make("pre", {}, page.checkpoint.metadata));
   }
   tabs.show(tabs.all[0].id);
