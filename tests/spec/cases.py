@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, product
 from typing import Any
 
-from xckpt.core.geometry.box import Boxes, intersect
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import Grid, GridOptions, cells, choose_grid, count_cells
 from xckpt.core.names import KeyPath, join_keys, split_name, zarr_path
 from xckpt.core.values import encode_value, value_kind

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from xckpt.convert.units.make import direct_view
 from xckpt.convert.units.unit import SourceRead, hull
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import cells
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.errors import MappingError
 from xckpt.mapping.match import RuleInstance, match_rules
 from xckpt.mapping.operations import Constant

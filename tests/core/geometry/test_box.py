@@ -6,6 +6,7 @@ import itertools
 import tracemalloc
 from collections import Counter
 from itertools import product
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 from tests.support.examples import examples
 from tests.support.tilings import Box as Pair
 from tests.support.tilings import Shape, Tiling, paint, region, tiled_shapes
+from xckpt.core.geometry import box_lookup
 from xckpt.core.geometry import cover as module
-from xckpt.core.geometry.box import Box, Boxes, intersect, unique
-from xckpt.core.geometry.box_lookup import BoxLookup
+from xckpt.core.geometry.box import Box, Boxes, unique
+from xckpt.core.geometry.box_lookup import BoxLookup, intersect
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.metadata import ChunkStorageMetadata
 
@@ -138,10 +140,12 @@ def pair(chunk: ChunkStorageMetadata) -> Pair:
     return chunk.offsets, chunk.sizes
 
 
-@given(two_sets())
-def test_intersect_finds_every_pair_that_shares_elements(sets):
+@pytest.mark.parametrize("few, many", [(1 << 12, 1 << 20), (0, 1), (0, 5)])
+@given(sets=two_sets())
+def test_intersect_finds_every_pair_that_shares_elements(few, many, sets):
     rank, a, b = sets
-    i, j, shared = intersect(Boxes.of(a, rank=rank), Boxes.of(b, rank=rank))
+    with patch.multiple(box_lookup, FEW_PAIRS=few, MANY_PAIRS=many):
+        i, j, shared = intersect(Boxes.of(a, rank=rank), Boxes.of(b, rank=rank))
     found = {
         (x, y): elements(pair(box))
         for x, y, box in zip(i.tolist(), j.tolist(), shared, strict=True)
@@ -154,6 +158,15 @@ def test_intersect_finds_every_pair_that_shares_elements(sets):
     }
     assert found == expected
     assert list(zip(i.tolist(), j.tolist(), strict=True)) == sorted(expected)
+
+
+def test_intersect_looks_at_few_pairs_of_many_boxes():
+    starts = np.arange(20_000, dtype=np.int64)[:, None] * 3
+    rows = Boxes(starts, np.full_like(starts, 3))
+    pairs = [len(i) for i, _ in box_lookup.near_pairs(rows, rows)]
+    assert sum(pairs) == len(rows)  # of 400 million
+    i, j, shared = intersect(rows, rows)
+    assert np.array_equal(i, j) and shared == rows
 
 
 @given(st.integers(0, 3).flatmap(lambda rank: st.tuples(st.just(rank), any_boxes(rank))))

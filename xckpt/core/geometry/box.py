@@ -4,11 +4,11 @@ A shard, a chunk, a piece and what a reader asks for are all boxes. `Box` is one
 holds n boxes of one rank in columns, two (n, rank) int64 arrays; what works on many boxes is
 vectorised over them and touches no data:
 
-1. `intersect`: which boxes of one set meet which of another, and where (a load).
-2. `unique`: replicas of one box, found once (a save).
-3. `Block`: the boxes of many leaves, or of many kinds of leaves, in columns (plans).
+1. `unique`: replicas of one box, found once (a save).
+2. `Block`: the boxes of many leaves, or of many kinds of leaves, in columns (plans).
 
-`xckpt.core.geometry.cover` proves that boxes cover a shape exactly once.
+`xckpt.core.geometry.box_lookup` finds which boxes meet, and `xckpt.core.geometry.cover` proves that
+boxes cover a shape exactly once.
 """
 
 from __future__ import annotations
@@ -253,24 +253,6 @@ def _whole(shape: tuple[int, ...]) -> Boxes:
     boxes = Boxes.of([((0,) * len(shape), shape)])
     boxes.offsets.flags.writeable = boxes.sizes.flags.writeable = False
     return boxes
-
-
-def intersect(a: Boxes, b: Boxes) -> tuple[Int64s, Int64s, Boxes]:
-    """All non-empty intersections between two sets of boxes.
-
-    Returns:
-        ``(i, j, boxes)``: ``boxes[k]`` is what ``a[i[k]]`` and ``b[j[k]]`` share, ordered by
-        i, then j. A 0-d box is one element, so two of them do meet.
-
-    Example:
-        >>> i, j, shared = intersect(Boxes.whole((4,)), Boxes.of([((0,), (3,)), ((3,), (3,))]))
-        >>> i.tolist(), j.tolist(), shared
-        ([0, 0], [0, 1], Boxes([0, 3), [3, 4)))
-    """
-    low = np.maximum(a.offsets[:, None, :], b.offsets[None, :, :])
-    high = np.minimum(a.ends[:, None, :], b.ends[None, :, :])
-    i, j = np.nonzero((low < high).all(axis=2))
-    return i, j, Boxes(low[i, j], (high - low)[i, j])
 
 
 def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:

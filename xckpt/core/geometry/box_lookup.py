@@ -1,6 +1,12 @@
-"""Which of some boxes holds another one, found without looking at all of them."""
+"""Which boxes meet, and which holds another one, found without looking at all pairs.
+
+1. `intersect`: which boxes of one set meet which of another, and where (a load, and pieces).
+2. `BoxLookup`: which of some boxes holds a box (a save).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -54,3 +60,61 @@ class BoxLookup:
         start = np.searchsorted(self._sorted, box.ends[d] - longest)
         stop = np.searchsorted(self._sorted, box.offsets[d], side="right")
         return self._order[start:stop]
+
+
+FEW_PAIRS = 1 << 12
+"""Up to so many pairs, `intersect` looks at each."""
+MANY_PAIRS = 1 << 20
+"""About so many pairs it looks at together."""
+
+
+def intersect(a: Boxes, b: Boxes) -> tuple[Int64s, Int64s, Boxes]:
+    """All non-empty intersections between two sets of boxes.
+
+    1. The boxes of ``b`` are sorted by their offset in the dimension that tells most of them apart.
+    2. Those that may meet a box stand together: behind all that end before it, and before all that
+       begin behind it. Only these are looked at.
+
+    Returns:
+        ``(i, j, boxes)``: ``boxes[k]`` is what ``a[i[k]]`` and ``b[j[k]]`` share, ordered by
+        i, then j. A 0-d box is one element, so two of them do meet.
+
+    Example:
+        >>> i, j, shared = intersect(Boxes.whole((4,)), Boxes.of([((0,), (3,)), ((3,), (3,))]))
+        >>> i.tolist(), j.tolist(), shared
+        ([0, 0], [0, 1], Boxes([0, 3), [3, 4)))
+    """
+    if len(a) * len(b) <= FEW_PAIRS or a.rank == 0:
+        every = np.indices((len(a), len(b))).reshape(2, -1)
+        return _shared(a, b, every[0], every[1])
+    parts = [_shared(a, b, i, j) for i, j in near_pairs(a, b)]
+    i, j, boxes = zip(*parts, strict=True)
+    return np.concatenate(i), np.concatenate(j), Boxes.concatenated(boxes)
+
+
+def near_pairs(a: Boxes, b: Boxes) -> Iterator[tuple[Int64s, Int64s]]:
+    """The pairs that may meet, as far as one dimension says: some boxes of ``a`` at a time."""
+    d = int(np.argmax([len(np.unique(column)) for column in b.offsets.T]))
+    order = np.argsort(b.offsets[:, d], kind="stable")
+    reach = np.maximum.accumulate(b.ends[order, d])
+    starts = np.searchsorted(reach, a.offsets[:, d], side="right")
+    counts = np.maximum(np.searchsorted(b.offsets[order, d], a.ends[:, d]) - starts, 0)
+    stops = np.cumsum(counts)
+    low = 0
+    while low < len(a):
+        before = int(stops[low] - counts[low])
+        high = max(low + 1, int(np.searchsorted(stops, before + MANY_PAIRS, side="right")))
+        i = np.repeat(np.arange(low, high), counts[low:high])
+        within = np.arange(before, before + len(i)) - (stops - counts)[i]
+        j = order[starts[i] + within]
+        in_order = np.lexsort((j, i))
+        yield i[in_order], j[in_order]
+        low = high
+
+
+def _shared(a: Boxes, b: Boxes, i: Int64s, j: Int64s) -> tuple[Int64s, Int64s, Boxes]:
+    """Which of the pairs ``a[i[k]]`` and ``b[j[k]]`` meet, and where."""
+    low = np.maximum(a.offsets[i], b.offsets[j])
+    high = np.minimum(a.ends[i], b.ends[j])
+    meet = (low < high).all(axis=1)
+    return i[meet], j[meet], Boxes(low[meet], (high - low)[meet])

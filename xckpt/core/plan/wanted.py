@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.leaf import TargetLeaf
 from xckpt.core.metadata import MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.items import LoadItemType, ReadItem

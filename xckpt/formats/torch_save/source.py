@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
-from xckpt.core.geometry.box import Box, Boxes, Shape, intersect
+from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.names import join_keys
 from xckpt.core.tree import FlatTree, flatten
 from xckpt.errors import NotACheckpointError, UnsupportedLeafError

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from xckpt.core.geometry.box import Boxes, intersect
+from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry
 from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems

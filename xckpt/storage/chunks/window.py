@@ -21,7 +21,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.core.geometry.box import Box, Boxes, intersect
+from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.core.targets.casting import CastingCopies
