@@ -12,6 +12,7 @@ nothing here allocates what a manifest asks for.
 ``python -m conformance.strict_reader PATH`` verifies a checkpoint.
 """
 
+import base64
 import json
 import re
 import sys
@@ -43,11 +44,11 @@ VALUES = {
 }
 """Type -> the form of its text (6.3)."""
 
-PIECE = {"offset": [int], "shape": [int], "chunk": [int], "shard?": [int]}
+CUT = {"rank": int, "offset": str, "shape": str, "chunk": str, "shard?": str}
 SHARDING = {"axes": [(str, "any int")], "placements?": [str], "spec?": [[str]]}
 FIELDS = {
     "tensor": {"kind": str, "name": str, "dtype": str, "shape": [int], "chunk?": [int]}
-    | {"shard?": [int], "pieces?": [PIECE], "sharding?": SHARDING, "annotation?": str}
+    | {"shard?": [int], "pieces?": int, "sharding?": SHARDING, "annotation?": str}
     | {"dimension_names?": [str]},
     "value": {"kind": str, "name": str, "type": str, "value": str},
     "bytes": {"kind": str, "name": str, "type": str, "size": int, "chunk": int},
@@ -55,7 +56,9 @@ FIELDS = {
 NULLABLE = {"chunk", "shard", "pieces", "sharding", "placements", "spec", "dimension_names"}
 MANIFEST = {"leaves": [dict], "digests": str, "root?": str, "codecs?": [str]}
 MANIFEST |= {"containers?": dict, "user?": object, "planner?": object, "zarr_json?": int}
-MANIFEST |= {"pack_bytes?": int, "packs?": int, "places?": str}
+MANIFEST |= {"pack_bytes?": int, "packs?": int, "places?": str, "cuts?": [CUT]}
+MANY_PIECES = 1 << 16
+"""Of more pieces the root has no consolidated metadata (7.4)."""
 LACKING = (
     "zarr-python lacks these data types: it opens arrays of other types by their paths, and lists "
     "groups without these. To open and list all: pip install xckpt, then import xckpt.zarr_dtypes"
@@ -136,11 +139,7 @@ def parse(data: bytes) -> Json:
         need(isinstance(document, dict) and document.get("format") == "xckpt", "another format")
         version = document.get("version")
         need(version == 1, f"version {version!r}; this reader reads version 1")
-    manifest = reader.parse(data, read_json)
-    need(fits(manifest, MANIFEST), "the manifest has other fields than the format's")
-    for leaf in manifest["leaves"]:
-        need(leaf.get("kind") in ("tensor", "value", "bytes"), "a leaf of no kind")
-        need(fits(leaf, FIELDS[leaf["kind"]]), f"{str(leaf.get('name'))[:80]}: other fields")
+    manifest = reader.parse(data, read_body)
     root, codecs = manifest.get("root") or "", manifest.get("codecs") or []
     folders = root.split("/") if root else []
     plain_names = all(re.fullmatch("[A-Za-z0-9._-]+", each) for each in folders)
@@ -154,6 +153,34 @@ def parse(data: bytes) -> Json:
     count = sum(map(check_leaf, manifest["leaves"]))
     need(count <= 1 << 32, f"{count} chunks")
     return manifest
+
+
+def read_body(text: bytes) -> Json:
+    """A body with the fields of the format, and with pieces as there may be (4.2, 7.2)."""
+    body = read_json(text)
+    need(fits(body, MANIFEST), "the manifest has other fields than the format's")
+    for leaf in body["leaves"]:
+        need(leaf.get("kind") in ("tensor", "value", "bytes"), "a leaf of no kind")
+        need(fits(leaf, FIELDS[leaf["kind"]]), f"{str(leaf.get('name'))[:80]}: other fields")
+    counts = [*map(count_pieces, body.get("cuts", []))]
+    cuts = [leaf["pieces"] for leaf in body["leaves"] if leaf.get("pieces") is not None]
+    need(all(cut < len(counts) for cut in cuts), "no such cut")
+    need(sum(counts[cut] for cut in cuts) <= 1 << 24, "more pieces than there may be")
+    return body
+
+
+def count_pieces(cut: Json) -> int:
+    """How many pieces a cut has, if its columns are some (7.2)."""
+    columns = [
+        cut[name] for name in ("offset", "shape", "chunk", "shard") if cut.get(name) is not None
+    ]
+    try:
+        lengths = {len(base64.b64decode(column, validate=True)) for column in columns}
+    except ValueError as error:
+        raise Broken(f"a column of a cut: {error}") from error
+    length, rank = lengths.pop(), cut["rank"]
+    need(not lengths and 1 <= rank <= 32 and length % (8 * rank) == 0, "columns of a cut")
+    return length // (8 * rank)
 
 
 def is_spelled(part: str) -> bool:
@@ -218,7 +245,10 @@ def check_grid(shape: Sequence[int], part: Json, item: int) -> int:
     """The chunks of an array of a tensor are possible; how many there are (7, 11)."""
     chunk, shard = part["chunk"], unit_of(part)
     for cell in (chunk, shard):
-        need(len(cell) == len(shape) and 0 not in cell, f"chunk {cell[:40]} of another shape")
+        need(
+            len(cell) == len(shape) and all(n > 0 for n in cell),
+            f"chunk {cell[:40]} of another shape",
+        )
         need(prod(cell) * item <= 1 << 32, "a chunk above the limit")
     need(not any(u % c for u, c in zip(shard, chunk, strict=True)), "shard and chunk do not fit")
     return prod(-(-n // c) for n, c in zip(part["shape"], chunk, strict=True))
@@ -227,9 +257,9 @@ def check_grid(shape: Sequence[int], part: Json, item: int) -> int:
 def check_pieces(shape: Sequence[int], pieces: Sequence[Json]) -> None:
     """Pieces lie in the tensor and hold every element of it once (7.2)."""
     for piece in pieces:
-        need(len(piece["offset"]) == len(piece["shape"]) == len(shape), "a piece's dimensions")
-        ends = zip(piece["offset"], piece["shape"], shape, strict=True)
-        need(all(o + n <= size for o, n, size in ends), "a piece outside its tensor")
+        need(len(piece["shape"]) == len(shape), "a piece's dimensions")
+        ends = list(zip(piece["offset"], piece["shape"], shape, strict=True))
+        need(all(o >= 0 <= n and o + n <= size for o, n, size in ends), "a piece outside")
     full = [piece for piece in pieces if 0 not in piece["shape"]]
     need(sum(prod(piece["shape"]) for piece in full) == prod(shape), "gaps or overlaps")
     low = np.array([piece["offset"] for piece in full], np.int64).reshape(len(full), len(shape))
@@ -262,7 +292,9 @@ def groups_of(nodes: Json, leaves: Iterable[Json], edition: int, packed: int) ->
     said: Json = {"packed_arrays": packed, "packed": PACKED} if packed else {}
     if lacking and edition == 2:
         said |= {"data_types": sorted(lacking), "note": LACKING}
-        return groups | {"": group | {"attributes": {"xckpt": said}}}
+    pieces = sum("offset" in node["attributes"] for node in nodes.values())
+    if edition == 2 and (lacking or pieces > MANY_PIECES):
+        return groups | {"": group | {"attributes": {"xckpt": said} if said else {}}}
     every = dict(sorted((nodes | groups).items()))
     listed = {"kind": "inline", "must_understand": False, "metadata": every}
     attributes = {"xckpt": said} if said else {}

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import xckpt
+from conformance.twins.pieces import cut_of
 from xckpt.storage.array import digest_bytes
 
 STATE = {"w": np.arange(1000), "long": "x" * 9000, "step": 3}
@@ -128,8 +129,9 @@ HOSTILE: dict[str, Callable[[dict, dict], object]] = {
     "a value that is none": lambda body, w: body["leaves"].append(value("int", "0xzz")),
     "an imported class": lambda body, w: body.update(containers={"": "namedtuple:os.system:w"}),
     "digests that are none": lambda body, w: body.update(digests="zz"),
-    "pieces that overlap": lambda body, w: w.update(
-        chunk=None, pieces=[{"offset": [0], "shape": [600], "chunk": [100]}] * 2
+    "pieces that overlap": lambda body, w: (
+        w.update(chunk=None, pieces=0),
+        body.update(cuts=[cut_of([{"offset": [0], "shape": [600], "chunk": [100]}] * 2, 1)]),
     ),
 }
 

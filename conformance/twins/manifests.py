@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from conformance.twins.pieces import Row, cut_of, rows_of
 from conformance.twins.twins import Bar, Twin
 
 __all__ = ["seal", "sealed_twins"]
@@ -85,8 +86,21 @@ def _first(body: Body, kind: str, has: str = "") -> dict[str, Any]:
     raise LookupError(kind)
 
 
-def _piece(body: Body, number: int) -> dict[str, Any]:
-    return _first(body, "tensor", "pieces")["pieces"][number]
+def _cut(body: Body) -> dict[str, Any]:
+    """The pieces of the first leaf that has some."""
+    return body["cuts"][_first(body, "tensor", "pieces")["pieces"]]
+
+
+def _rows(edit: Callable[[list[Row]], object]) -> Edit:
+    """An edit of pieces as rows."""
+
+    def edited(body: Body) -> None:
+        cut = _cut(body)
+        rows = rows_of(cut)
+        edit(rows)
+        cut.update(cut_of(rows, cut["rank"]))
+
+    return edited
 
 
 def _tensor(body: Body) -> dict[str, Any]:
@@ -98,7 +112,7 @@ def _edits() -> dict[str, Edit]:
     return {
         "an unknown field": lambda b: b.update(extra=1),
         "an unknown field of a leaf": lambda b: b["leaves"][0].update(extra=1),
-        "an unknown field of a piece": lambda b: _piece(b, 0).update(extra=1),
+        "an unknown field of a cut": lambda b: _cut(b).update(extra=1),
         "an unknown field of a sharding": lambda b: _first(b, "tensor", "sharding")[
             "sharding"
         ].update(extra=1),
@@ -126,13 +140,32 @@ def _edits() -> dict[str, Edit]:
         ),
         "shape as text": lambda b: _tensor(b).update(shape="8"),
         "shape of fractions": lambda b: _tensor(b).update(shape=[8.5]),
-        "a gap": lambda b: _first(b, "tensor", "pieces")["pieces"].pop(),
-        "an overlap": lambda b: _first(b, "tensor", "pieces")["pieces"].append(_piece(b, 0)),
-        "a piece moved": lambda b: _piece(b, 1).update(offset=_piece(b, 0)["offset"]),
-        "a piece outside": lambda b: _piece(b, 0).update(offset=[1 << 40, 0]),
-        "a piece before the beginning": lambda b: _piece(b, 0).update(offset=[-1, 0]),
-        "a piece of another rank": lambda b: _piece(b, 0).update(offset=[0]),
-        "two pieces exchanged": _exchange_pieces,
+        "a gap": _rows(lambda rows: rows.pop()),
+        "an overlap": _rows(lambda rows: rows.append(rows[0])),
+        "a piece moved": _rows(lambda rows: rows[1].update(offset=rows[0]["offset"])),
+        "a piece outside": _rows(lambda rows: rows[0]["offset"].__setitem__(0, 1 << 40)),
+        "a piece at the last number": _rows(
+            lambda rows: rows[0]["offset"].__setitem__(0, (1 << 63) - 1)
+        ),
+        "a piece before the beginning": _rows(lambda rows: rows[0]["offset"].__setitem__(0, -1)),
+        "a piece of negative size": _rows(lambda rows: rows[0]["shape"].__setitem__(0, -1)),
+        "a piece in chunks of nothing": _rows(lambda rows: rows[0]["chunk"].__setitem__(0, 0)),
+        "a piece in absurd chunks": _rows(
+            lambda rows: rows[0].update(chunk=[1 << 62] * len(rows[0]["chunk"]))
+        ),
+        "a column left out": lambda b: _cut(b).pop("chunk"),
+        "a column cut short": lambda b: _cut(b).update(shape=_cut(b)["shape"][:-12]),
+        "a column that is no base64": lambda b: _cut(b).update(shape="*" + _cut(b)["shape"][1:]),
+        "an empty cut": lambda b: _cut(b).update(cut_of([], 1) | {"rank": _cut(b)["rank"]}),
+        "a cut of no dimensions": lambda b: _cut(b).update(rank=0),
+        "a cut of fewer than no dimensions": lambda b: _cut(b).update(rank=-1),
+        "a cut that is not there": lambda b: _first(b, "tensor", "pieces").update(
+            pieces=len(b["cuts"])
+        ),
+        "a cut before the first": lambda b: _first(b, "tensor", "pieces").update(pieces=-1),
+        "no cuts": lambda b: b.pop("cuts"),
+        "pieces of another rank": lambda b: _cut(b).update(rank=_cut(b)["rank"] + 1),
+        "two pieces exchanged": _rows(lambda rows: rows.reverse()),
         "an unknown type of value": lambda b: _first(b, "value").update(type="function"),
         "an int that is none": lambda b: _first(b, "value").update(type="int", value="zz"),
         "a bool that is none": lambda b: _first(b, "value").update(type="bool", value="perhaps"),
@@ -182,11 +215,6 @@ def _swap_axes(body: Body) -> None:
     leaf["shape"], leaf["chunk"] = leaf["shape"][::-1], leaf["chunk"][::-1]
 
 
-def _exchange_pieces(body: Body) -> None:
-    pieces = _first(body, "tensor", "pieces")["pieces"]
-    pieces[0], pieces[1] = pieces[1], pieces[0]
-
-
 def _sizes() -> dict[str, Edit]:
     """Numbers that no memory can hold, and numbers that are none."""
 
@@ -220,15 +248,21 @@ def _sizes() -> dict[str, Edit]:
         "a value of 2^62 bytes": long(size=1 << 62, chunk=1),
         "a value of negative size": long(size=-1),
         "a value in chunks of nothing": long(chunk=0),
-        "100,000 pieces": lambda b: _first(b, "tensor", "pieces").update(
-            pieces=[_piece(b, 0)] * DEEP
-        ),
+        "100,000 pieces": _rows(lambda rows: rows.extend(rows[:1] * DEEP)),
+        "25 million pieces": _very_many_pieces,
         "100,000 leaves of one name": lambda b: b.update(leaves=[b["leaves"][0]] * DEEP),
         "20,000 absurd leaves": lambda b: b.update(
             leaves=[{**_tensor(b), "name": f"x{i}", "shape": [1 << 55], "chunk": [1 << 30]}
                     for i in range(20_000)]
         ),
     }  # fmt: skip
+
+
+def _very_many_pieces(body: Body) -> None:
+    """5,000 leaves that share 5,000 pieces: more than there may be, in few bytes."""
+    leaf = _first(body, "tensor", "pieces")
+    _rows(lambda rows: rows.extend(rows[:1] * 5000))(body)
+    body["leaves"] = [{**leaf, "name": f"p{number}"} for number in range(5000)]
 
 
 def _names() -> dict[str, Edit]:

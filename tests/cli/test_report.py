@@ -13,7 +13,8 @@ from xckpt.cli.report import (
     readable_bytes,
     tree_rows,
 )
-from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
 
 SHARDING = Sharding(axes=(("dp", 2), ("tp", 2)), placements=("Shard(0)", "Replicate()"))
@@ -24,9 +25,8 @@ MANIFEST = Manifest(
             "model/table",
             "float32",
             (5, 8),
-            pieces=(
-                PieceEntry((0, 0), (3, 8), (3, 4), (3, 8)),
-                PieceEntry((3, 0), (2, 8), (2, 8)),
+            pieces=Pieces.listed(
+                [((0, 0), (3, 8), (3, 4), (3, 8)), ((3, 0), (2, 8), (2, 8), (2, 8))]
             ),
         ),
         ValueEntry("step", "int", "0x10"),
@@ -56,7 +56,7 @@ def test_a_leaf_in_pieces() -> None:
         ("model/table/0", (0, 0), (3, 8)),
         ("model/table/1", (3, 0), (2, 8)),
     ]
-    assert [(a.chunk, a.shard) for a in TABLE.arrays] == [((3, 4), (3, 8)), ((2, 8), None)]
+    assert [(a.chunk, a.shard) for a in TABLE.arrays] == [((3, 4), (3, 8)), ((2, 8), (2, 8))]
 
 
 def test_values_in_the_manifest_and_outside() -> None:

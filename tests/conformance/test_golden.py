@@ -61,7 +61,7 @@ def test_golden_checkpoints_show_every_part_of_the_format() -> None:
     assert {"None", "bool", "int", "float", "complex", "str", "bytes"} <= kinds
     assert any(tensor.pieces for tensor in tensors)
     assert any(tensor.shard for tensor in tensors)
-    assert any(piece.shard for tensor in tensors for piece in tensor.pieces or ())
+    assert any(tensor.pieces.shard for tensor in tensors if tensor.pieces is not None)
     assert any(tensor.shape == () for tensor in tensors)
     assert any(0 in tensor.shape for tensor in tensors)
     assert any(tensor.sharding and tensor.sharding.spec for tensor in tensors)

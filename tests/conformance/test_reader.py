@@ -21,6 +21,7 @@ from conformance import reader
 from conformance import strict_reader as rules
 from conformance.reader import Broken, arrays_of
 from conformance.strict_reader import StrictCheckpoint as Checkpoint
+from conformance.twins.pieces import Row, cut_of, rows_of
 from tests.support.sharded_arrays import Sharded
 from tests.support.states import LAYOUTS, everything, random_array, same
 from xckpt.core.dtypes import DTYPES
@@ -171,7 +172,7 @@ def sealed(path: Path, edit: Callable[[dict], object]) -> None:
 EDITS: dict[str, Callable[[dict], object]] = {
     "an unknown field": lambda b: b.update(extra=1),
     "an unknown field of a leaf": lambda b: b["leaves"][0].update(extra=1),
-    "an unknown field of a piece": lambda b: pieces(b)[0].update(extra=1),
+    "an unknown field of a cut": lambda b: b["cuts"][0].update(extra=1),
     "a missing field": lambda b: b.pop("digests"),
     "an unknown kind": lambda b: b["leaves"][0].update(kind="pickle"),
     "an unknown dtype": lambda b: b["leaves"][0].update(dtype="object"),
@@ -188,11 +189,16 @@ EDITS: dict[str, Callable[[dict], object]] = {
     "no edition": lambda b: b.update(zarr_json=0),
     "an unknown codec": lambda b: b.update(codecs=["gzip"]),
     "a shard beside pieces": lambda b: next(
-        leaf for leaf in b["leaves"] if leaf.get("pieces")
+        leaf for leaf in b["leaves"] if "pieces" in leaf
     ).update(shard=[1, 1]),
-    "a gap": lambda b: pieces(b).pop(),
-    "an overlap": lambda b: pieces(b)[0]["shape"].__setitem__(0, 8),
-    "a piece outside": lambda b: pieces(b)[0]["offset"].__setitem__(0, 100),
+    "a gap": lambda b: edit_pieces(b, lambda rows: rows.pop()),
+    "an overlap": lambda b: edit_pieces(b, lambda rows: rows[0]["shape"].__setitem__(0, 8)),
+    "a piece outside": lambda b: edit_pieces(b, lambda rows: rows[0]["offset"].__setitem__(0, 100)),
+    "a cut of no dimensions": lambda b: b["cuts"][0].update(rank=0),
+    "a cut without a column": lambda b: b["cuts"][0].pop("chunk"),
+    "a cut that is not there": lambda b: next(
+        leaf for leaf in b["leaves"] if "pieces" in leaf
+    ).update(pieces=9),
     "an absurd shape": lambda b: b["leaves"][0].update(shape=[1 << 50, 1 << 50]),
     "an absurd chunk": lambda b: b["leaves"][0].update(chunk=[1 << 20, 1 << 20]),
     "too many chunks": lambda b: b["leaves"][0].update(shape=[1 << 40, 16], chunk=[1, 1]),
@@ -207,8 +213,10 @@ EDITS: dict[str, Callable[[dict], object]] = {
 }
 
 
-def pieces(body: dict) -> list[dict]:
-    return next(leaf["pieces"] for leaf in body["leaves"] if leaf.get("pieces"))
+def edit_pieces(body: dict, edit: Callable[[list[Row]], object]) -> None:
+    rows = rows_of(body["cuts"][0])
+    edit(rows)
+    body["cuts"][0] = cut_of(rows, body["cuts"][0]["rank"])
 
 
 def value(body: dict) -> dict:

@@ -36,12 +36,13 @@ STRANGE: tuple[Any, ...] = (
     {"kind": "bytes", "name": "x", "type": "str", "size": 1, "chunk": 1},
     {"kind": "tensor", "name": "x", "dtype": "int8", "shape": [0], "chunk": [1]},
     {"kind": "tensor", "name": "x", "dtype": "int8", "shape": [4], "chunk": [2], "shard": [4]},
-    {"kind": "tensor", "name": "x", "dtype": "int8", "shape": [2], "pieces": [
-        {"offset": [0], "shape": [1], "chunk": [1]}, {"offset": [1], "shape": [1], "chunk": [1]}]},
+    {"kind": "tensor", "name": "x", "dtype": "int8", "shape": [2], "pieces": 0},
+    {"rank": 1, "offset": "AAAAAAAAAAABAAAAAAAAAA==", "shape": "AQAAAAAAAAABAAAAAAAAAA==",
+     "chunk": "AQAAAAAAAAABAAAAAAAAAA=="},
     {"axes": [["x", 2]], "placements": ["Replicate()"]}, {"axes": [["x", 2]], "spec": [["x"], []]},
 )
 KEYS = (
-    "", "x", "name", "kind", "type", "value", "dtype", "shape", "chunk", "shard", "pieces",
+    "", "x", "name", "kind", "type", "value", "dtype", "shape", "chunk", "shard", "pieces", "cuts",
     "offset", "size", "sharding", "annotation", "leaves", "digests", "root", "codecs", "containers",
     "user", "planner", "axes", "spec", "placements", "format", "version", "digest", "checkpoint",
 )

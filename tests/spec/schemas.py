@@ -9,7 +9,8 @@ import msgspec
 
 from xckpt.core.dtypes import DTYPES, EXTENDED
 from xckpt.core.manifest.codec import FORMAT, VERSION
-from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN, Manifest
+from xckpt.core.manifest.decode import ManifestText
+from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN
 from xckpt.storage.commit.folder import ClaimText
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -38,7 +39,7 @@ def _components(struct: type[msgspec.Struct]) -> tuple[Schema, dict[str, Schema]
 
 
 def _manifest() -> Schema:
-    body, parts = _components(Manifest)
+    body, parts = _components(ManifestText)
     return {
         "$schema": DRAFT,
         "title": "xckpt.json, the manifest",

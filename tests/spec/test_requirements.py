@@ -102,6 +102,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "In a `str`, a backslash MUST": (
         f"{READER}::test_what_the_specification_calls_no_value_is_refused",
     ),
+    "A reader MUST refuse a cut": (BOTH, TWINS),
     "A reader MUST refuse pieces": (BOTH, TWINS),
     "Elements are stored in C order": (TWINS, f"{HERE}::test_padding_has_no_meaning"),
     "A writer MUST store every chunk": (f"{HERE}::test_a_chunk_of_zeros_is_stored",),

@@ -168,6 +168,9 @@ def test_the_limits_are_the_code_s() -> None:
     assert limits == {
         "manifest": f"{manifest_module.MAX_BYTES:,} bytes",
         "dimensions of a tensor": f"{rules.MAX_RANK}",
+        "pieces of a checkpoint, those of a cut counted for each leaf that has it": (
+            f"{rules.MAX_PIECES:,}"
+        ),
         "tensor, each size counted as 1 at least": f"{rules.MAX_TENSOR_BYTES:,} bytes",
         "one size of a shape": f"{rules.MAX_TENSOR_BYTES:,}",
         "chunk, zarr shard": f"{rules.MAX_CHUNK_BYTES:,} bytes",

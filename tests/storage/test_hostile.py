@@ -21,18 +21,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import xxhash
 
 import xckpt
+from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
-    PieceEntry,
     TensorEntry,
     ValueEntry,
     array_metadata,
 )
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.manifest.rules import count_chunks
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
@@ -61,12 +63,19 @@ def _tensor(chance: random.Random, number: int) -> TensorEntry:
     shard = chance.choice((None, None, _shape(chance, len(shape))))
     pieces = None
     if chance.random() < 0.3:
-        pieces = tuple(
-            PieceEntry(_shape(chance, len(shape)), _shape(chance, len(shape)), chunk, shard)
-            for _ in range(chance.choice((0, 1, 5, 500)))
-        )
+        pieces = _pieces(chance, len(shape))
         chunk = chance.choice((None, None, chunk))  # type: ignore[assignment]
     return TensorEntry(f"l/{number}", chance.choice(DTYPES), shape, chunk, shard, pieces)
+
+
+def _pieces(chance: random.Random, rank: int) -> Pieces:
+    count, columns = chance.choice((0, 1, 5, 500)), chance.choice((3, 3, 4))
+    shapes = [[_shape(chance, rank) for _ in range(count)] for _ in range(columns)]
+    numbers = [np.array(column, object).ravel() for column in shapes]
+    content = [np.minimum(column, (1 << 63) - 1).astype("<i8").tobytes() for column in numbers]
+    if chance.random() < 0.1:
+        content[-1] = content[-1][:-1]
+    return Pieces(chance.choice((rank, rank, rank, 0, -1, rank + 1)), *content)
 
 
 def _leaf(chance: random.Random, number: int) -> TensorEntry | ValueEntry | BytesEntry:
@@ -96,7 +105,7 @@ def claims(path: Path, chance: random.Random) -> None:
     (path / "xckpt.digests").touch()
     os.truncate(path / "xckpt.digests", max(size, 0))
     hashed = xxhash.xxh3_128(bytes(max(size, 0)))
-    _write(path, msgspec.json.encode(msgspec.structs.replace(manifest, digests=hashed.hexdigest())))
+    _write(path, encode_body(msgspec.structs.replace(manifest, digests=hashed.hexdigest())))
 
 
 def hollow(path: Path, chance: random.Random) -> None:

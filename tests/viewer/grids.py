@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import Grid, GridOptions
-from xckpt.core.manifest.entries import Manifest, PieceEntry, TensorEntry
+from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
 from xckpt.core.plan.layout import LeafShards, lay_out
 
@@ -124,21 +125,11 @@ def _entry(
     layout = lay_out(LeafShards(shape, 4, boxes, ranks), options)
     assert not isinstance(layout, str), layout
     grid: Grid = layout.grid
-    pieces = [
-        PieceEntry(
-            tuple(box.offsets),
-            tuple(box.sizes),
-            tuple(chunk),
-            tuple(unit) if grid.shards is not None else None,
-        )
-        for box, chunk, unit in zip(
-            grid.arrays, grid.chunks.tolist(), grid.units.tolist(), strict=True
-        )
-    ]
-    if grid.is_regular(shape):
-        only = pieces[0]
-        return TensorEntry(name, "float32", shape, only.chunk, only.shard, sharding=sharding)
-    return TensorEntry(name, "float32", shape, pieces=tuple(pieces), sharding=sharding)
+    if not grid.is_regular(shape):
+        return TensorEntry(name, "float32", shape, pieces=Pieces.of(grid), sharding=sharding)
+    shard = None if grid.shards is None else tuple(grid.shards[0].tolist())
+    chunk = tuple(grid.chunks[0].tolist())
+    return TensorEntry(name, "float32", shape, chunk, shard, sharding=sharding)
 
 
 def _drawn(
@@ -149,11 +140,10 @@ def _drawn(
     down, across = (order[0], order[1]) if rank > 1 else (None, 0 if rank else None)
     at = tuple(int(rng.integers(size)) for size in entry.shape)
     plane = (entry.shape, down, across, at)
-    pieces = entry.pieces or (PieceEntry((0,) * rank, entry.shape, entry.chunk or (), entry.shard),)
     painted = {"chunk": np.full(entry.shape, -1, np.int64)}
     painted |= {each: painted["chunk"].copy() for each in ("unit", "array")}
-    for number, piece in enumerate(pieces):
-        region = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.shape, strict=True))
+    for number, piece in enumerate(leaf_arrays(entry)):
+        region = piece.box.slices()
         painted["array"][region] = number
         for what, cell in (("chunk", piece.chunk), ("unit", piece.shard)):
             if cell is not None:

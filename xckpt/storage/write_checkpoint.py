@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -39,6 +40,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
+from xckpt.core.manifest.rules import many_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.core.plan.layout import with_grids
@@ -58,6 +60,10 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 if TYPE_CHECKING:
     from xckpt.storage.base.base import Base
+
+
+WARN_OF_PIECES = 1 << 20
+"""From so many pieces on a save warns."""
 
 
 class ZarrStorageWriter(PlainStorageWriter):
@@ -135,7 +141,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         metadata = with_grids(metadata, self.storage_meta())
         names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
         planned = draft(metadata, self.codecs, names, pack_bytes)
-        check(planned)
+        _check(planned, self.target)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft, self._arrays = planned, tuple(arrays(planned))
         draft_name = digest_bytes(msgspec.msgpack.encode(self._arrays)) if len(plans) > 1 else b""
@@ -268,6 +274,13 @@ class ZarrStorageWriter(PlainStorageWriter):
                 self._begun.close()
             self._staging.abort()
             self._staging = self._begun = None
+
+
+def _check(planned: Manifest, target: Location) -> None:
+    """Refuse what no reader would take, and warn of very many pieces."""
+    check(planned)
+    if advice := many_pieces(planned, WARN_OF_PIECES):
+        warnings.warn(f"{target}: {advice}", UserWarning, stacklevel=3)
 
 
 def _write_files(

@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conformance.twins.pieces import cut_of
 from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests, metadata
 from xckpt.core.manifest import codec as module
+from xckpt.core.manifest import rules
 from xckpt.core.manifest.codec import build, encode, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, arrays, documents
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
@@ -244,6 +246,21 @@ def piece(offset: list[int], shape: list[int], **fields: Any) -> dict[str, Any]:
     return {"offset": offset, "shape": shape, "chunk": [max(1, n) for n in shape], **fields}
 
 
+def pieces(*rows: dict[str, Any], rank: int = 1) -> dict[str, Any]:
+    """A cut; a leaf of `tensor` that has it in place of a number gets the number."""
+    return cut_of(rows, rank)
+
+
+def body_of(*leaves: dict[str, Any]) -> dict[str, Any]:
+    """A body whose leaves' cuts are where they belong."""
+    cuts = [leaf["pieces"] for leaf in leaves if isinstance(leaf.get("pieces"), dict)]
+    given = [
+        leaf | ({"pieces": cuts.index(leaf["pieces"])} if leaf.get("pieces") in cuts else {})
+        for leaf in leaves
+    ]
+    return {"leaves": given, "digests": "", "cuts": cuts}
+
+
 @pytest.mark.parametrize(
     "leaf, problem",
     [
@@ -266,23 +283,35 @@ def piece(offset: list[int], shape: list[int], **fields: Any) -> dict[str, Any]:
         (tensor(shape=[4], chunk=[2], dtype="object"), "dtype"),
         (tensor(shape=[4], chunk=[2], dtype="uint7"), "dtype"),
         (tensor(shape=[4]), "exactly one"),
-        (tensor(shape=[4], chunk=[2], pieces=[piece([0], [4])]), "exactly one"),
+        (tensor(shape=[4], chunk=[2], pieces=pieces(piece([0], [4]))), "exactly one"),
         (tensor(shape=[4], chunk=[2], dimension_names=["a", "b"]), "dimension_names"),
         (tensor(shape=[4, 4], chunk=[2, 2], dimension_names=["a", "a"]), "dimension_names"),
         (tensor(shape=[4], chunk=[2], dimension_names=[""]), "dimension_names"),
-        (tensor(shape=[4], pieces=[]), "gap"),
-        (tensor(shape=[4], pieces=[piece([0], [3])]), "gap"),
-        (tensor(shape=[4], pieces=[piece([0], [3]), piece([2], [2])]), "overlap"),
-        (tensor(shape=[], pieces=[piece([], []), piece([], [])]), "overlap"),
-        (tensor(shape=[4], pieces=[piece([0], [5])]), "outside"),
-        (tensor(shape=[4], pieces=[piece([-1], [5])]), "outside"),
-        (tensor(shape=[4], pieces=[piece([10**40], [4])]), "piece 0"),
-        (tensor(shape=[4], pieces=[piece([1 << 63], [4])]), "piece 0"),
-        (tensor(shape=[4], pieces=[piece([(1 << 63) - 1], [4])]), "piece 0"),
-        (tensor(shape=[4], pieces=[piece([0, 0], [4])]), "piece 0"),
-        (tensor(shape=[4], pieces=[piece([0], [4, 1])]), "dimensions"),
-        (tensor(shape=[4], pieces=[piece([0], [1 << 60])]), "piece 0"),
-        (tensor(shape=[4], pieces=[piece([0], [4], shard=[3])]), "shard"),
+        (tensor(shape=[4], pieces=pieces()), "gap"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [3]))), "gap"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [3]), piece([2], [2]))), "overlap"),
+        (tensor(shape=[], pieces=pieces(piece([0], [1]))), "1 dimensions, the tensor has 0"),
+        (tensor(shape=[], pieces=pieces(rank=0)), "pieces of 0 dimensions"),
+        (tensor(shape=[4], pieces=pieces(rank=33)), "pieces of 33 dimensions"),
+        (tensor(shape=[4], pieces=pieces(rank=-1)), "pieces of -1 dimensions"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [5]))), "outside"),
+        (tensor(shape=[4], pieces=pieces(piece([-1], [5]))), "outside"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [-1]))), "outside"),
+        (tensor(shape=[4], pieces=pieces(piece([(1 << 63) - 1], [4]))), "piece 0"),
+        (tensor(shape=[4], pieces=pieces(piece([-(1 << 63)], [4]))), "piece 0"),
+        (tensor(shape=[4], pieces=pieces(piece([0, 0], [4, 1]), rank=2)), "the tensor has 1"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [4])) | {"rank": 2}), "columns of"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [4, 1]))), "columns of"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [1 << 60]))), "piece 0"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [4], shard=[3]))), "shard"),
+        (tensor(shape=[4], pieces=pieces(piece([0], [4]) | {"chunk": [0]})), "piece 0: chunk"),
+        (
+            tensor(shape=[4], pieces=pieces(piece([0], [4]) | {"chunk": [1 << 62]})),
+            "piece 0: chunk",
+        ),
+        (tensor(shape=[4], pieces=pieces(piece([0], [4])) | {"shape": "no"}), "base64"),
+        (tensor(shape=[4], pieces=0), "cut 0 of 0"),
+        (tensor(shape=[4], pieces=-1), "cut -1 of 0"),
         ({"kind": "bytes", "name": "w", "type": "opaque", "size": -1, "chunk": 1}, "bytes"),
         ({"kind": "bytes", "name": "w", "type": "opaque", "size": 1, "chunk": 0}, "bytes"),
         ({"kind": "bytes", "name": "w", "type": "set", "size": 1, "chunk": 1}, "type"),
@@ -299,7 +328,7 @@ def piece(offset: list[int], shape: list[int], **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_an_absurd_leaf_is_refused_before_anything_is_allocated(leaf, problem):
-    body = {**content(), "leaves": [leaf], "containers": {}}
+    body = {**content(), **body_of(leaf), "containers": {}}
     data = sealed(body)
     tracemalloc.start()
     try:
@@ -356,17 +385,37 @@ def test_every_problem_is_listed():
 
 def test_many_pieces_are_checked_quickly_and_in_little_memory():
     """Pieces that halve what is left, in 32 dimensions: 2**32 cells for 33 boxes."""
-    pieces, offset, shape = [], [0] * 32, [2] * 32
+    rows, offset, shape = [], [0] * 32, [2] * 32
     for axis in range(32):
         shape[axis] = 1
-        pieces.append(piece(list(offset), list(shape)))
+        rows.append(piece(list(offset), list(shape)))
         offset[axis] = 1
-    pieces.append(piece(list(offset), list(shape)))
-    whole = tensor(shape=[2] * 32, pieces=pieces)
-    assert parse(sealed({"leaves": [whole], "digests": ""}), digest)
-    broken = tensor(shape=[2] * 32, pieces=pieces[:-1])
+    rows.append(piece(list(offset), list(shape)))
+    whole = tensor(shape=[2] * 32, pieces=pieces(*rows, rank=32))
+    assert parse(sealed(body_of(whole)), digest)
+    broken = tensor(shape=[2] * 32, pieces=pieces(*rows[:-1], rank=32))
     with pytest.raises(ManifestError, match="gap"):
-        parse(sealed({"leaves": [broken], "digests": ""}), digest)
+        parse(sealed(body_of(broken)), digest)
+
+
+def test_leaves_that_are_cut_alike_share_their_pieces():
+    rows = [piece([n], [1]) for n in range(1000)]
+    leaves = [tensor(shape=[1000], pieces=pieces(*rows)) | {"name": f"w{n}"} for n in range(50)]
+    manifest = parse(sealed(body_of(*leaves)), digest)
+    shared = {id(leaf.pieces) for leaf in manifest.leaves if isinstance(leaf, TensorEntry)}
+    assert len(shared) == 1
+    stored = encode(manifest, digest)
+    assert len(stored) < 50 * 100 + 3 * 8 * 1000 * 4 / 3 + 1000
+    assert parse(stored, digest) == manifest
+
+
+def test_pieces_beyond_the_limit_are_refused_before_they_are_looked_at(monkeypatch):
+    monkeypatch.setattr(rules, "MAX_PIECES", 99)
+    monkeypatch.setattr(rules, "cover_fault", None)
+    rows = [piece([n], [1]) for n in range(50)]
+    leaves = [tensor(shape=[50], pieces=pieces(*rows)) | {"name": f"w{n}"} for n in range(2)]
+    with pytest.raises(ManifestError, match=r"100 pieces.*w0 alone has 50.*; at most 99"):
+        parse(sealed(body_of(*leaves)), digest)
 
 
 def test_deep_nesting_is_refused():
@@ -385,9 +434,8 @@ def test_a_value_without_a_writer_is_missed():
 
 def test_a_manifest_says_no_defaults():
     body = content()
-    assert set(body) == {"leaves", "digests", "codecs", "containers", "user", "planner"} | {
-        "zarr_json"
-    }
+    always = {"leaves", "digests", "codecs", "containers", "user", "planner"}
+    assert set(body) == always | {"zarr_json", "cuts"}
     assert body["leaves"][0] == {
         "kind": "tensor",
         "name": "model/regular",

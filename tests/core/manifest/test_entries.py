@@ -17,6 +17,7 @@ import xckpt.zarr_dtypes  # noqa: F401  (registers the types)
 from tests.support.examples import examples
 from tests.support.manifests import example, manifests
 from xckpt.core.dtypes import EXTENDED, numpy_dtype
+from xckpt.core.manifest import entries
 from xckpt.core.manifest.entries import (
     BytesEntry,
     DocumentTree,
@@ -97,6 +98,25 @@ def test_a_leaf_in_pieces_is_a_group_that_says_where_its_pieces_are():
     assert isinstance(pieces, Group) and pieces.attrs["shape"] == [101, 4]
     offsets = {name: array.attrs["offset"] for name, array in pieces.arrays()}
     assert offsets == {"0": [0, 0], "1": [7, 0], "2": [20, 0]}
+
+
+def test_the_root_of_very_many_pieces_does_not_repeat_them(monkeypatch):
+    tensors = [leaf for leaf in example().leaves if isinstance(leaf, TensorEntry)]
+    known = [msgspec.structs.replace(leaf, dtype="float32") for leaf in tensors]
+    whole = msgspec.structs.replace(example(), leaves=tuple(known), containers={})
+    root = dict(documents(whole))["zarr.json"]
+    monkeypatch.setattr(entries, "MANY_PIECES", 3)  # as many as there are
+    assert dict(documents(whole))["zarr.json"] == root
+    monkeypatch.setattr(entries, "MANY_PIECES", 2)
+    *others, (_, alone) = documents(whole)
+    assert "consolidated_metadata" not in json.loads(alone)
+    assert len(alone) < 1000 < len(root)
+    assert {key for key, _ in others} == {key for key, _ in documents(whole)} - {"zarr.json"}
+    _, group = opened(whole)
+    pieces = group["model/pieces"]
+    assert isinstance(pieces, Group) and len(dict(pieces.arrays())) == 3
+    first = msgspec.structs.replace(whole, zarr_json=1)
+    assert "consolidated_metadata" in json.loads(dict(documents(first))["zarr.json"])
 
 
 def test_every_chunk_has_a_checksum_where_the_manifest_asks_for_one():

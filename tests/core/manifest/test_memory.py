@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from xckpt.core.manifest.codec import encode, parse, to_metadata
-from xckpt.core.manifest.entries import Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry
 from xckpt.core.manifest.memory import LEAST_LIMIT, described_bytes, json_bytes, leaves_bytes
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
 from xckpt.errors import ManifestError
 from xckpt.storage.array import digest_bytes
@@ -37,7 +38,7 @@ MANIFESTS = {
                 "w",
                 "int8",
                 (COUNT,),
-                pieces=tuple(PieceEntry((n,), (1,), (1,)) for n in range(COUNT)),
+                pieces=Pieces.listed(((n,), (1,), (1,)) for n in range(COUNT)),
             ),
         ),
         "",

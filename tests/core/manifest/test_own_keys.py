@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import xckpt
-from xckpt.core.manifest.entries import Manifest, PieceEntry, TensorEntry
+from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.core.manifest.own_keys import BY_SHAPE, OwnKeys
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.options import SaveOptions
 
 LEAVES = (
     TensorEntry("model/w", "int8", (4,), chunk=(2,)),
     TensorEntry("model/c", "int8", (4,), chunk=(2,)),
     TensorEntry("scalar", "int8", (), chunk=()),
-    TensorEntry("t", "int8", (4,), pieces=(PieceEntry((0,), (3,), (3,)),)),
+    TensorEntry("t", "int8", (4,), pieces=Pieces.listed([((0,), (3,), (3,))])),
 )
 OWN = OwnKeys.of(Manifest(LEAVES, ""))
 

@@ -27,18 +27,18 @@ import msgspec
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json
-from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes
+from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes, encode_body
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
     Manifest,
-    PieceEntry,
     TensorEntry,
     ValueEntry,
     arrays,
 )
 from xckpt.core.manifest.memory import check_memory, described_bytes
-from xckpt.core.manifest.rules import default_pack_bytes, problems
+from xckpt.core.manifest.pieces import Pieces
+from xckpt.core.manifest.rules import count_pieces, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -168,7 +168,7 @@ def _with_data(manifest: Manifest, metadata: Metadata) -> Manifest:
     )
 
 
-_GridFields = tuple[Shape | None, Shape | None, tuple[PieceEntry, ...] | None]
+_GridFields = tuple[Shape | None, Shape | None, Pieces | None]
 """``chunk``, ``shard`` and ``pieces`` of an entry."""
 
 
@@ -186,15 +186,10 @@ def _tensor_entry(
 
 
 def _grid_fields(grid: Grid, shape: Shape) -> _GridFields:
-    shards = None if grid.shards is None else [tuple(shape) for shape in grid.shards.tolist()]
-    chunks = [tuple(shape) for shape in grid.chunks.tolist()]
-    if grid.is_regular(shape):
-        return chunks[0], shards[0] if shards else None, None
-    pieces = tuple(
-        PieceEntry(box.offsets, box.sizes, chunk, shards[number] if shards else None)
-        for number, (box, chunk) in enumerate(zip(grid.arrays, chunks, strict=True))
-    )
-    return None, None, pieces
+    if not grid.is_regular(shape):
+        return None, None, Pieces.of(grid)
+    shard = None if grid.shards is None else tuple(grid.shards[0].tolist())
+    return tuple(grid.chunks[0].tolist()), shard, None
 
 
 def to_metadata(manifest: Manifest, entries: Mapping[str, Entry] | None = None) -> Metadata:
@@ -266,9 +261,7 @@ def _grid_of(leaf: TensorEntry) -> Grid:
     if leaf.pieces is None:
         assert leaf.chunk is not None
         return _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
-    rank, pieces = len(leaf.shape), leaf.pieces
-    boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=rank)
-    return Grid.of(boxes, [piece.chunk for piece in pieces], [piece.shard for piece in pieces])
+    return leaf.pieces.grid
 
 
 @functools.lru_cache(maxsize=1024)
@@ -284,7 +277,8 @@ def encode(manifest: Manifest, digest: Digest) -> bytes:
         ManifestError: it breaks a rule of the format, so no reader would take it.
     """
     check(manifest)
-    body = msgspec.json.encode(manifest)
+    # Without pieces a manifest is stored as it is.
+    body = encode_body(manifest) if count_pieces(manifest) else msgspec.json.encode(manifest)
     envelope = _Envelope(FORMAT, VERSION, digest(body).hex(), msgspec.Raw(body))
     return msgspec.json.encode(envelope)
 

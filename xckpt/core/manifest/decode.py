@@ -1,23 +1,26 @@
-"""Decoding the inner bytes of a manifest in little memory.
+"""The inner bytes of a manifest: encoded, and decoded in little memory.
 
 A manifest may have a million leaves, most of which are alike but in name.
 
 1. `decoded_bytes` says from above what they will take, before any is decoded.
 2. `decode_body` takes the leaves as texts first and has `decode_leaves` decode each by itself. What
    leaves have in common (element types, shapes, chunk shapes, shardings) is one object for all.
-3. Each leaf is spelled again, and so is what lies around them. As this library spells it, no name
+3. Leaves in pieces name theirs by a number (`TensorText`); here they get them.
+4. Each leaf is spelled again, and so is what lies around them. As this library spells it, no name
    comes twice in an object; otherwise all names are looked at.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeVar, cast
 
 import msgspec
 
 from xckpt.core.json_values import repeated_name
-from xckpt.core.manifest.entries import BytesEntry, Manifest, PieceEntry, TensorEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, ValueEntry
 from xckpt.core.manifest.memory import check_memory, json_bytes, leaves_bytes
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError
 
@@ -29,14 +32,22 @@ MOST_SHARED: Final = 1 << 12
 """Different values that are remembered at a time."""
 
 
-class _TensorText(TensorEntry, frozen=True, tag="tensor", tag_field="kind"):
-    """A tensor whose pieces, of which there may be many, are not decoded yet."""
+class TensorText(TensorEntry, frozen=True, tag="tensor", tag_field="kind"):
+    """A tensor as it is stored."""
 
-    pieces: tuple[msgspec.Raw, ...] | None = None  # type: ignore[assignment]  # before they are
+    pieces: int | None = None  # type: ignore[assignment]  # of which there may be many
+    """Which of the manifest's cuts it has."""
 
 
-_LEAF: Final = msgspec.json.Decoder(_TensorText | ValueEntry | BytesEntry)
-_PIECE: Final = msgspec.json.Decoder(PieceEntry)
+class ManifestText(Manifest, frozen=True):
+    """A manifest as it is stored."""
+
+    leaves: tuple[TensorText | ValueEntry | BytesEntry, ...]  # type: ignore[assignment]
+    cuts: tuple[Pieces, ...] = ()
+    """The pieces of leaves; those that are cut alike share them."""
+
+
+_LEAF: Final = msgspec.json.Decoder(TensorText | ValueEntry | BytesEntry)
 
 
 class _Sharing:
@@ -51,33 +62,32 @@ class _Sharing:
             self._values.clear()
         return self._values.setdefault(value, value)  # type: ignore[return-value]
 
-    def entry(self, leaf: _TensorText | ValueEntry | BytesEntry) -> Entry:
-        """A leaf that shares what it can."""
+    def entry(self, leaf: TensorText | ValueEntry | BytesEntry, pieces: Sequence[Pieces]) -> Entry:
+        """A leaf that shares what it can, the pieces too."""
         one = self.one
         if isinstance(leaf, ValueEntry):
             return ValueEntry(leaf.name, one(leaf.type), leaf.value)
         if isinstance(leaf, BytesEntry):
             return leaf
-        texts = leaf.pieces
+        number = leaf.pieces
+        if number is not None and not 0 <= number < len(pieces):
+            raise msgspec.ValidationError(f"cut {number} of {len(pieces)}")
         return TensorEntry(
             leaf.name,
             one(leaf.dtype),
             one(leaf.shape),
             one(leaf.chunk),
             leaf.shard and one(leaf.shard),
-            None if texts is None else tuple(map(self._piece, texts)),
+            None if number is None else pieces[number],
             leaf.sharding and one(leaf.sharding),
             leaf.annotation and one(leaf.annotation),
             leaf.dimension_names and one(leaf.dimension_names),
         )
 
-    def _piece(self, text: msgspec.Raw) -> PieceEntry:
-        one, piece = self.one, _PIECE.decode(text)
-        shard = piece.shard and one(piece.shard)
-        return PieceEntry(piece.offset, one(piece.shape), one(piece.chunk), shard)
 
-
-def decode_leaves(texts: list[msgspec.Raw]) -> tuple[tuple[Entry, ...], bool]:
+def decode_leaves(
+    texts: list[msgspec.Raw], pieces: Sequence[Pieces] = ()
+) -> tuple[tuple[Entry, ...], bool]:
     """Decode leaves, and let go of their texts on the way.
 
     Returns:
@@ -96,15 +106,15 @@ def decode_leaves(texts: list[msgspec.Raw]) -> tuple[tuple[Entry, ...], bool]:
     number = -1
     try:
         for number, text in enumerate(texts):
-            leaf = sharing.entry(_LEAF.decode(text))
+            leaf = _LEAF.decode(text)
             alike = alike and encoded(leaf) == bytes(text)
-            leaves[number] = leaf
+            leaves[number] = sharing.entry(leaf, pieces)
     except msgspec.ValidationError as error:
         raise msgspec.ValidationError(f"leaf {number}: {error}") from error
     return cast(tuple[Entry, ...], tuple(leaves)), alike
 
 
-class _Texts(Manifest, frozen=True):
+class _Texts(ManifestText, frozen=True):
     """A manifest whose leaves are not decoded yet."""
 
     leaves: list[msgspec.Raw]  # type: ignore[assignment]  # before they are
@@ -113,6 +123,24 @@ class _Texts(Manifest, frozen=True):
 _BEFORE_LEAVES: Final = b'{"leaves":['
 
 prepare_structs(_Texts)
+
+
+def encode_body(manifest: Manifest) -> bytes:
+    """The inner bytes of a manifest; the pieces of leaves that are cut alike are there once."""
+    numbers: dict[Pieces, int] = {}
+    leaves = tuple(_stored(leaf, numbers) for leaf in manifest.leaves)
+    about = {name: getattr(manifest, name) for name in Manifest.__struct_fields__}
+    about["leaves"] = leaves
+    return msgspec.json.encode(ManifestText(**about, cuts=tuple(numbers)))
+
+
+def _stored(leaf: Entry, numbers: dict[Pieces, int]) -> TensorText | ValueEntry | BytesEntry:
+    """A leaf as it is stored, and its pieces among those that have a number."""
+    if not isinstance(leaf, TensorEntry) or leaf.pieces is None:
+        return cast("TensorText | ValueEntry | BytesEntry", leaf)
+    about = {name: getattr(leaf, name) for name in TensorEntry.__struct_fields__}
+    about["pieces"] = numbers.setdefault(leaf.pieces, len(numbers))
+    return TensorText(**about)
 
 
 def decoded_bytes(body: memoryview) -> int:
@@ -132,13 +160,16 @@ def decode_body(body: memoryview, memory_bytes: int | None) -> Manifest:
     """
     texts = decode(body, _Texts, "the manifest breaks the format")
     length = sum(len(memoryview(text)) for text in texts.leaves)
+    faults = [f"cut {n}: {cut.fault()}" for n, cut in enumerate(texts.cuts) if cut.fault()]
+    if faults:
+        raise ManifestError.listing("the manifest breaks the format", faults)
     try:
-        leaves, alike = decode_leaves(texts.leaves)
+        leaves, alike = decode_leaves(texts.leaves, texts.cuts)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ManifestError(f"the manifest breaks the format: {error}") from error
     about = {name: getattr(texts, name) for name in Manifest.__struct_fields__ if name != "leaves"}
     manifest = Manifest(leaves, **about)
-    rest = msgspec.json.encode(msgspec.structs.replace(manifest, leaves=()))
+    rest = msgspec.json.encode(msgspec.structs.replace(texts, leaves=[]))
     before, after = _BEFORE_LEAVES, rest[len(_BEFORE_LEAVES) :]
     length += len(rest) + max(0, len(leaves) - 1)
     ends = bytes(body[: len(before)]) == before and bytes(body[-len(after) :]) == after

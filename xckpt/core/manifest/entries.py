@@ -28,6 +28,7 @@ import msgspec
 from xckpt.core.dtypes import EXTENDED, fill_value, item_size
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import JSONValue, Sharding
 from xckpt.core.text.shown import brief
 
@@ -40,19 +41,6 @@ class _Strict(
     __repr__ = brief
 
 
-class PieceEntry(_Strict, frozen=True):
-    """One array of a leaf in pieces."""
-
-    offset: Shape
-    """First element of the piece in the tensor."""
-    shape: Shape
-    """Elements of the piece."""
-    chunk: Shape
-    """Chunk shape."""
-    shard: Shape | None = None
-    """Zarr shard shape where several chunks are one object."""
-
-
 class TensorEntry(_Strict, frozen=True, tag="tensor", tag_field="kind"):
     """A tensor: regular (``chunk`` is set) or in pieces (``pieces`` is)."""
 
@@ -61,7 +49,7 @@ class TensorEntry(_Strict, frozen=True, tag="tensor", tag_field="kind"):
     shape: Shape
     chunk: Shape | None = None
     shard: Shape | None = None
-    pieces: tuple[PieceEntry, ...] | None = None
+    pieces: Pieces | None = None
     sharding: Sharding | None = None
     annotation: str = ""
     dimension_names: tuple[str, ...] | None = None
@@ -85,6 +73,8 @@ class BytesEntry(_Strict, frozen=True, tag="bytes", tag_field="kind"):
     chunk: int
 
 
+MANY_PIECES = 1 << 16
+"""Of more pieces than so many the root does not repeat the metadata."""
 EDITION = 2
 """Of new zarr.json documents. The first named no dimensions, and had all metadata in the root."""
 
@@ -160,21 +150,10 @@ def leaf_arrays(leaf: TensorEntry | ValueEntry | BytesEntry, first: int = 0) -> 
         shape, origin, grid = leaf.shape, (0,) * len(leaf.shape), (leaf.chunk, leaf.shard)
         yield ZarrArray(leaf.name, 0, leaf.dtype, origin, shape, *grid, first, None, names)
         return
-    for number, piece in enumerate(leaf.pieces):
-        array = ZarrArray(
-            leaf.name,
-            number,
-            leaf.dtype,
-            piece.offset,
-            piece.shape,
-            piece.chunk,
-            piece.shard,
-            first,
-            leaf.shape,
-            names,
-        )
-        yield array
-        first += array.count
+    firsts: list[int] = leaf.pieces.firsts.tolist()
+    for number, row in enumerate(leaf.pieces.rows()):
+        at = first + firsts[number]
+        yield ZarrArray(leaf.name, number, leaf.dtype, *row, at, leaf.shape, names)
 
 
 LITTLE_ENDIAN = {"name": "bytes", "configuration": {"endian": "little"}}
@@ -275,6 +254,8 @@ class DocumentTree:
         self._groups: dict[str, msgspec.Raw] = {}
         self._packed = 0
         """Arrays that have no document."""
+        self._pieces = 0
+        """Pieces that have one."""
 
     def add(self, arrays: Iterable[ZarrArray]) -> Iterator[tuple[str, bytes]]:
         """(key, content) for arrays and for the folders above them that are new."""
@@ -283,7 +264,12 @@ class DocumentTree:
             if array.place is not None:
                 self._packed += 1
                 continue
-            content, self._arrays[array.path] = _contents(array, self._codecs, self._edition)
+            content, repeated = _contents(array, self._codecs, self._edition)
+            self._pieces += array.piece_of is not None
+            if self._is_alone:
+                self._arrays.clear()
+            else:
+                self._arrays[array.path] = repeated
             if array.dtype in EXTENDED:
                 self._lacking.add(array.dtype)
             yield f"{array.path}/zarr.json", content
@@ -296,6 +282,11 @@ class DocumentTree:
         for path, group in new.items():
             yield f"{path}/zarr.json", msgspec.json.format(bytes(group), indent=2)
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether the root does not repeat the other documents."""
+        return self._edition > 1 and (bool(self._lacking) or self._pieces > MANY_PIECES)
+
     def root(self) -> bytes:
         """The root group, which repeats all other documents, or says why it does not."""
         about: dict[str, JSONValue] = {}
@@ -303,11 +294,12 @@ class DocumentTree:
             about |= {"packed_arrays": self._packed, "packed": PACKED}
         if self._lacking and self._edition > 1:
             about |= {"data_types": [*sorted(self._lacking)], "note": LACKING}
-            return msgspec.json.format(bytes(_group({"xckpt": about})), indent=2)
+        attributes: dict[str, JSONValue] = {"xckpt": about} if about else {}
+        if self._is_alone:
+            return msgspec.json.format(bytes(_group(attributes)), indent=2)
         # Sorted: zarr-python loses children of a group that do not stand together.
         listed = dict(sorted((self._arrays | self._groups).items()))
         consolidated = {"kind": "inline", "must_understand": False, "metadata": listed}
-        attributes: dict[str, JSONValue] = {"xckpt": about} if about else {}
         return msgspec.json.format(bytes(_group(attributes, consolidated)), indent=2)
 
 

@@ -33,7 +33,7 @@ _LIST: Final = 64
 _NUMBER: Final = 40
 _STRING: Final = 56
 _PIECE: Final = 250
-"""Of a piece, beside its entry, while it is checked and described."""
+"""Of a piece, beside its numbers, while it is checked and described; leaves share them."""
 _CONTAINER: Final = 800
 """Of a container, when a load makes the tree."""
 
@@ -70,8 +70,8 @@ def described_bytes(manifest: Manifest) -> int:
         800
     """
     tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    pieces = sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
-    return pieces * _PIECE + _count_containers(manifest) * _CONTAINER
+    pieces = {id(leaf.pieces): len(leaf.pieces) for leaf in tensors if leaf.pieces is not None}
+    return sum(pieces.values()) * _PIECE + _count_containers(manifest) * _CONTAINER
 
 
 def _count_containers(manifest: Manifest) -> int:

@@ -18,27 +18,27 @@ from itertools import chain
 from math import prod
 from typing import Final
 
+import numpy as np
+
 from xckpt.core.dtypes import DTYPES, item_size
-from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import ZarrArray, count_cells
+from xckpt.core.geometry.grid import Grid, ZarrArray, count_cells
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
     Manifest,
-    PieceEntry,
     TensorEntry,
     ValueEntry,
     count_packed,
     is_packed,
 )
+from xckpt.core.manifest.pieces import MAX_PIECES, MAX_RANK, Pieces
 from xckpt.core.names import is_name, split_name
 from xckpt.core.tree import DEEPEST, Container, close_container, refuse_clashes, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
 
-MAX_RANK: Final = 32
-"""Most dimensions of a tensor; TensorStore's limit."""
 MAX_TENSOR_BYTES: Final = 1 << 56
 """Largest tensor, bytes."""
 MAX_CHUNK_BYTES: Final = 1 << 32
@@ -58,9 +58,12 @@ _ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
 def problems(manifest: Manifest) -> list[str]:
     """A line for everything in a manifest that breaks a rule; empty if nothing does."""
+    if count_pieces(manifest) > MAX_PIECES:
+        return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
+    known: _Known = {}
     for leaf in manifest.leaves:
-        faults.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf))
+        faults.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf, known))
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
@@ -176,14 +179,21 @@ def _name_fault(name: str) -> str:
     return ""
 
 
-def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry) -> Iterator[str]:
+_Known = dict[tuple[object, ...], list[str]]
+"""What is wrong with leaves in pieces, once for all that are alike."""
+
+
+def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry, known: _Known) -> Iterator[str]:
     if isinstance(leaf, TensorEntry):
         if leaf.dimension_names is not None:
             yield from dimension_name_faults(leaf.dimension_names, len(leaf.shape))
         if leaf.pieces is None:
             yield from _regular_problems(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard)
         else:
-            yield from _tensor_problems(leaf)
+            key = id(leaf.pieces), leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+            if key not in known:
+                known[key] = list(_tensor_problems(leaf))
+            yield from known[key]
     elif isinstance(leaf, BytesEntry):
         if not (0 <= leaf.size <= MAX_TENSOR_BYTES and 1 <= leaf.chunk <= MAX_CHUNK_BYTES):
             yield f"{leaf.size} bytes in chunks of {leaf.chunk}"
@@ -231,24 +241,45 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
     elif leaf.chunk is not None:
         yield from _grid_problems(leaf.shape, leaf.chunk, leaf.shard, item)
     else:
-        yield from _pieces_problems(leaf.shape, leaf.pieces or (), item)
+        assert leaf.pieces is not None
+        yield from _pieces_problems(leaf.shape, leaf.pieces, item)
 
 
-def _pieces_problems(shape: Shape, pieces: tuple[PieceEntry, ...], item: int) -> Iterator[str]:
-    for number, piece in enumerate(pieces):
-        if len(piece.offset) != len(shape) or len(piece.shape) != len(shape):
-            yield f"piece {number} has another number of dimensions than the tensor"
-            return
-        box = Box(piece.offset, piece.shape)
-        if min(box.sizes, default=0) < 0 or not Box.whole(shape).holds(box):
-            yield f"piece {number}, {box}, lies outside the shape {shape}"
-            return
-        yield from _grid_problems(piece.shape, piece.chunk, piece.shard, item)
-    boxes = Boxes.of([(piece.offset, piece.shape) for piece in pieces], rank=len(shape))
-    cover = cover_fault(shape, boxes)
+def _pieces_problems(shape: Shape, pieces: Pieces, item: int) -> Iterator[str]:
+    if pieces.fault() or pieces.rank != len(shape):
+        yield pieces.fault() or f"pieces of {pieces.rank} dimensions, the tensor has {len(shape)}"
+        return
+    grid = pieces.grid
+    offsets, sizes = grid.arrays.offsets, grid.arrays.sizes
+    # Sizes and what is left behind an offset: no sum of two may wrap around.
+    outside = (offsets < 0) | (sizes < 0) | (sizes > np.array(shape) - np.maximum(offsets, 0))
+    if outside.any():
+        number = int(np.flatnonzero(outside.any(axis=1))[0])
+        yield f"piece {number}, at {offsets[number].tolist()}, lies outside the shape {shape}"
+        return
+    fault = _first_bad_grid(grid, item)
+    if fault is not None:
+        piece, chunk, shard = (
+            tuple(column[fault].tolist()) for column in (sizes, grid.chunks, grid.units)
+        )
+        (found,) = _grid_problems(piece, chunk, shard, item)
+        yield f"piece {fault}: {found}"
+        return
+    cover = cover_fault(shape, grid.arrays)
     if cover is not None:
         where = str(cover.box)
         yield f"{cover.kind} among the pieces at {where}"
+
+
+def _first_bad_grid(grid: Grid, item: int) -> int | None:
+    """The first piece whose chunk or zarr shard is impossible."""
+    bad = np.zeros(len(grid.arrays), bool)
+    for cells in (grid.chunks, grid.units):
+        bad |= ((cells < 1) | (cells > MAX_TENSOR_BYTES)).any(axis=1)
+        # As floats, which do not wrap around and are exact where it matters.
+        bad |= np.prod(cells, axis=1, dtype=np.float64) * item > MAX_CHUNK_BYTES
+    bad[~bad] |= (grid.units[~bad] % grid.chunks[~bad]).any(axis=1)
+    return int(np.argmax(bad)) if bad.any() else None
 
 
 def _shape_fault(shape: Shape, item_bytes: int) -> str:
@@ -274,6 +305,33 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
         yield f"shard shape {shard} is no multiple of chunk shape {chunk}"
 
 
+def count_pieces(manifest: Manifest) -> int:
+    """How many pieces the leaves of a checkpoint have together."""
+    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
+    return sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
+
+
+def many_pieces(manifest: Manifest, most: int = 0) -> str:
+    """How many pieces there are and what can be done about it; empty if not more than ``most``.
+
+    Example:
+        >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
+        >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))
+        '2 pieces, each a zarr array; w alone has 2: shard evenly, in blocks of one size or of \
+multiples of one, and a leaf is one array'
+    """
+    pieces = count_pieces(manifest)
+    if pieces <= most:
+        return ""
+    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
+    worst = max(tensors, key=lambda leaf: len(leaf.pieces or ()))
+    return (
+        f"{pieces:,} pieces, each a zarr array; {worst.name[:80] or 'the root'} alone has "
+        f"{len(worst.pieces or ()):,}: shard evenly, in blocks of one size or of multiples of one, "
+        f"and a leaf is one array"
+    )
+
+
 def count_chunks(manifest: Manifest) -> int:
     """How many chunks a checkpoint has; each has a digest."""
     return sum(map(_chunks_of, manifest.leaves))
@@ -286,4 +344,4 @@ def _chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
         return count_cells((leaf.size,), (leaf.chunk,))
     if leaf.chunk is not None:
         return count_cells(leaf.shape, leaf.chunk)
-    return sum(count_cells(piece.shape, piece.chunk) for piece in leaf.pieces or ())
+    return leaf.pieces.chunks if leaf.pieces is not None else 0

@@ -1,0 +1,109 @@
+"""The pieces of a leaf, in columns.
+
+Layers repeat, so many leaves are cut alike: the manifest has the pieces of all of them once, and
+each leaf says which. A column is numbers of 64 bits, little-endian, row by row: (pieces, rank).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from xckpt.core.geometry.box import Boxes, Int64s, Shape
+from xckpt.core.geometry.grid import Grid
+from xckpt.core.text.shown import brief
+
+MAX_RANK: Final = 32
+"""Most dimensions of a tensor; TensorStore's limit."""
+MAX_PIECES: Final = 1 << 24
+"""Most pieces of a checkpoint: each is a zarr array."""
+
+_NUMBER: Final = np.dtype("<i8")
+
+
+class Pieces(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True
+):
+    """A cut: the arrays of a leaf in pieces, as columns of little-endian int64."""
+
+    rank: int
+    """Dimensions of the tensor; at least 1."""
+    offset: bytes
+    """First element of each piece in the tensor."""
+    shape: bytes
+    """Elements of each piece."""
+    chunk: bytes
+    """Chunk shape of each piece."""
+    shard: bytes | None = None
+    """Zarr shard shape of each piece; None if they have none."""
+
+    __repr__ = brief
+
+    @classmethod
+    def of(cls, grid: Grid) -> Pieces:
+        """The pieces that a grid consists of."""
+        columns = [grid.arrays.offsets, grid.arrays.sizes, grid.chunks]
+        columns += [] if grid.shards is None else [grid.shards]
+        return cls(grid.arrays.rank, *(column.astype(_NUMBER).tobytes() for column in columns))
+
+    @classmethod
+    def listed(cls, pieces: Iterable[tuple[Shape, ...]]) -> Pieces:
+        """Pieces from their offset, shape, chunk shape and, if all have one, zarr shard shape.
+
+        Example:
+            >>> pieces = Pieces.listed([((0, 0), (3, 8), (3, 4)), ((3, 0), (2, 8), (2, 8))])
+            >>> len(pieces), pieces.grid.arrays, pieces.firsts.tolist()
+            (2, Boxes([0, 3) x [0, 8), [3, 5) x [0, 8)), [0, 2, 3])
+        """
+        columns = [np.array(column, _NUMBER) for column in zip(*pieces, strict=True)]
+        return cls(columns[0].shape[1], *(column.tobytes() for column in columns))
+
+    @property
+    def columns(self) -> list[bytes]:
+        """Those that there are."""
+        columns = self.offset, self.shape, self.chunk, self.shard
+        return [column for column in columns if column is not None]
+
+    def fault(self) -> str:
+        """What makes the columns none of pieces; empty if they are."""
+        if not 1 <= self.rank <= MAX_RANK:
+            return f"pieces of {self.rank} dimensions"
+        if any(len(column) != len(self) * self.rank * 8 for column in self.columns):
+            return f"columns of {[*map(len, self.columns)]} bytes, of {self.rank} dimensions"
+        return ""
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The same as a grid."""
+        parts = [self._column(column) for column in self.columns]
+        return Grid(Boxes(parts[0], parts[1]), parts[2], parts[3] if len(parts) > 3 else None)
+
+    def _column(self, column: bytes) -> Int64s:
+        return np.frombuffer(column, _NUMBER).astype(np.int64, copy=False).reshape(-1, self.rank)
+
+    @cached_property
+    def firsts(self) -> Int64s:
+        """The number of each piece's first chunk in the leaf, and how many chunks the leaf has."""
+        grid = self.grid
+        counts = np.prod(-(-grid.arrays.sizes // grid.chunks), axis=1, dtype=np.int64)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks all of them have."""
+        return int(self.firsts[-1])
+
+    def __len__(self) -> int:
+        return len(self.offset) // (_NUMBER.itemsize * max(self.rank, 1))
+
+    def rows(self) -> Iterator[tuple[Shape, Shape, Shape, Shape | None]]:
+        """Offset, shape, chunk shape and zarr shard shape, if it has one, of each piece."""
+        grid = self.grid
+        columns = grid.arrays.offsets, grid.arrays.sizes, grid.chunks, grid.units
+        for row in zip(*(column.tolist() for column in columns), strict=True):
+            offset, shape, chunk, unit = map(tuple, row)
+            yield offset, shape, chunk, None if grid.shards is None else unit
