@@ -1,4 +1,4 @@
-"""The README's tables of figures, made from ``benchmarks/results.json`` and nothing else.
+"""The tables of figures in the pages, made from ``benchmarks/results.json`` and nothing else.
 
 ``python -m benchmarks.readme`` puts each between its two marks; a test compares them. A table whose
 figures are not in the results is left out.
@@ -16,7 +16,10 @@ from benchmarks.oracle_loader import CONVERSION, FILES, PRETRAINED, XCKPT
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "why" / "performance.md"
+"""All figures; README.md has a few of them."""
 BEGIN = "<!-- figures: make bench -->\n"
+BEGIN_SHORT = "<!-- figures in short: make bench -->\n"
 BEGIN_CONVERSION = "<!-- figures of conversions: make bench -->\n"
 END = "<!-- end of figures -->\n"
 GIB = 1 << 30
@@ -50,8 +53,33 @@ LOADER_NOTES = {
 }
 
 
+IN_SHORT = ("xckpt, torch", "DCP, 2 threads", "Orbax", "safetensors", "plain files, 2 threads")
+
+
+def in_short(results: Mapping[str, Any]) -> str:
+    """The README's section, Markdown: the speed of the usual calls, and what resharding reads."""
+    head, *table = _speed(results)
+    labels = [f"| {NOTES.get(name, name)} " for name in IN_SHORT]
+    # Without the last column, the memory.
+    rows = [line.rsplit("|", 2)[0] + "|" for line in table if line.startswith(("| |", *labels))]
+    over = {name: f"{_over(figure):.2f}" for name, figure in results["reshard"].items()}
+    return "\n".join(
+        [
+            *(head, "", rows[0], "|---|---|---|---|", *rows[1:], ""),
+            "Saved as rows by 4 ranks, loaded as columns by 4 ranks of one host: xckpt reads "
+            f"{over['xckpt']} times the bytes wanted, DCP {over['DCP, 2 threads']}.",
+            "",
+        ]
+    )
+
+
+def _over(figure: Mapping[str, Any]) -> float:
+    """Bytes read, over those wanted."""
+    return (sum(figure["read"]) + sum(figure["mapped"])) / sum(figure["wanted"])
+
+
 def section(results: Mapping[str, Any]) -> str:
-    """The README's section, Markdown."""
+    """The section of all figures, Markdown."""
     lines = [*_speed(results), "", *_reshard(results["reshard"]), ""]
     if "async" in results:
         lines += [*_async(results["async"]), ""]
@@ -91,8 +119,7 @@ def _reshard(figures: Mapping[str, Any]) -> Iterator[str]:
     yield "|---|---|---|"
     for name, figure in figures.items():
         label = NOTES.get(name, "**xckpt**" if name == "xckpt" else name)
-        over = (sum(figure["read"]) + sum(figure["mapped"])) / sum(figure["wanted"])
-        yield f"| {label} | {figure['median']['load_columns']:.2f} | {over:.2f} |"
+        yield f"| {label} | {figure['median']['load_columns']:.2f} | {_over(figure):.2f} |"
 
 
 def _async(figures: Mapping[str, Any]) -> Iterator[str]:
@@ -132,10 +159,15 @@ def conversion(figures: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def updated(readme: str, results: Mapping[str, Any]) -> str:
-    """The README with the tables of these results."""
+def updated_readme(readme: str, results: Mapping[str, Any]) -> str:
+    """The README with the figures of these results."""
+    return _between(readme, BEGIN_SHORT, in_short(results))
+
+
+def updated(page: str, results: Mapping[str, Any]) -> str:
+    """The page of all figures with the tables of these results."""
     converted = conversion(results["conversion"]) if "conversion" in results else ""
-    return _between(_between(readme, BEGIN, section(results)), BEGIN_CONVERSION, converted)
+    return _between(_between(page, BEGIN, section(results)), BEGIN_CONVERSION, converted)
 
 
 def _between(readme: str, begin: str, text: str) -> str:
@@ -144,9 +176,10 @@ def _between(readme: str, begin: str, text: str) -> str:
 
 
 def main() -> None:
-    """Bring the README up to date."""
-    readme = updated(README.read_text(), json.loads(RESULTS.read_text()))
-    README.write_text(readme)
+    """Bring the pages up to date."""
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(updated(PAGE.read_text(), results))
+    README.write_text(updated_readme(README.read_text(), results))
 
 
 if __name__ == "__main__":

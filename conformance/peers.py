@@ -5,7 +5,7 @@
 3. What a peer is known to fail is in ``conformance/found/PEER-LAW.json``: its version, the laws
    that fail, the reason, and the smallest case. A failure that is in no such file, or one of this
    project's own, makes the exit code 1. `still_fails` tries a file's case again.
-4. What is printed is kept in ``conformance/peers.md`` and goes into the README between two marks,
+4. What is printed is kept in ``conformance/peers.md`` and goes into a page between two marks,
    with ``--write``. ``--keep`` writes the smallest cases again; people write the reasons.
 """
 
@@ -48,7 +48,7 @@ LAWS: Mapping[str, properties.Law] = {**properties.LAWS, **refusals.LAWS, **dama
 
 FOUND = Path(__file__).parent / "found"
 PRINTED = Path(__file__).parent / "peers.md"
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "why" / "comparison.md"
 BEGIN = "<!-- peers: make conformance -->\n"
 END = "<!-- end of peers -->\n"
 
@@ -152,19 +152,19 @@ def notes(judged: Judged) -> Iterator[str]:
 
 
 def printed(judged: Judged, examples: int, seed: int) -> str:
-    """All of it: what `main` prints, and what the README shows."""
+    """All of it: what `main` prints, and what the page shows."""
     head = f"{examples} cases a property, seed {seed}; passed / refused / failed:"
     return "\n".join([head, "", table(judged), "", *notes(judged), ""])
 
 
-def current(readme: str, begin: str = BEGIN, end: str = END) -> str:
-    """What the README has between the marks."""
-    return readme.split(begin, 1)[1].split(end, 1)[0]
+def current(page: str, begin: str = BEGIN, end: str = END) -> str:
+    """What the page has between the marks."""
+    return page.split(begin, 1)[1].split(end, 1)[0]
 
 
-def updated(readme: str, section: str, begin: str = BEGIN, end: str = END) -> str:
-    """The README with this between the marks."""
-    before, rest = readme.split(begin, 1)
+def updated(page: str, section: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with this between the marks."""
+    before, rest = page.split(begin, 1)
     return f"{before}{begin}{section}{end}{rest.split(end, 1)[1]}"
 
 
@@ -219,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--peer", action="append", choices=[*PEERS], help="judge these alone")
     parser.add_argument("--keep", action="store_true", help="write the smallest failing cases")
-    parser.add_argument("--write", action="store_true", help="show the table in the README")
+    parser.add_argument("--write", action="store_true", help="show the table in the page")
     chosen = parser.parse_args(arguments)
     judged = _judge_all(chosen.peer or [*PEERS], chosen.examples, chosen.seed)
     for peer, (_, outcomes) in judged.items():
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     if chosen.write:
         PRINTED.write_text(text)
-        README.write_text(updated(README.read_text(), text))
+        PAGE.write_text(updated(PAGE.read_text(), text))
     wrong = unexpected(judged)
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

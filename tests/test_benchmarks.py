@@ -1,4 +1,4 @@
-"""The README's figures are those that are kept, and the part on conversions runs and compares."""
+"""The figures of the pages are those kept, and the part on conversions runs and compares."""
 
 from __future__ import annotations
 
@@ -33,20 +33,24 @@ def kept() -> dict[str, Any]:
     return json.loads(readme.RESULTS.read_text())
 
 
-def test_the_readme_shows_the_results_that_are_kept(kept: dict[str, Any]) -> None:
-    text = readme.README.read_text()
+def test_the_pages_show_the_results_that_are_kept(kept: dict[str, Any]) -> None:
+    text = readme.PAGE.read_text()
     assert readme.updated(text, kept) == text
+    short = readme.README.read_text()
+    assert readme.updated_readme(short, kept) == short
 
 
-def test_a_changed_figure_changes_the_readme(kept: dict[str, Any]) -> None:
+def test_a_changed_figure_changes_the_pages(kept: dict[str, Any]) -> None:
     kept["speed"]["xckpt, torch"]["median"]["save"] *= 2
-    text = readme.README.read_text()
+    text = readme.PAGE.read_text()
     assert readme.updated(text, kept) != text
+    short = readme.README.read_text()
+    assert readme.updated_readme(short, kept) != short
 
 
 def test_figures_of_conversions_are_shown_if_there_are_any(kept: dict[str, Any]) -> None:
     kept.pop("conversion", None)
-    without = readme.updated(readme.README.read_text(), kept)
+    without = readme.updated(readme.PAGE.read_text(), kept)
     assert f"{readme.BEGIN_CONVERSION}{readme.END}" in without
     kept["conversion"] = report.conversion_json(FIGURES)
     shown = readme.updated(without, json.loads(json.dumps(kept)))

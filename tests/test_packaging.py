@@ -66,3 +66,12 @@ def test_the_hosted_workflow_calls_real_targets() -> None:
     called = re.findall(r"target: \[?((?:[\w-]+(?:, )?)+)", workflow)
     targets = {name for names in called for name in names.split(", ")}
     assert {"test", "test-lowest", "test-xla", "test-thorough"} <= targets <= TARGETS
+
+
+def test_the_forms_of_issues_ask_for_what_doctor_prints() -> None:
+    forms = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"))
+    assert [form.stem for form in forms] == ["bug", "slow"]
+    for form in forms:
+        _, question = form.read_text().split("    id: doctor\n")
+        asked = question.split("  - type:")[0]
+        assert "`xckpt doctor PATH`" in asked and "required: true" in asked

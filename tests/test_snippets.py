@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tests.support import snippets
@@ -10,12 +11,14 @@ from tests.support import snippets
 def test_every_block_of_a_page_is_checked_on_its_own_lines(tmp_path: Path) -> None:
     snippets.write(tmp_path / "modules")
     written = {path.stem: path.read_text() for path in (tmp_path / "modules").glob("*.py")}
-    for path in (snippets.ROOT / "README.md", *(snippets.ROOT / "docs").glob("*.md")):
+    for path in snippets.pages():
         if str(path.relative_to(snippets.ROOT)) in snippets.ELSEWHERE:
             continue
         page = path.read_text(encoding="utf-8")
-        name = f"page_{path.stem.replace('-', '_').lower()}"
-        modules = [text for found, text in written.items() if found.startswith(name)]
+        name = snippets.module_name(path)
+        modules = [
+            text for found, text in written.items() if re.fullmatch(rf"{name}(_line_\d+)?", found)
+        ]
         lines = dict[int, str]()
         for text in modules:
             lines |= {n: line for n, line in enumerate(text.splitlines()) if line}

@@ -3,7 +3,7 @@
 1. Each is judged in a separate process by all laws of `conformance.runs.promises`.
 2. What a manager is known to break is in ``conformance/runs/known.json``: its name with the
    version, and for each law the reason. A failure that has none there makes the exit code 1.
-3. What is printed is kept in ``conformance/runs/managers.md`` and goes into the README between two
+3. What is printed is kept in ``conformance/runs/managers.md`` and goes into a page between two
    marks, with ``--write``.
 
 ``--judge MODULE`` judges any other manager: a module that has a ``MANAGER``.
@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from conformance.outcome import Outcome
-from conformance.peers import README, table, updated
+from conformance.peers import PAGE, table, updated
 from conformance.runs.manager import find
 from conformance.runs.promises import run
 
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--judge", action="append", metavar="MODULE", help="judge these alone")
     parser.add_argument("--promise", default="", metavar="NAME", help="by this one alone")
-    parser.add_argument("--write", action="store_true", help="show the table in the README")
+    parser.add_argument("--write", action="store_true", help="show the table in the page")
     chosen = parser.parse_args(arguments)
     modules = chosen.judge or [*MANAGERS.values()]
     context = multiprocessing.get_context("spawn")
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(text)
     if chosen.write:
         PRINTED.write_text(text)
-        README.write_text(updated(README.read_text(), text, BEGIN, END))
+        PAGE.write_text(updated(PAGE.read_text(), text, BEGIN, END))
     wrong = list(unexplained(judged))
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 ROOT = Path(__file__).parents[2]
 PLACES = {"docs": "", "spec": "spec", "CHANGELOG.md": "CHANGELOG.md"}
 """File or folder of the repository -> its place in the tree."""
-PLACES |= {"CONTRIBUTING.md": "CONTRIBUTING.md"}
+PLACES |= {"CONTRIBUTING.md": "CONTRIBUTING.md", "SECURITY.md": "SECURITY.md"}
 
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^()\s#]+)(?=[#)])")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

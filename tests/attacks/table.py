@@ -284,4 +284,4 @@ PROMISES: dict[str, tuple[str, ...]] = {
     ),
     "Little memory:": ("storage/test_budget.py::test_the_budget_is_kept",),
 }
-"""What the README promises, by how each line begins, and the tests that hold it."""
+"""What docs/why/promises.md promises, by how each line begins, and the tests that hold it."""

@@ -1,4 +1,4 @@
-"""What the suite found in its peers can be tried again, and the README shows what was printed."""
+"""What the suite found in its peers can be tried again, and the page shows what was printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from conformance import peers
 from conformance.implementation import find
 from conformance.outcome import Outcome
-from conformance.peers import LAWS, PARTS, PEERS, PRINTED, README, current, still_fails, table
+from conformance.peers import LAWS, PAGE, PARTS, PEERS, PRINTED, current, still_fails, table
 
 ROOT = Path(__file__).parents[2]
 KEPT = peers.found()
@@ -24,8 +24,8 @@ ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.star
 MODULES = {find(module).name: peer for peer, module in PEERS.items()}
 
 
-def test_the_readme_shows_what_was_printed() -> None:
-    assert current(README.read_text()) == TEXT
+def test_the_page_shows_what_was_printed() -> None:
+    assert current(PAGE.read_text()) == TEXT
 
 
 def test_the_table_has_every_law_and_every_peer_of_today() -> None:

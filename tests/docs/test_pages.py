@@ -1,4 +1,6 @@
-"""What the pages of docs/start, docs/how-to and docs/why show is so: each is run as a reader would.
+"""What the pages of docs/start, docs/how-to and docs/why show is so: each runs as for a reader.
+
+Those with names from elsewhere (`snippets.GIVEN_TO`) are in `tests/test_readme.py`.
 
 1. The blocks of Python of a page share their names, in a folder of their own.
 2. A block that begins with ``# on each of 4 ranks`` runs on so many ranks of torch, one with
@@ -18,8 +20,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.support import jax_jobs
+from tests.support import jax_jobs, snippets
 from tests.support.ranks import Ranks
+from xckpt import errors
 from xckpt.cli.commands import commands
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +34,7 @@ PAGES = [
     for folder in FOLDERS
     for path in sorted((ROOT / "docs" / folder).glob("*.md"))
     if BLOCK.search(path.read_text(encoding="utf-8"))
+    and path.relative_to(ROOT).as_posix() not in snippets.GIVEN_TO
 ]
 
 
@@ -60,11 +64,16 @@ def test_there_are_pages() -> None:
     assert {"docs/start/install.md", "docs/start/ten-minutes.md"} <= set(PAGES)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    if any("ranks" in code.partition("\n")[0] for _, code in blocks):
+        # Not in the page's folder, which they outlive.
+        request.getfixturevalue("four_ranks")
     with chdir(tmp_path):
-        for language, code in BLOCK.findall((ROOT / page).read_text(encoding="utf-8")):
+        for language, code in blocks:
             many = MANY.match(code)
             if language == "sh":
                 for line in code.splitlines():
@@ -78,3 +87,11 @@ def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) 
                 jax_jobs.run(on_each_process, int(many[1]), code, page, str(tmp_path), devices=4)
             else:
                 exec(compile(code, page, "exec"), names)
+
+
+def test_every_error_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "how-to" / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*)\|$", page, re.MULTILINE)
+    assert sorted(name for name, _, _ in rows) == sorted(errors.__all__)
+    for name, means, advice in rows:
+        assert means and (advice.strip() or not name.endswith("Error")), name

@@ -1,7 +1,7 @@
 """The Python that README.md and docs/*.md show, as modules that a type checker reads: `make lint`.
 
-1. A page of docs is one module: its blocks in order, as a reader's session. The blocks of README.md
-   and of docs/first-day.md each stand alone.
+1. A page of docs is one module: its blocks in order, as a reader's session. The blocks of the
+   pages in `ALONE` each stand alone.
 2. What a block has from elsewhere is declared in one stub, ``given.pyi``.
 3. ``python -m tests.support.snippets FOLDER`` writes the modules; each line stands where it stands
    in its page, so that what a type checker says of it names the line of the page.
@@ -17,7 +17,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-ALONE = ("README.md", "docs/first-day.md")
+GIVEN_TO = (
+    "README.md",
+    "docs/reference/calls.md",
+    "docs/how-to/background.md",
+    "docs/how-to/dcp.md",
+    "docs/how-to/planners.md",
+)
+"""Their blocks stand alone, with names that a reader has; `tests/test_readme.py` runs them."""
+
+ALONE = (*GIVEN_TO, "docs/first-day.md")
 """Pages whose blocks are not one session."""
 
 ELSEWHERE = ("docs/integrations.md",)
@@ -26,7 +35,7 @@ ELSEWHERE = ("docs/integrations.md",)
 SIGNATURES = "-> Metadata"
 """In the block that is a list of signatures; `tests/test_readme.py` compares them."""
 
-GIVEN = '''"""What the blocks of README.md have from elsewhere."""
+GIVEN = '''"""What the blocks of these pages have from elsewhere."""
 
 from typing import Any
 
@@ -46,19 +55,35 @@ def train(state: dict[str, Any]) -> None: ...
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+def pages() -> list[Path]:
+    """README.md and the pages of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def module_name(page: Path) -> str:
+    """Of the module of a page; where its blocks stand alone, what the names of theirs begin with.
+
+    Example:
+        >>> module_name(ROOT / "docs" / "how-to" / "dcp.md")
+        'page_how_to_dcp'
+    """
+    name = page.relative_to(ROOT).as_posix().removeprefix("docs/").removesuffix(".md")
+    return f"page_{re.sub('[-/]', '_', name).lower()}"
+
+
 def modules() -> Iterator[tuple[str, str]]:
     """Name and text of each module."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        title = str(page.relative_to(ROOT))
+    for page in pages():
+        title = page.relative_to(ROOT).as_posix()
         if title in ELSEWHERE:
             continue
         text = page.read_text(encoding="utf-8")
-        name = f"page_{page.stem.replace('-', '_').lower()}"
+        name = module_name(page)
         lines = {text[: found.start(1)].count("\n"): found[1] for found in BLOCK.finditer(text)}
         blocks = {line: code for line, code in lines.items() if SIGNATURES not in code}
         if title in ALONE:
             for line, code in blocks.items():
-                yield f"{name}_line_{line + 1}", _module({line: code}, given=title == "README.md")
+                yield f"{name}_line_{line + 1}", _module({line: code}, given=title in GIVEN_TO)
         elif blocks:
             yield name, _module(blocks, given=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from conformance.outcome import Outcome
-from conformance.peers import README, current
+from conformance.peers import PAGE, current
 from conformance.runs import peers
 from conformance.runs.manager import find
 from conformance.runs.peers import BEGIN, END, MANAGERS, PRINTED, known
@@ -15,8 +15,8 @@ TEXT = PRINTED.read_text()
 ROWS = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
 
 
-def test_the_readme_shows_what_was_printed() -> None:
-    assert current(README.read_text(), BEGIN, END) == TEXT
+def test_the_page_shows_what_was_printed() -> None:
+    assert current(PAGE.read_text(), BEGIN, END) == TEXT
 
 
 def test_the_table_has_every_promise_and_every_manager_of_today() -> None:
