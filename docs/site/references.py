@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import functools
 import importlib
+import pkgutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-# Names of types that no signature needs when it runs.
-import xckpt.storage.commit.collect  # noqa: F401
+import xckpt
 
 if TYPE_CHECKING:
     from docutils.nodes import Element
@@ -84,9 +86,18 @@ def exists(target: str, module: str = "", holder: str = "") -> bool:
         return True
     if module and _importable(f"{module}.{holder}.{target}"):
         return True
-    inside = [each for name, each in sys.modules.items() if name.startswith("xckpt")]
-    homes = [each.__name__ for each in inside if hasattr(each, first)]
+    homes = [name for name in _modules() if hasattr(sys.modules[name], first)]
     return any(not rest or _importable(f"{home}.{target}") for home in homes)
+
+
+@functools.cache
+def _modules() -> list[str]:
+    """All modules of the package that can be imported here."""
+    for found in pkgutil.walk_packages(xckpt.__path__, "xckpt.", lambda _: None):
+        if not found.name.endswith("__main__"):
+            with contextlib.suppress(Exception):  # a trainer or torch_xla is missing
+                importlib.import_module(found.name)
+    return [name for name in sys.modules if name.split(".")[0] == "xckpt"]
 
 
 def _importable(name: str) -> bool:
