@@ -180,3 +180,16 @@ def test_a_chunk_that_is_refused_while_digests_are_written(bucket: CountedBucket
     with pytest.raises(xckpt.StorageError, match="w3"):
         xckpt.save(URL, STATE, options=PLAIN)
     assert [key for key in bucket.objects if key.startswith("run/1/")] == []
+
+
+def test_a_deletion_waits_for_no_part_of_the_objects(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XCKPT_CONCURRENCY", "128")
+    xckpt.save(URL, {f"w{n}": np.arange(n + 1) for n in range(120)}, options=PLAIN)
+    bucket.delay = DELAY
+    bucket.taken()
+    xckpt.delete(URL)
+    deleted = [each for each in bucket.taken() if each.kind in ("DELETE chunk", "DELETE zarr.json")]
+    assert len(deleted) == 241 and len(longest_chain(deleted)) <= 4
+    assert [key for key in bucket.objects if key.startswith("run/1/")] == []

@@ -33,6 +33,8 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 
 AT_ONCE: Final = 32
 """Files or keys that are deleted between two looks at the clock."""
+UNPACED: Final = 1024
+"""Keys of a bucket that are deleted at a time, where nothing says how fast."""
 DELAYS: Final = (0.5, 2.0, 8.0)
 """Seconds before each further try of what could not be deleted."""
 
@@ -53,6 +55,11 @@ class Pace:
         self._per_second = per_second
         self._next = 0.0
         self._hurry = threading.Event()
+
+    @property
+    def at_once(self) -> int:
+        """Keys of a bucket that are to be deleted between two calls of `after`."""
+        return UNPACED if self._per_second is None else AT_ONCE
 
     def after(self, count: int) -> None:
         """Wait as long as the deletion of some files was too quick."""
@@ -105,8 +112,9 @@ class Hidden:
         """Try it once; what was refused first, if anything."""
         store, folder = open_store(self.target), self.target.folder
         left: dict[str, Exception] = {}
-        for first in range(0, len(self.keys), AT_ONCE):
-            some = self.keys[first : first + AT_ONCE]
+        at_once = AT_ONCE if folder is not None else pace.at_once
+        for first in range(0, len(self.keys), at_once):
+            some = self.keys[first : first + at_once]
             left |= _delete(store, folder, some, self.target)
             pace.after(len(some))
         self.keys = _with_folders(left, self.keys)
@@ -140,13 +148,16 @@ def hide_checkpoint(target: Location) -> Hidden:
     """
     with storage_errors(target):
         store = open_store(target)
+        listing = store.list() if target.bucket else None
         seen = answer(store.read(MANIFEST), target)
         if seen.state != "value":
             raise NotACheckpointError(
                 f"{target} holds no committed checkpoint, so nothing was deleted"
             )
         generation = seen.stamp.generation
-        staging = KeyStaging(Step.GENERATION, target, target, generation, seen.value)
+        staging = KeyStaging(
+            Step.GENERATION, target, target, generation, seen.value, listing=listing
+        )
         # Listed before: what others begin to write afterwards is not to be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         answer(store.write(CLAIM, msgspec.json.encode(ClaimText.own(new_identity()))), target)
