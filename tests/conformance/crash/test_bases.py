@@ -17,6 +17,7 @@ from conformance.implementation import Array, Held, Implementation
 from conformance.implementations.xckpt import Xckpt
 from tests.conformance.crash import places
 from xckpt.storage.base import sharing
+from xckpt.storage.packs import write_packs
 
 FORM = "any boxes"
 BASE = "base"
@@ -51,6 +52,21 @@ class BasedSlabs(Based, places.Slabs):
 
 class BasedGenerations(Based, places.Generations):
     name = "xckpt, generations with a base"
+
+
+class BasedPacks(Based):
+    """Each chunk is a pack, and the unchanged ones are shared."""
+
+    name = "xckpt, packs with a base"
+
+    def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
+        return xckpt.SaveOptions(chunk_bytes=64, pack_bytes=64)
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        with mock.patch.object(write_packs, "PACK_BYTES", 1):
+            super().save(path, ranks, overwrite=overwrite)
 
 
 class NotSynced(Based):
@@ -95,10 +111,11 @@ def crashes_of(implementation: Implementation, law: str, folder: Path) -> Crashe
     with Recorder(implementation) as recorder:
         recorder.do(save_old, recorded, BASE if beside else CHECKPOINT)
         recording = recorder.record(recorded, save_new, recorded)
-    shared = {path.stat().st_ino for path in (recorded / CHECKPOINT).rglob("frozen/c/*/*")}
-    assert len(shared) > 3
+    chunks = "xckpt.packs/*" if isinstance(implementation, BasedPacks) else "frozen/c/*/*"
+    shared = {path.stat().st_ino for path in (recorded / CHECKPOINT).rglob(chunks)}
     if beside:
-        assert shared == {path.stat().st_ino for path in (recorded / BASE).rglob("frozen/c/*/*")}
+        shared &= {path.stat().st_ino for path in (recorded / BASE).rglob(chunks)}
+    assert len(shared) > 3
     expected = scenario(law, "error" if beside else "old", "new")
     return BaseCrashes(implementation, expected, recording, FORM, folder / "replayed")
 
@@ -108,6 +125,7 @@ def crashes_of(implementation: Implementation, law: str, folder: Path) -> Crashe
     "implementation",
     [
         Based(),
+        pytest.param(BasedPacks(), marks=pytest.mark.thorough),
         pytest.param(BasedSlabs(), marks=pytest.mark.thorough),
         pytest.param(BasedGenerations(), marks=pytest.mark.thorough),
     ],
@@ -126,7 +144,9 @@ def test_every_kill_and_some_power_cuts(
 @pytest.mark.thorough
 @pytest.mark.parametrize("law", ["beside", "over"])
 @pytest.mark.parametrize(
-    "implementation", [Based(), BasedSlabs(), BasedGenerations()], ids=lambda i: i.name
+    "implementation",
+    [Based(), BasedPacks(), BasedSlabs(), BasedGenerations()],
+    ids=lambda i: i.name,
 )
 def test_very_many_power_cuts(implementation: Implementation, law: str, tmp_path: Path) -> None:
     crashes = crashes_of(implementation, law, tmp_path)

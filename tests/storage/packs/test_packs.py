@@ -213,14 +213,6 @@ def test_more_packs_than_chunks_are_refused(tmp_path: Path) -> None:
         encode(msgspec.structs.replace(manifest, packs=2), digest_bytes)
 
 
-def test_unchanged_small_leaves_are_written_again_beside_a_base(tmp_path: Path) -> None:
-    xckpt.save(tmp_path / "one", state(), options=PACKED)
-    xckpt.save(tmp_path / "two", state(), options=PACKED, base=tmp_path / "one")
-    same(state(), xckpt.load(tmp_path / "two"))
-    assert (tmp_path / "two/large/c/0/0").stat().st_nlink == 2
-    assert xckpt.open(tmp_path / "two").verify() == []
-
-
 @pytest.mark.parametrize(("leaves", "packed"), [(256, 0), (257, 257)])
 def test_small_leaves_are_packed_by_default_where_there_are_many(
     tmp_path: Path, leaves: int, packed: int

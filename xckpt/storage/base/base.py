@@ -39,11 +39,12 @@ from xckpt.storage.array import digest_bytes
 from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
 from xckpt.storage.location import Location
+from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
 logger = logging.getLogger("xckpt")
 
-_Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
+_Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None, bool]
 
 
 def manifest_identity(folder: str) -> tuple[int, int, int]:
@@ -80,8 +81,8 @@ class Base:
         self._target, self._options, self._codecs = target, options, codecs
         self._opened = False
         self._grids: dict[str, TensorStorageMetadata] = {}
-        self._firsts: dict[tuple[str, int], tuple[_Exact, int]] = {}
-        """Leaf and number of each array -> what it is exactly, and its first digest."""
+        self._arrays: dict[tuple[str, int], ZarrArray] = {}
+        """Leaf and number -> each array that may be shared."""
         self._orders: BaseOrders | None = None
         """What all ranks get alike."""
 
@@ -109,14 +110,18 @@ class Base:
         made: dict[int, WriteOrders] = {}  # most ranks have the same
         for orders in given:
             if id(orders) not in made:
-                firsts = tuple(self._first(array) for array in orders.arrays)
-                base = msgspec.structs.replace(self._orders, firsts=firsts)
+                equal = [self._equal(array) for array in orders.arrays]
+                firsts = tuple(-1 if array is None else array.first for array in equal)
+                packed = (None if array is None else array.place for array in equal)
+                places = tuple(-1 if place is None else place for place in packed)
+                base = msgspec.structs.replace(self._orders, firsts=firsts, places=places)
                 made[id(orders)] = msgspec.structs.replace(orders, base=base)
         return [made[id(orders)] for orders in given]
 
-    def _first(self, array: ZarrArray) -> int:
-        exact, first = self._firsts.get((array.leaf, array.number), (None, -1))
-        return first if exact == _exact(array) else -1
+    def _equal(self, array: ZarrArray) -> ZarrArray | None:
+        """The array there whose chunks are alike, but for their elements."""
+        stored = self._arrays.get((array.leaf, array.number))
+        return stored if stored is not None and _exact(stored) == _exact(array) else None
 
     def log(self, written: Sequence[Written]) -> None:
         """Say how much was shared, and why not more."""
@@ -143,7 +148,7 @@ class Base:
             except (ManifestError, VersionError, CorruptCheckpointError, StorageError) as error:
                 self.problem = str(error)
             if self.problem:
-                self._grids, self._firsts, self._orders = {}, {}, None
+                self._grids, self._arrays, self._orders = {}, {}, None
 
     def _look(self) -> str:
         """Why this kind of save shares nothing; empty if it may."""
@@ -178,11 +183,14 @@ class Base:
         root = self.location.within(manifest.root)
         digests = Digests(root, sum(array.count for array in stored), manifest.digests)
         problem = digests.problem()
+        if manifest.packs and not problem:
+            problem = places_of(root, manifest).problem()
         if problem:
             return f"{self.location}: {problem}"
         self._take(stored, to_metadata(manifest).state_dict_metadata.items())
         verify = self._options.verify_base
-        self._orders = BaseOrders(folder, manifest.root, seen, (), verify)
+        about = folder, manifest.root, seen
+        self._orders = BaseOrders(*about, (), verify=verify, packs=manifest.packs)
         return ""
 
     def _take(self, stored: Sequence[ZarrArray], leaves: Iterable[tuple[str, object]]) -> None:
@@ -193,13 +201,10 @@ class Base:
             and leaf.grid is not None
             and leaf.grid.shards is None
         }
-        self._firsts = {
-            (array.leaf, array.number): (_exact(array), array.first)
-            for array in stored
-            if array.shard is None and array.place is None
-        }
+        self._arrays = {(each.leaf, each.number): each for each in stored if each.shard is None}
 
 
 def _exact(array: ZarrArray) -> _Exact:
     """All that the bytes of an array's chunks depend on, but for its elements."""
-    return array.dtype, array.offset, array.shape, array.chunk, array.shard, array.piece_of
+    grid = array.offset, array.shape, array.chunk, array.shard
+    return array.dtype, *grid, array.piece_of, array.place is not None

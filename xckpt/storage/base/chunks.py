@@ -2,7 +2,7 @@
 
 1. `BaseChunks` holds the base's root group open, so that it stays the same folder when another save
    takes its place, and makes sure that it is the one that the coordinator has read.
-2. `BaseChunks.digest` reads the digest of one chunk.
+2. `BaseChunks.digest` reads the digest of one chunk, `BaseChunks.place` its place in a pack.
 3. `BaseChunks.share` gives a chunk's file a second name, a hard link. Where the file system refuses
    that, the new name gets a copy that shares its blocks (a reflink), where there are such. The file
    has to be a plain one, of the right length, and of the owner that the save's own files have: that
@@ -19,11 +19,12 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 import sys
 from typing import Final
 
-from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
+from xckpt.core.manifest.packs import NAME_BYTES, PACKS, PLACE, PLACES, ChunkPlace, pack_key
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.base.base import manifest_identity
 from xckpt.storage.chunks.orders import BaseOrders
@@ -33,6 +34,8 @@ FICLONE: Final = 0x40049409
 
 MOST_NAMES: Final = 1024
 """Checkpoints that share one file at most. File systems have limits of their own (ext4: 65,000)."""
+
+_PLACE: Final = struct.Struct("<QQ")
 
 _NO_LINKS: Final = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.ENOSYS)
 """What a file system says that links none of these files."""
@@ -54,12 +57,15 @@ class BaseChunks:
         """Why this rank can share nothing more; empty if it can."""
         self._owner = os.stat(folder).st_uid
         self._root = os.open(os.path.join(orders.folder, orders.root), os.O_RDONLY | os.O_CLOEXEC)
-        self._digests = -1
+        self._digests = self._places = -1
+        self._packs = orders.packs
         try:
             if manifest_identity(orders.folder) != orders.manifest:
                 raise FileNotFoundError(errno.ENOENT, "replaced meanwhile", orders.folder)
             flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
             self._digests = os.open(DIGESTS, flags, dir_fd=self._root)
+            if orders.packs:
+                self._places = os.open(PLACES, flags, dir_fd=self._root)
         except BaseException:
             self.close()
             raise
@@ -73,12 +79,41 @@ class BaseChunks:
             return os.pread(self._digests, DIGEST_BYTES, (first + number) * DIGEST_BYTES)
         return b""
 
-    def share(self, array: ZarrArray, key: str, new: str, nbytes: int, *, synced: bool) -> str:
-        """Give the file of a chunk a second name; why that cannot be, or nothing.
+    def place(self, first: int, number: int) -> ChunkPlace | None:
+        """The place of a chunk of the array whose first place has the number ``first``.
+
+        None if it cannot be read.
+        """
+        with contextlib.suppress(OSError, struct.error):
+            at = (self._packs + first + number) * PLACE.itemsize
+            pack, offset = _PLACE.unpack(os.pread(self._places, PLACE.itemsize, at))
+            name = os.pread(self._places, NAME_BYTES, pack * NAME_BYTES)
+            return ChunkPlace(pack_key(name), offset) if pack < self._packs else None
+        return None
+
+    def size(self, key: str) -> int:
+        """Bytes of an object; 0 if it is not there."""
+        with contextlib.suppress(OSError):
+            return os.stat(key, dir_fd=self._root, follow_symlinks=False).st_size
+        return 0
+
+    def read(self, key: str, offset: int, nbytes: int) -> bytes:
+        """A part of an object; empty if it cannot be read."""
+        with contextlib.suppress(OSError):
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+            opened = os.open(key, flags, dir_fd=self._root)
+            try:
+                return os.pread(opened, nbytes, offset)
+            finally:
+                os.close(opened)
+        return b""
+
+    def share(self, leaf: str, key: str, new: str, nbytes: int, *, synced: bool) -> str:
+        """Give the file of a chunk or pack a second name; why that cannot be, or nothing.
 
         Args:
-            array: the chunk's, for the message.
-            key: of the chunk.
+            leaf: the chunk's, for the message.
+            key: of the file.
             new: the path to be; its folder is made.
             nbytes: how long the file has to be.
             synced: whether a copy is to be durable; a link is as its file is.
@@ -88,6 +123,10 @@ class BaseChunks:
         os.makedirs(os.path.dirname(new), exist_ok=True)
         try:
             self._link(key, new, synced)
+        except FileExistsError:
+            if not key.startswith(PACKS):
+                raise
+            return ""  # another rank has shared the pack, or has packed the same
         except OSError as error:
             problem = f"{error.strerror}"
             if error.errno in _NO_LINKS:
@@ -97,7 +136,7 @@ class BaseChunks:
         problem = self._fault(status, nbytes)
         if problem:
             os.unlink(new)
-            return f"{array.leaf}: the base's chunk {problem}"
+            return f"{leaf}: the base's chunk {problem}"
         return ""
 
     def _fault(self, status: os.stat_result, nbytes: int) -> str:
@@ -146,7 +185,7 @@ class BaseChunks:
 
     def close(self) -> None:
         """Let go of the folder; a second call does nothing."""
-        for descriptor in (self._root, self._digests):
+        for descriptor in (self._root, self._digests, self._places):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._root = self._digests = -1
+        self._root = self._digests = self._places = -1

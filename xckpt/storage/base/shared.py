@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
+from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.storage.location import Location, storage_errors
 
 THREADS = 16
@@ -31,9 +32,14 @@ def _shared_bytes(place: Location) -> int:
                     for entry in entries:
                         if entry.is_dir(follow_symlinks=False):
                             folders.append(entry.path)
-                        elif entry.name.isdigit() or entry.name == "c":
+                        elif entry.name.isdigit() or entry.name == "c" or _is_pack(entry.path):
                             status = entry.stat(follow_symlinks=False)
                             total += status.st_size if status.st_nlink > 1 else 0
             except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or one file
                 continue
     return total
+
+
+def _is_pack(path: str) -> bool:
+    folder, name = os.path.split(path)
+    return os.path.basename(folder) == PACKS and not PLACES.endswith(f"/{name}")

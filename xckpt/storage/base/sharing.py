@@ -4,7 +4,9 @@
 2. If the base's chunk of the same array and place has the same digest, its file gets a second name
    (`xckpt.storage.base.chunks`), and the digest is reported as if it had been written.
 3. Else, or where that fails, it is written (`xckpt.storage.chunks.write_chunks`), into a new file.
-4. In the end the folders of the new names are synced.
+4. A packed chunk that is equal waits until all are compared; then its pack is shared as a whole, or
+   it is packed anew (`xckpt.storage.base.packs`).
+5. In the end the folders of the new names are synced.
 
 With ``verify_base`` a file is read before it is shared: one that is damaged is written anew.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import posixpath
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,14 +26,18 @@ import tensorstore as ts
 import xxhash
 from numpy.typing import NDArray
 
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.entries import is_packed
+from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.text.shown import readable_bytes
-from xckpt.storage.array import digest_array
+from xckpt.storage.array import digest_array, plain_bools
 from xckpt.storage.base.chunks import BaseChunks
-from xckpt.storage.budget import ProgressCounter, Reservation
+from xckpt.storage.base.packs import EqualChunk, EqualChunks
+from xckpt.storage.budget import Pool, ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
-from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit
+from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit, item_units
 from xckpt.storage.commit.batch import sync_all, syncs_at_once
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.location import Location, answer, storage_errors
@@ -63,13 +71,76 @@ class SharingWrites(ChunkWrites):
         self._added = sum(CODEC_BYTES[codec] for codec in orders.codecs)
         pairs = zip(orders.arrays, orders.base.firsts, strict=True)
         self._firsts = {(each.leaf, each.number): first for each, first in pairs if first >= 0}
+        places = zip(orders.arrays, orders.base.places, strict=True)
+        self._places = {(each.leaf, each.number): place for each, place in places}
+        self._item: WriteItem | None = None
+        """What is packed now."""
         self._base: BaseChunks | None = None
         try:
             with storage_errors(where):
                 os.makedirs(orders.location.path, exist_ok=True)
             self._base = BaseChunks(orders.base, orders.location.path)
+            self._equal = EqualChunks(self._base, orders.location.path)
         except OSError as error:
             self._problem = f"{error.filename}: {error.strerror}"
+
+    def _submit(self, item: WriteItem, pool: Pool) -> None:
+        self._item = item
+        super()._submit(item, pool)
+
+    def _pack(self, unit: Unit) -> bool:
+        """Append a unit to this rank's packs, unless it is equal in a pack of the base."""
+        array = unit.array
+        known = self._known(unit) if is_packed(array, self._pack_bytes) else b""
+        if known and digest_array(plain_bools(np.asarray(unit.data, order="C"))) == known:
+            assert self._base is not None and self._item is not None
+            first = self._places[array.leaf, array.number]
+            place = self._base.place(first, unit.number)
+            if place is not None:
+                size = unit.data.nbytes
+                chunk = EqualChunk(self._item, array, unit.number, size, known, place.offset)
+                self._equal.note(place.pack, chunk)
+                return True
+        return super()._pack(unit)
+
+    def _share_packs(self) -> None:
+        """Share the packs that are worth it, and pack the other equal chunks anew."""
+        synced = not self._location.unsynced
+        with storage_errors(self.where):
+            found = list(self._equal.share(verify=self._verify, synced=synced, refuse=self._refuse))
+        for key, chunks in found:
+            if key:
+                self._adopt(key, chunks)
+            else:
+                self._pack_anew(chunks)
+
+    def _adopt(self, key: str, chunks: Iterable[EqualChunk]) -> None:
+        """Take a pack of the base for one of this rank's."""
+        places: list[tuple[str, int, int]] = []
+        for chunk in chunks:
+            array = chunk.array
+            places.append((array.leaf, array.number, chunk.offset))
+            named = self._digests.setdefault((array.leaf, array.number), [])
+            named.append((chunk.number, chunk.digest))
+            self._shared_bytes += chunk.nbytes
+            self.progress.add(chunk.nbytes)
+        self._rank_packs().adopt(bytes.fromhex(posixpath.basename(key)), places)
+        self._folders.add(os.path.dirname(f"{self._location.path}/{key}"))
+
+    def _pack_anew(self, chunks: Iterable[EqualChunk]) -> None:
+        wanted: dict[int, tuple[WriteItem, ZarrArray, set[int]]] = {}
+        for chunk in chunks:
+            about = chunk.item, chunk.array, set[int]()
+            wanted.setdefault(id(chunk.item), about)[2].add(chunk.number)
+        for item, array, numbers in wanted.values():
+            for unit in item_units(item, array, self.planner):
+                if unit.number in numbers:
+                    super()._pack(unit)
+
+    def _refuse(self, problem: str) -> None:
+        """Note why an equal pack is not shared."""
+        self._problem = self._problem or problem
+        logger.warning("%s: %s; it is written anew", self.where, problem)
 
     def _write_file(self, unit: Unit, reservation: Reservation) -> None:
         """Share a unit's file, or write it."""
@@ -120,7 +191,7 @@ class SharingWrites(ChunkWrites):
         path, synced = self._path(unit), not self._location.unsynced
         nbytes = stored_bytes(array) + self._added
         with storage_errors(f"{self.where}: {array.leaf}"):
-            problem = self._base.share(array, key, path, nbytes, synced=synced)
+            problem = self._base.share(array.leaf, key, path, nbytes, synced=synced)
         if not problem and self._verify and not self._is_sound(unit, digest):
             problem = f"{array.leaf}: the base's chunk {unit.box} is damaged"
             logger.warning("%s: %s; it is written anew", self.where, problem)
@@ -141,6 +212,8 @@ class SharingWrites(ChunkWrites):
 
     def finish(self) -> Written:
         """Wait for every write, make the new names durable, and report."""
+        if self._base is not None:
+            self._share_packs()
         written = super().finish()
         if not self._location.unsynced:
             with storage_errors(self.where):

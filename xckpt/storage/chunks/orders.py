@@ -27,6 +27,10 @@ class BaseOrders(msgspec.Struct, array_like=True, frozen=True):
     """What tells its manifest from that of another save to the same path."""
     firsts: tuple[int, ...]
     """For each array of the orders the number of its first digest there; -1 if it has no equal."""
+    places: tuple[int, ...] = ()
+    """For each array of the orders the number of its first place there; -1 if it is not packed."""
+    packs: int = 0
+    """How many packs it has."""
     verify: bool = False
     """Whether a chunk is read before it is shared."""
 

@@ -75,8 +75,7 @@ class ChunkWrites:
         self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
     ) -> None:
         self.codecs, self.planner = orders.codecs, planner
-        self.progress = progress
-        self.where = where
+        self.progress, self.where = progress, where
         # The memory driver keeps what is written without a copy: it must not be the caller's.
         self._may_keep = where.driver != "memory"
         self._location = orders.location
@@ -131,7 +130,7 @@ class ChunkWrites:
         if not pool.has_room(size):
             self._send(pool)
         pool.reserve(size)
-        units = _units(item, self._arrays.holding(item), self.planner)
+        units = item_units(item, self._arrays.holding(item), self.planner)
         reservation = Reservation(pool, size, len(units))
         for unit in units:
             if self._pack(unit):
@@ -179,12 +178,13 @@ class ChunkWrites:
         """Append a unit to this rank's packs, if its array is packed."""
         if not is_packed(unit.array, self._pack_bytes):
             return False
-        if self._packs is None:
-            self._packs = _pack_writes(self._root, self.where)
-        digest = self._packs.add(unit.array, unit.data)
-        self._note(unit, [(unit.number, digest)])
+        self._note(unit, [(unit.number, self._rank_packs().add(unit.array, unit.data))])
         self.progress.add(unit.data.nbytes)
         return True
+
+    def _rank_packs(self) -> PackWrites:
+        self._packs = self._packs or _pack_writes(self._root, self.where)
+        return self._packs
 
     def finish(self) -> Written:
         """`report` and `wait`."""
@@ -271,7 +271,7 @@ class ChunkWrites:
         return self._opened[key]
 
 
-def _units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit]:
+def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit]:
     """The units that an item consists of, with views of its data."""
     assert item.tensor_data is not None
     place = item.tensor_data.chunk.relative_to(array.offset)
@@ -281,7 +281,7 @@ def _units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit
 
 
 def _pack_writes(root: ts.KvStore, where: Location) -> PackWrites:
-    """The packs of this rank; most saves by few leaves have none."""
+    """The packs of a rank; most saves by few leaves have none."""
     from xckpt.storage.packs.write_packs import PackWrites
 
     return PackWrites(root, where)

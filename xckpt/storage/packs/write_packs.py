@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -63,6 +63,18 @@ class PackWrites:
         if len(self._content) >= PACK_BYTES:
             self._write()
         return digest_bytes(content)
+
+    def adopt(self, name: bytes, chunks: Iterable[tuple[str, int, int]]) -> None:
+        """Take a pack that is there, and chunks of it: leaf and number of the array, offset.
+
+        Raises:
+            StorageError: a pack before cannot be written.
+        """
+        if self._content:
+            self._write()
+        for leaf, number, offset in chunks:
+            self._places.setdefault((leaf, number), []).append((len(self._names), offset))
+        self._names.append(name)
 
     def flush(self) -> list[bytes]:
         """Begin to write what is left; the packs' names.
