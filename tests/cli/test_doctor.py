@@ -94,8 +94,8 @@ def test_what_is_good_has_no_remark() -> None:
         ({"sync_seconds": 0.02}, "slow", "20 ms; many small files of one save"),
         ({"sync_seconds": 0.02, "syncs_at_once": False}, "slow", "20 ms: store small leaves"),
         ({"is_local": False}, "slow", "network file system"),
-        ({"free_bytes": 1 << 20}, "fails", "1.0 MiB are free"),
-        ({"free_files": 10}, "fails", "10 files may still be made"),
+        ({"free_bytes": 1 << 20}, "note", "1.0 MiB are free"),
+        ({"free_files": 10}, "note", "10 files may still be made"),
     ],
 )
 def test_what_lacks_is_said(change: dict[str, object], kind: str, words: str) -> None:

@@ -101,9 +101,9 @@ def of_local(found: LocalAbilities) -> Iterator[Remark]:
     elif not found.is_local:
         yield Remark("slow", f"a network file system: each file takes round trips; {PACK}")
     if found.free_bytes < LITTLE_ROOM:
-        yield Remark("fails", f"{readable_bytes(found.free_bytes)} are free: a save may not fit")
+        yield Remark("note", f"{readable_bytes(found.free_bytes)} are free: a save may not fit")
     if found.free_files is not None and found.free_files < FEW_FILES:
-        yield Remark("fails", f"{found.free_files:,} files may still be made: {PACK}")
+        yield Remark("note", f"{found.free_files:,} files may still be made: {PACK}")
 
 
 def of_bucket(found: BucketAbilities) -> Iterator[Remark]:
