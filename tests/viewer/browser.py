@@ -18,6 +18,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build" / "reports" / "screenshots"
+AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 SECONDS = 20
 
 
@@ -112,3 +113,20 @@ def rectangles(browser: Browser, layer: str) -> list[tuple[float, ...]]:
         return JSON.stringify([...document.querySelectorAll(arguments[0])].map(read));
     """
     return [tuple(each) for each in json.loads(browser.run(script, f"#figure {layer}"))]
+
+
+def serious(browser: Browser) -> list[str]:
+    """What axe-core finds in the page as it stands, of serious and critical impact."""
+    browser.run(AXE.read_text(encoding="utf-8"))
+    browser.driver.set_script_timeout(60)
+    script = """
+        const done = arguments[0];
+        const failed = (error) => done([{ id: String(error), impact: "critical", nodes: [] }]);
+        axe.run().then((results) => done(results.violations), failed);
+    """
+    found = browser.driver.execute_async_script(script)
+    return [
+        f"{each['id']}: {each['nodes'][0]['html'] if each['nodes'] else ''}"
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ]

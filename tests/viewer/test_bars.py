@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import xckpt
-from tests.viewer.browser import ROOT, Browser, dark
+from tests.viewer.browser import Browser, dark, serious
 from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry
 from xckpt.core.metadata import Sharding
 from xckpt.core.values import encode_value
@@ -21,7 +21,6 @@ from xckpt.viewer.server import PageServer
 
 pytestmark = pytest.mark.browser
 
-AXE = ROOT / "build" / "npm" / "node_modules" / "axe-core" / "axe.min.js"
 LEAVES = 100_000
 PAINT_SECONDS, TYPING_SECONDS, PAGE_BYTES = 2.0, 0.1, 20 << 20
 
@@ -81,23 +80,6 @@ def test_a_hundred_thousand_leaves(
     rows = browser.run("return document.querySelectorAll('#rows [data-at]').length")
     assert rows < 100
     browser.picture("many")
-
-
-def serious(browser: Browser) -> list[str]:
-    """What axe-core finds in the page as it stands, of serious and critical impact."""
-    browser.run(AXE.read_text(encoding="utf-8"))
-    browser.driver.set_script_timeout(60)
-    script = """
-        const done = arguments[0];
-        const failed = (error) => done([{ id: String(error), impact: "critical", nodes: [] }]);
-        axe.run().then((results) => done(results.violations), failed);
-    """
-    found = browser.driver.execute_async_script(script)
-    return [
-        f"{each['id']}: {each['nodes'][0]['html'] if each['nodes'] else ''}"
-        for each in found
-        if each["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.fixture(scope="module")

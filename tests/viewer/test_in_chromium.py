@@ -12,7 +12,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
 import xckpt
-from tests.viewer.browser import Browser, dark, rectangles
+from tests.viewer.browser import Browser, dark, rectangles, serious
+from xckpt.policies import EverySteps, Latest
 from xckpt.viewer.server import PageServer
 
 pytestmark = pytest.mark.browser
@@ -147,6 +148,44 @@ def test_a_plan_is_typed_and_drawn(browser: Browser, url: str) -> None:
     assert "is no mesh" in browser.text("#plan .problem")
     [refused] = browser.problems()  # Chromium logs every answer of 400.
     assert "400 (Bad Request)" in refused
+
+
+def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
+    policies = {"save": [EverySteps(1)], "keep": [Latest(3)]}
+    with xckpt.CheckpointManager(tmp_path / "run", **policies) as manager:
+        for step in range(1, 6):
+            metrics = {"loss": 2.0 / step, HOSTILE: step % 2}
+            manager.save(step, {"w": np.full(100, step), "v": np.zeros(100)}, metrics=metrics)
+    with PageServer(xckpt.view(tmp_path / "run")) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser.open(server.url)
+        assert browser.run("return document.querySelectorAll('#steps tbody tr').length") == 3
+        assert browser.run("return document.querySelectorAll('.chart circle').length") == 6
+        assert serious(browser) == []
+        browser.picture("run")
+        browser.one("#steps a").click()
+        browser.wait("return document.querySelector('#search')")
+        browser.choose("w")
+        browser.one("#read").click()
+        browser.wait("return document.querySelector('#values canvas')")
+        server.shutdown()
+
+
+def test_a_pair(browser: Browser, saved: Path, tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "other", {"model": {"scalar": np.float32(4)}, "new": np.ones(3)})
+    xckpt.view(saved, diff=tmp_path / "other", plan="data on data=2").save(tmp_path / "pair.html")
+    browser.open(tmp_path / "pair.html")
+    browser.one("#tab-diff").click()
+    cells = "[...document.querySelectorAll('#differences td:nth-child(2)')]"
+    kinds = browser.run(f"return {cells}.map((cell) => cell.textContent)")
+    assert kinds.count("only in the other") == 1
+    assert kinds.count("only here") == 6
+    assert kinds.count("other elements") == 1
+    assert serious(browser) == []
+    browser.picture("differences")
+    browser.one("#tab-plan").click()
+    assert not browser.all("#plan-text")
+    assert browser.run("return document.querySelectorAll('#ranks tbody tr').length") == 2
 
 
 def test_hostile_names_stay_texts(browser: Browser, file: Path) -> None:

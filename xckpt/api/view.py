@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from xckpt.api.open import open
@@ -12,20 +13,26 @@ if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
 
 
-def view(path: Path, *, plan: str = "", options: LoadOptions | None = None) -> CheckpointView:
+def view(
+    path: Path, *, plan: str = "", diff: Path | None = None, options: LoadOptions | None = None
+) -> CheckpointView:
     """Look at a checkpoint: its tree, and how each leaf lies in shards and chunks, to scale.
+
+    Of the root of a run, its steps: metrics, bytes own and shared, which rule keeps each.
 
     In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else.
     From a terminal, ``xckpt view PATH`` shows the same in a browser, with values of slices.
 
     Args:
-        path: where a checkpoint is, of any format that `open` reads.
+        path: where a checkpoint is, of any format that `open` reads, or the root of a run.
         plan: a mesh and specs of a reader, such as ``"data, model on data=2 x model=4"``: the page
             then says who reads which chunks for whom, and how much more than is wanted.
+        diff: another checkpoint; the page then lists all that differs, contents included. Digests
+            tell where both are cut into the same chunks; else both are read.
         options: threads and memory.
 
     Raises:
-        NotACheckpointError: no committed checkpoint is at the path.
+        NotACheckpointError: neither a checkpoint nor a run is at the path.
         ManifestError: the manifest cannot be trusted.
         ValueError: the plan says nothing that can be planned for.
 
@@ -40,6 +47,9 @@ def view(path: Path, *, plan: str = "", options: LoadOptions | None = None) -> C
     check_path(path, "view(path)")
     from xckpt.viewer.view import CheckpointView
 
-    seen = CheckpointView(path, lambda place: open(place, options=options), plan)
+    if diff is not None:
+        check_path(diff, "view(diff=)")
+    other = "" if diff is None else os.fspath(diff)
+    seen = CheckpointView(path, lambda place: open(place, options=options), plan=plan, diff=other)
     seen.page  # noqa: B018  Faults show themselves now.
     return seen

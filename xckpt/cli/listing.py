@@ -96,7 +96,8 @@ def ls(
 
 def _list_steps(path: str, reverse: bool, as_json: bool) -> bool:
     """List the steps of a run; whether there are any."""
-    from xckpt.cli.steps import shared_at, step_lines, step_values, steps_at
+    from xckpt.cli.steps import step_lines, step_values
+    from xckpt.viewer.run import shared_at, steps_at
 
     steps = steps_at(path)
     if reverse:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from xckpt.cli.columns import columns
@@ -11,34 +10,7 @@ from xckpt.core.run.record import StepRecord
 from xckpt.core.run.rules import kept_by
 from xckpt.core.text.printable import printable
 from xckpt.core.text.shown import readable_bytes
-
-
-def steps_at(path: str) -> list[StepRecord]:
-    """The committed steps of the root at a path; those that cannot be read have no time.
-
-    Raises:
-        StorageError: the storage refused.
-    """
-    from xckpt.storage.location import Location
-    from xckpt.storage.run_steps import committed_steps, described
-
-    root = Location.parse(path)
-    found = described(root, committed_steps(root))
-    return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
-
-
-def shared_at(path: str, records: Sequence[StepRecord]) -> dict[str, int]:
-    """Folder name -> bytes of a step's local files that other checkpoints have too.
-
-    Raises:
-        StorageError: the storage refused.
-    """
-    from xckpt.storage.base.shared import shared_bytes
-    from xckpt.storage.location import Location
-
-    names = [record.name for record in records if record.format == "xckpt"]
-    root = Location.parse(path)
-    return dict(zip(names, shared_bytes([root.within(name) for name in names]), strict=True))
+from xckpt.core.text.times import utc_text
 
 
 def step_lines(
@@ -58,7 +30,7 @@ def step_lines(
     cells = (
         (
             printable(record.name),
-            _time(record.time),
+            utc_text(record.time),
             _size(record, (shared or {}).get(record.name, 0)),
             " ".join(f"{printable(name)}={value:.6g}" for name, value in record.metrics.items()),
             ", ".join(map(printable, reasons[record.number])),
@@ -91,12 +63,3 @@ def step_values(
         | {"shared": (shared or {}).get(record.name, 0), "kept_by": list(reasons[record.number])}
         for record in records
     ]
-
-
-def _time(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}Z"
-    except (OverflowError, ValueError, OSError):  # a number that is no time
-        return ""

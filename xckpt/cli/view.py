@@ -1,4 +1,4 @@
-"""The command `xckpt view`: a checkpoint in the browser."""
+"""The command `xckpt view`: a checkpoint or a run in the browser."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from xckpt.cli.output import say
 @click.argument("path")
 @click.option("-o", "--output", metavar="FILE", help="Write one HTML file instead of serving.")
 @click.option("--plan", default="", metavar="TEXT|@FILE", help="A reader's mesh and specs.")
+@click.option("--diff", metavar="OTHER", help="Compare with another checkpoint, contents too.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
-def view_command(path: str, output: str | None, plan: str, port: int, no_browser: bool) -> None:
-    """Look at a checkpoint in the browser: its tree, its shards and chunks, its values.
+def view_command(
+    path: str, output: str | None, plan: str, diff: str | None, port: int, no_browser: bool
+) -> None:
+    """Look at a checkpoint, or a run, in the browser: its tree, its shards and chunks, its values.
 
     The page is served to this machine alone, under an address that nobody can guess, until it is
     interrupted. With --output it is one HTML file, without values. No request leaves the machine.
@@ -31,7 +34,7 @@ def view_command(path: str, output: str | None, plan: str, port: int, no_browser
     import xckpt
 
     try:
-        view = xckpt.view(path, plan=_text(plan))
+        view = xckpt.view(path, plan=_text(plan), diff=diff)
     except ValueError as error:
         raise click.UsageError(f"--plan: {error}") from error
     if output is not None:

@@ -106,8 +106,6 @@ class DiffPage(Shown, frozen=True):
     other: str
     """Where the other one is."""
     differences: tuple[DifferenceShown, ...]
-    values: bool
-    """Whether contents were compared, too."""
     equal: int = 0
     """How many leaves of the first are equal."""
     equal_bytes: int = 0

@@ -14,7 +14,7 @@ import hmac
 import secrets
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from xckpt.core.text.printable import printable_lines
 from xckpt.errors import XckptError
@@ -74,19 +74,23 @@ class PageServer(ThreadingHTTPServer):
         if not hmac.compare_digest(token.encode(), self.token.encode()) or not rest:
             return 404, TEXT, "not found"
         try:
-            return self._answer(rest[0], parse_qs(asked.query))
+            return self._answer(self.view, rest[0], parse_qs(asked.query))
         except (ValueError, KeyError) as error:
             return 400, TEXT, str(error)
         except (XckptError, OSError) as error:
             return 500, TEXT, str(error)
 
-    def _answer(self, what: str, query: dict[str, list[str]]) -> Answer:
+    def _answer(self, view: CheckpointView, what: str, query: dict[str, list[str]]) -> Answer:
+        kind, _, below = what.partition("/")
+        if kind == "steps":
+            name, _, rest = below.partition("/")
+            return self._answer(view.step(unquote(name)), rest, query)
         if what == "":
-            return 200, HTML, self.view.html(served=True)
+            return 200, HTML, view.html(served=True)
         if what == "values":
-            return 200, JSON, as_json(self.view.values(*_plane(query)))
+            return 200, JSON, as_json(view.values(*_plane(query)))
         if what == "plan":
-            return 200, JSON, as_json(self.view.plan(query.get("text", [""])[0]))
+            return 200, JSON, as_json(view.plan(query.get("text", [""])[0]))
         return 404, TEXT, "not found"
 
 

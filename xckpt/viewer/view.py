@@ -15,15 +15,21 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.run.record import StepRecord
 from xckpt.core.text.printable import printable
+from xckpt.errors import NotACheckpointError
 from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.contents.differences import differences
+from xckpt.storage.location import Location
 from xckpt.storage.stored_array import StoredArray
+from xckpt.viewer.diff import diff_page
 from xckpt.viewer.leaves import checkpoint_page
-from xckpt.viewer.model import Page
+from xckpt.viewer.model import CheckpointPage, DiffPage, Page
 from xckpt.viewer.page import page_html
 from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
+from xckpt.viewer.run import shared_at, shared_by_leaf, steps_at, steps_shown
 from xckpt.viewer.values import PlaneValues, plane_values
 
 Opener = Callable[[str], Checkpoint]
@@ -34,17 +40,21 @@ CELL: Final = 16 << 20
 
 
 class CheckpointView:
-    """A checkpoint to look at; see `xckpt.view`.
+    """A checkpoint or a run to look at; see `xckpt.view`.
 
     Args:
         path: where it is.
         open: opens checkpoints.
         plan: a mesh and specs that a load is planned for.
+        diff: where another checkpoint is, to compare with.
     """
 
-    def __init__(self, path: str | os.PathLike[str], open: Opener, plan: str = "") -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], open: Opener, *, plan: str = "", diff: str = ""
+    ) -> None:
         self.path = os.fspath(path)
-        self._open, self._plan = open, plan
+        self._open, self._plan, self._other = open, plan, diff
+        self._seen: dict[str, CheckpointView] = {}
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -53,16 +63,48 @@ class CheckpointView:
 
     @cached_property
     def page(self) -> Page:
-        """The description of the page."""
-        checkpoint = self.checkpoint
+        """The description of the page: of the checkpoint, or of the run, that is at the path."""
         shown = printable(self.path)
-        return Page(
-            f"{shown} - xckpt",
-            shown,
-            checkpoint.format,
-            checkpoint=checkpoint_page(checkpoint.manifest),
+        page = Page(f"{shown} - xckpt", shown)
+        try:
+            checkpoint = self.checkpoint
+        except NotACheckpointError:
+            if not self.steps:
+                raise
+            shared = shared_at(self.path, self.steps)
+            return msgspec.structs.replace(page, run=steps_shown(self.steps, shared))
+        described = checkpoint_page(checkpoint.manifest, shared_by_leaf(checkpoint))
+        return msgspec.structs.replace(
+            page,
+            format=checkpoint.format,
+            checkpoint=described,
             plan=self.plan(self._plan) if self._plan else None,
+            diff=self._differences(described) if self._other else None,
         )
+
+    @cached_property
+    def steps(self) -> list[StepRecord]:
+        """The steps of the run at the path, by number; none if no run is there."""
+        return steps_at(self.path)
+
+    def step(self, name: str) -> CheckpointView:
+        """A step of the run, to look at.
+
+        Raises:
+            ValueError: the run has no step of that folder name.
+        """
+        if name not in [record.name for record in self.steps]:
+            raise ValueError(f"the run has no step {printable(name)!r}")
+        if name not in self._seen:
+            self._seen[name] = CheckpointView(
+                str(Location.parse(self.path).within(name)), self._open
+            )
+        return self._seen[name]
+
+    def _differences(self, described: CheckpointPage) -> DiffPage:
+        other = self._open(self._other)
+        found = differences(self.checkpoint, other, values=True)
+        return diff_page(self._other, found, described, checkpoint_page(other.manifest))
 
     def plan(self, text: str) -> PlanShown:
         """The plan of a load with another mesh; `xckpt.viewer.plan.mesh_text` says how to write it.

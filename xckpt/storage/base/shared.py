@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from xckpt.core.manifest.packs import PACKS, PLACES
@@ -24,20 +24,31 @@ def shared_bytes(places: Iterable[Location]) -> list[int]:
 
 
 def _shared_bytes(place: Location) -> int:
-    total, folders = 0, [place.path] if place.folder is not None else []
+    return sum(size for _, size in shared_files(place))
+
+
+def shared_files(place: Location) -> Iterator[tuple[str, int]]:
+    """Path below a local checkpoint, and bytes, of each file of chunks that has another name.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    folders = [""] if place.folder is not None else []
     with storage_errors(place):
         while folders:
+            folder = folders.pop()
             try:
-                with os.scandir(folders.pop()) as entries:
+                with os.scandir(os.path.join(place.path, folder)) as entries:
                     for entry in entries:
+                        path = f"{folder}/{entry.name}" if folder else entry.name
                         if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
+                            folders.append(path)
                         elif entry.name.isdigit() or entry.name == "c" or _is_pack(entry.path):
                             status = entry.stat(follow_symlinks=False)
-                            total += status.st_size if status.st_nlink > 1 else 0
+                            if status.st_nlink > 1:
+                                yield path, status.st_size
             except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or one file
                 continue
-    return total
 
 
 def _is_pack(path: str) -> bool:

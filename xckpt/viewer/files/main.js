@@ -60,6 +60,11 @@ function start() {
     }
     if (page.checkpoint.metadata) tabs.add("metadata", "Metadata", make("pre", {}, page.checkpoint.metadata));
   }
+  if (page.run) {
+    found("summary").textContent = `a run of ${counted(page.run.length, "step")}`;
+    tabs.add("run", "Run", runView(page));
+  }
+  if (page.diff) tabs.add("diff", "Differences", diffView(page.diff));
   tabs.show(tabs.all[0].id);
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select");

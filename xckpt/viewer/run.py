@@ -1,0 +1,96 @@
+"""The steps of a run, as a page shows them: when, how large, which metrics, what keeps each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+
+from xckpt.core.manifest.entries import arrays
+from xckpt.core.run.record import StepRecord
+from xckpt.core.run.rules import kept_by
+from xckpt.core.text.printable import printable
+from xckpt.core.text.times import utc_text
+from xckpt.storage.base.shared import shared_bytes, shared_files
+from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.location import Location
+from xckpt.storage.run_steps import committed_steps, described
+from xckpt.viewer.model import StepShown
+
+_CHUNK = re.compile(r"(.*)/c(?:/\d+)*", re.DOTALL)
+"""Path of an array, in that of a chunk's file."""
+
+
+def steps_at(path: str) -> list[StepRecord]:
+    """The committed steps of the root at a path; those that cannot be read have no time.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    root = Location.parse(path)
+    found = described(root, committed_steps(root))
+    return sorted([*found.records, *found.unreadable], key=lambda record: record.number)
+
+
+def shared_at(path: str, records: Sequence[StepRecord]) -> dict[str, int]:
+    """Folder name -> bytes of a step's local files that other checkpoints have too.
+
+    Raises:
+        StorageError: the storage refused.
+    """
+    names = [record.name for record in records if record.format == "xckpt"]
+    root = Location.parse(path)
+    return dict(zip(names, shared_bytes([root.within(name) for name in names]), strict=True))
+
+
+def steps_shown(records: Sequence[StepRecord], shared: Mapping[str, int]) -> tuple[StepShown, ...]:
+    """The steps of a run, by number.
+
+    Args:
+        records: by number.
+        shared: see `shared_at`.
+
+    Example:
+        >>> [step] = steps_shown([StepRecord(3, 60.0, {"loss": float("nan")}, 1024)], {})
+        >>> step.name, step.time, step.metrics, step.kept_by
+        ('step-00000003', '1970-01-01 00:01:00Z', {'loss': 'nan'}, ('newest',))
+    """
+    reasons = kept_by(records)
+    return tuple(
+        StepShown(
+            record.number,
+            printable(record.name),
+            utc_text(record.time),
+            record.bytes,
+            shared.get(record.name, 0),
+            {
+                printable(name): value if isfinite(value) else str(value)
+                for name, value in record.metrics.items()
+            },
+            tuple(map(printable, reasons[record.number])),
+            record.format,
+        )
+        for record in records
+    )
+
+
+def shared_by_leaf(checkpoint: Checkpoint) -> dict[str, int]:
+    """Leaf name -> bytes of its local files that other checkpoints have too.
+
+    Raises:
+        StorageError: a folder cannot be read.
+    """
+    if checkpoint.format != "xckpt":
+        return {}
+    manifest = checkpoint.manifest
+    root = f"{manifest.root}/" if manifest.root else ""
+    leaves: dict[str, str] | None = None
+    found: dict[str, int] = {}
+    for path, size in shared_files(checkpoint.location):
+        if leaves is None:
+            leaves = {f"{root}{array.path}": array.leaf for array in arrays(manifest)}
+        chunk = _CHUNK.fullmatch(path)
+        leaf = leaves.get(chunk[1]) if chunk else None
+        if leaf is not None:
+            found[leaf] = found.get(leaf, 0) + size
+    return found
