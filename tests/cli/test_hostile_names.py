@@ -71,6 +71,7 @@ CALLS = {
     "stats damaged": ["damaged"],
     "diff": ["saved", "other"],
     "diff --values": ["saved", "other", "--values"],
+    "view": ["saved", "--output", "page.html"],
     "diff foreign": ["saved", "foreign.safetensors"],
     "cp": ["saved", f"copy{EVIL}"],
     "rm": ["spare"],

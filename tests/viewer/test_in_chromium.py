@@ -151,8 +151,8 @@ def test_a_plan_is_typed_and_drawn(browser: Browser, url: str) -> None:
 
 
 def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
-    policies = {"save": [EverySteps(1)], "keep": [Latest(3)]}
-    with xckpt.CheckpointManager(tmp_path / "run", **policies) as manager:
+    save, keep = [EverySteps(1)], [Latest(3)]
+    with xckpt.CheckpointManager(tmp_path / "run", save=save, keep=keep) as manager:
         for step in range(1, 6):
             metrics = {"loss": 2.0 / step, HOSTILE: step % 2}
             manager.save(step, {"w": np.full(100, step), "v": np.zeros(100)}, metrics=metrics)

@@ -102,19 +102,23 @@ function pictureOf(kind, cuts, mesh, plane, label, targets = null) {
   const columns = plane.size(plane.across);
   const { width, height, even } = pixels(rows, columns);
   const scale = { x: width / columns, y: height / rows };
+  const left = plane.down === null ? 2 : 10 + 7 * String(rows).length;
   const defs = draw("defs");
   const inner = draw("svg", {
-    class: "elements", x: 1, y: 18, width, height, viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none", overflow: "visible",
+    class: "elements", x: left, y: 18, width, height, viewBox: `0 0 ${columns} ${rows}`, preserveAspectRatio: "none", overflow: "visible",
   }, defs, rectangle({ x: 0, y: 0, width: columns, height: rows }, "empty"));
   const shards = cuts && mesh ? shardsIn(plane, cuts, mesh) : [];
   const { rectangles, labels } = shardLayer(shards, plane, scale, defs);
   const stored = storedLayer(kind, plane);
   inner.append(rectangles, stored.group, stored.outlines);
   if (targets) inner.append(targetLayer(targets, plane));
-  const texts = labels.map(({ x, y, text }) => draw("text", { x: x + 1, y: y + 18, class: "on" }, text));
-  const size = { width: width + 4, height: height + 22 };
+  const texts = labels.map(({ x, y, text }) => draw("text", { x: x + left, y: y + 18, class: "on" }, text));
+  const size = { width: width + left + 3, height: height + 22 };
+  const sides = [[left, 12, "start", 0], [width + left, 12, "end", columns]];
+  if (plane.down !== null) sides.push([left - 5, 30, "end", 0], [left - 5, height + 17, "end", rows]);
+  const ends = sides.map(([x, y, anchor, text]) => draw("text", { x, y, "text-anchor": anchor }, text));
   const svg = draw("svg", { class: "picture", role: "img", "aria-label": label, viewBox: `0 0 ${size.width} ${size.height}`, ...size },
-    draw("text", { x: 1, y: 12 }, "0"), draw("text", { x: width, y: 12, "text-anchor": "end" }, columns), inner, texts);
+    ends, inner, texts);
   const notes = stored.notes;
   if (!even) notes.unshift("each axis has its own scale");
   if (shards.length > MOST_SHARDS) notes.push(`${numberText(MOST_SHARDS)} of ${counted(shards.length, "shard")} drawn`);

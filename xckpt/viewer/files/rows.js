@@ -12,6 +12,13 @@ function shapeText(shape) {
   return shape ? `[${shape.join(", ")}]` : "";
 }
 
+const SHOWN = 36;
+
+/** The end of a long name, which tells more than its beginning. */
+function endOf(name) {
+  return name.length > SHOWN ? `…${name.slice(1 - SHOWN)}` : name;
+}
+
 class LeafList {
   constructor(leaves, onChoose) {
     this.leaves = leaves;
@@ -105,7 +112,7 @@ class LeafList {
   /** The node of a row; a search gives bare leaf numbers. */
   node(at) {
     const row = this.rows[at];
-    return typeof row === "number" ? { leaf: row, depth: 0, label: this.leaves.names[row] } : row;
+    return typeof row === "number" ? { leaf: row, depth: 0, label: this.leaves.names[row], flat: true } : row;
   }
 
   row(at) {
@@ -116,7 +123,7 @@ class LeafList {
     const row = make("div", {
       class: `row${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
       "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
-    }, cells.map((text, column) => make("span", { role: "gridcell", class: column === 3 || column === 4 ? "number" : null, title: column === 0 || column === 5 ? text : null }, text)));
+    }, cells.map((text, column) => make("span", { role: "gridcell", class: column === 3 || column === 4 ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text) : text)));
     row.style.top = `${at * ROW}px`;
     const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
     row.firstChild.prepend(twist);

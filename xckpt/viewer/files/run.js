@@ -26,6 +26,11 @@ function chartOf(name, steps) {
     draw("text", { x: left, y: height - 5 }, first), draw("text", { x: width, y: height - 5, "text-anchor": "end" }, last));
 }
 
+/** A metric in a table; what is not finite is a text already. */
+function metricText(value) {
+  return typeof value === "number" ? String(Number(value.toPrecision(6))) : value ?? "";
+}
+
 /** The panel of a run. */
 function runView(page) {
   const steps = page.run;
@@ -34,7 +39,7 @@ function runView(page) {
   const rows = steps.map((step) => {
     const shared = step.shared ?? 0;
     const size = step.format && step.format !== "xckpt" ? [step.format, ""] : [bytesText((step.bytes ?? 0) - Math.min(shared, step.bytes ?? 0)), bytesText(shared)];
-    return [link(step), step.time ?? "", ...size, ...names.map((name) => String((step.metrics ?? {})[name] ?? "")), (step.kept_by ?? []).join(", ")];
+    return [link(step), step.time ?? "", ...size, ...names.map((name) => metricText((step.metrics ?? {})[name])), (step.kept_by ?? []).join(", ")];
   });
   const numbers = [2, 3, ...names.map((_, at) => at + 4)];
   const table = tableOf(["Step", "Saved (UTC)", "Own", "Shared", ...names, "Kept by"], rows, numbers, { id: "steps" });
