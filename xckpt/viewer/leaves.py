@@ -23,6 +23,10 @@ MOST_INTERVALS = 1 << 20
 """Intervals of all cuts on one page; of kinds beyond it, no shards are drawn."""
 
 
+MOST_ARRAYS = 1 << 17
+"""Zarr arrays of all kinds on one page; of kinds beyond it, no arrays are drawn."""
+
+
 def checkpoint_page(manifest: Manifest, shared: Mapping[str, int] | None = None) -> CheckpointPage:
     """The page of a checkpoint.
 
@@ -69,7 +73,7 @@ class _LeafKinds:
         self.meshes: Numbered[tuple[tuple[str, int], ...]] = Numbered()
         self.cuts: Numbered[CutsOfDimension] = Numbered()
         self._numbers: Numbered[Hashable] = Numbered()
-        self._intervals = 0
+        self._intervals = self._arrays = 0
 
     def number(self, leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
         """The number of a leaf's kind."""
@@ -82,8 +86,10 @@ class _LeafKinds:
         if isinstance(leaf, ValueEntry):
             return LeafKind("value", printable(leaf.type))
         arrays = tuple(leaf_arrays(leaf))
-        boxes = tuple(StoredBox(a.offset, a.shape, a.chunk, a.shard) for a in arrays)
         chunks = sum(array.count for array in arrays)
+        self._arrays += len(arrays)
+        drawn = arrays if self._arrays <= MOST_ARRAYS else ()
+        boxes = tuple(StoredBox(a.offset, a.shape, a.chunk, a.shard) for a in drawn)
         if isinstance(leaf, BytesEntry):
             return LeafKind(
                 "value", printable(leaf.type), None, leaf.size, chunks, "regular", boxes

@@ -4,6 +4,7 @@
 class Leaves {
   constructor(page) {
     this.page = page;
+    for (const kind of page.kinds) kind.arrays ??= [];
     this.count = page.names.length;
     this.names = page.names;
     this.searched = page.names.map((name) => name.toLowerCase());

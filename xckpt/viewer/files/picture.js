@@ -75,7 +75,7 @@ function shardLayer(shards, plane, scale, defs) {
 function storedLayer(kind, plane) {
   const group = draw("g", { class: "stored" });
   const outlines = draw("g", { class: "arrays" });
-  const notes = [];
+  const notes = kind.arrays.length ? [] : ["too many pieces to draw"];
   let drawn = 0;
   let left = 0;
   for (const [number, array] of kind.arrays.entries()) {
