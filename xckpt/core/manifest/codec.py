@@ -42,6 +42,7 @@ from xckpt.core.manifest.rules import count_pieces, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
+    Sharding,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -222,16 +223,11 @@ class Described(Mapping[str, TensorStorageMetadata | BytesStorageMetadata]):
     def __getitem__(self, name: str) -> TensorStorageMetadata | BytesStorageMetadata:
         leaf = self._entries[name]
         if isinstance(leaf, TensorEntry):
-            grid = _grid_of(leaf)
-            return TensorStorageMetadata(
-                _properties(leaf.dtype),
-                leaf.shape,
-                grid.arrays,
-                grid,
-                leaf.sharding,
-                leaf.annotation,
-                leaf.dimension_names,
-            )
+            about = leaf.sharding, leaf.annotation, leaf.dimension_names
+            if leaf.chunk is not None:
+                return _regular(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard, *about)
+            assert leaf.pieces is not None
+            return _described(leaf.dtype, leaf.shape, leaf.pieces.grid, *about)
         return _kind(leaf.type)
 
     def __contains__(self, name: object) -> bool:
@@ -257,17 +253,31 @@ def _properties(dtype: str) -> TensorProperties:
     return TensorProperties(dtype)
 
 
-def _grid_of(leaf: TensorEntry) -> Grid:
-    if leaf.pieces is None:
-        assert leaf.chunk is not None
-        return _regular_grid(leaf.shape, leaf.chunk, leaf.shard)
-    return leaf.pieces.grid
+def _described(
+    dtype: str,
+    shape: Shape,
+    grid: Grid,
+    sharding: Sharding | None,
+    annotation: str,
+    names: tuple[str, ...] | None,
+) -> TensorStorageMetadata:
+    about = sharding, annotation, names
+    return TensorStorageMetadata(_properties(dtype), shape, grid.arrays, grid, *about)
 
 
 @functools.lru_cache(maxsize=1024)
-def _regular_grid(shape: Shape, chunk: Shape, shard: Shape | None) -> Grid:
-    """The grid of a regular leaf, made once for all that are alike."""
-    return Grid.of(Boxes.whole(shape), [chunk], [shard])
+def _regular(
+    dtype: str,
+    shape: Shape,
+    chunk: Shape,
+    shard: Shape | None,
+    sharding: Sharding | None,
+    annotation: str,
+    names: tuple[str, ...] | None,
+) -> TensorStorageMetadata:
+    """A regular leaf, made once for all that are alike."""
+    grid = Grid.of(Boxes.whole(shape), [chunk], [shard])
+    return _described(dtype, shape, grid, sharding, annotation, names)
 
 
 def encode(manifest: Manifest, digest: Digest) -> bytes:

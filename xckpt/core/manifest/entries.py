@@ -108,6 +108,13 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
     """Every zarr array of a checkpoint, in the order of their digests."""
     first = place = 0
     for leaf in manifest.leaves:
+        if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
+            about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+            origin, count, packed = _regular(*about, manifest.pack_bytes)
+            shape, names, at = about[1:], leaf.dimension_names, place if packed else None
+            yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *shape, first, None, names, at)
+            first, place = first + count, place + count * packed
+            continue
         for array in leaf_arrays(leaf, first):
             first += array.count
             if is_packed(array, manifest.pack_bytes):
@@ -115,6 +122,15 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
                 place += array.count
             else:
                 yield array
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular(
+    dtype: str, shape: Shape, chunk: Shape, shard: Shape | None, pack_bytes: int
+) -> tuple[Shape, int, bool]:
+    """Origin, chunks, and whether it is packed, of all arrays that are alike."""
+    array = ZarrArray("", 0, dtype, (0,) * len(shape), shape, chunk, shard)
+    return array.offset, array.count, is_packed(array, pack_bytes)
 
 
 def count_packed(manifest: Manifest) -> int:

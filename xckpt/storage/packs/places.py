@@ -42,6 +42,8 @@ class Places(Digests):
     """How many packs there are."""
     _names: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """Names of packs, `BLOCK` at a time."""
+    _keys: dict[int, str] = field(default_factory=dict[int, str])
+    """Of the packs that were asked for."""
 
     @property
     def before(self) -> int:
@@ -64,7 +66,10 @@ class Places(Digests):
             raise CorruptCheckpointError(
                 f"{self.root}: {PLACES} has no byte {offset:,} of a pack {pack:,}"
             )
-        return ChunkPlace(pack_key(self._name(pack)), offset)
+        key = self._keys.get(pack)
+        if key is None:
+            key = self._keys.setdefault(pack, pack_key(self._name(pack)))
+        return ChunkPlace(key, offset)
 
     def names(self) -> list[str]:
         """The keys of all packs.
