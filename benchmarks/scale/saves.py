@@ -3,7 +3,8 @@
 1. Each rank's planner is the default one, except that it takes its columns from the placement, not
    from tensors (`PlacedPlanner`). Rank 1 has tensors: its seconds are those of any rank.
 2. The writer is the real one over memory, except that nothing is written or digested: each rank
-   reports a digest for each chunk of its share (`_Writer`).
+   reports a digest for each chunk of its share (`_Writer`). Of leaves in pieces no documents are
+   made: they would be kept in memory.
 3. The state is saved twice, as a training run does, and the second save is timed too.
 """
 
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,13 +25,16 @@ from benchmarks.scale.ranks import Coordinator, Rank
 from xckpt.core.geometry.box import Block
 from xckpt.core.geometry.grid import cells
 from xckpt.core.leaf import HostSource
+from xckpt.core.manifest.entries import arrays
+from xckpt.core.manifest.rules import count_pieces
 from xckpt.core.plan.items import BriefData, LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.save import save_state
 from xckpt.storage.array import DIGEST_BYTES
-from xckpt.storage.chunks.columns import BriefOrders, received
+from xckpt.storage.chunks.columns import BriefOrders, parts, received
 from xckpt.storage.chunks.orders import Written
+from xckpt.storage.chunks.piece_orders import SomePieces
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 WHERE = "memory://benchmarks-scale"
@@ -121,28 +124,30 @@ class _Writer(ZarrStorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Written:
         """A digest of nothing for each chunk of the share."""
-        self._write_documents(self._documents.add(self._arrays))
+        if self._draft is not None and not count_pieces(self._draft):
+            self._write_documents(self._documents.add(arrays(self._draft)))
         assert isinstance(plan.storage_data, BriefData)
-        brief = msgspec.convert(plan.storage_data.content, BriefOrders)
+        brief, pieces = parts(plan.storage_data.content)
         items = WriteItems.of(plan.items)
-        pieces = {(array.leaf, array.offset): array for array in brief.others}
         grid_of: list[int] = np.frombuffer(brief.grid_of, np.int32).tolist()
         firsts = _firsts(brief, items.table)
-        numbers = [np.zeros(0, np.int64)]
+        numbers = [np.zeros(0, np.int64), *map(_chunks_of, pieces)]
         for block in items.of_kinds:
             for kind, box in zip(block.leaf.tolist(), block.boxes, strict=True):
                 leaves = _leaves_of(items.kinds.tobytes(), kind)
-                if grid_of[leaves[0]] < 0:
-                    arrays = [pieces[items.table[leaf].name, box.offsets] for leaf in leaves]
-                    numbers += [
-                        np.arange(array.first, array.first + array.count) for array in arrays
-                    ]
-                    continue
-                shape, chunk = items.table[leaves[0]].shape, brief.grids[grid_of[leaves[0]]][0]
-                within, _ = cells(box.offsets, box.ends, shape, chunk)
-                numbers.append((firsts[leaves][:, None] + within).ravel())
+                if grid_of[leaves[0]] >= 0:
+                    shape, chunk = items.table[leaves[0]].shape, brief.grids[grid_of[leaves[0]]][0]
+                    within, _ = cells(box.offsets, box.ends, shape, chunk)
+                    numbers.append((firsts[leaves][:, None] + within).ravel())
         chunks = np.concatenate(numbers).tobytes()
         return Written([], {}, 0, "", brief.draft, chunks, bytes(DIGEST_BYTES * len(chunks) // 8))
+
+
+def _chunks_of(some: SomePieces) -> NDArray[np.int64]:
+    """The numbers of all chunks of some pieces, each of which a rank writes alone."""
+    starts, counts = np.frombuffer(some.within, np.int64), np.diff(some.pieces.firsts)
+    within = np.repeat(starts - some.pieces.firsts[:-1], counts) + np.arange(some.pieces.chunks)
+    return (np.frombuffer(some.firsts, np.int64)[:, None] + within).ravel()
 
 
 @cache
@@ -157,8 +162,8 @@ def _firsts(brief: BriefOrders, table: LeafTable) -> NDArray[np.int64]:
     """The number of the first chunk of each leaf that is one array."""
     key = table[0], len(table), brief.grids, brief.grid_of, brief.firsts
     if key not in _known:
-        arrays = {array.leaf: array.first for array in received(BriefData(brief, table)).arrays}
-        _known[key] = np.array([arrays[row.name] for row in table], np.int64)
+        known = {array.leaf: array.first for array in received(BriefData(brief, table)).arrays}
+        _known[key] = np.array([known.get(row.name, -1) for row in table], np.int64)
     return _known[key]
 
 

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import tensorstore as ts
 
-from xckpt.core.geometry.box import Boxes
-from xckpt.core.geometry.grid import GridOptions, ZarrArray
+from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.manifest.codec import (
     check,
     complete,
@@ -50,9 +49,15 @@ from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
-from xckpt.storage.chunks.orders import WriteOrders, Written, pieces_of
+from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import write_file
-from xckpt.storage.chunks.units import by_leaf, merged_digests, merged_values, value_entry
+from xckpt.storage.chunks.units import (
+    merged_digests,
+    merged_values,
+    orders_for,
+    value_arrays,
+    value_entry,
+)
 from xckpt.storage.chunks.write_chunks import TOGETHER, ChunkWrites
 from xckpt.storage.commit.keys import KeyStaging
 from xckpt.storage.commit.staging import Staging, begin
@@ -100,8 +105,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._staging: Staging | None = None
         self._committed: tuple[bytes, Manifest] | None = None
         self._draft: Manifest | None = None
-        """The manifest of the save under way, without the values; `_arrays` are its."""
-        self._arrays: tuple[ZarrArray, ...] = ()
+        """The manifest of the save under way, without the values."""
         self._documents = DocumentTree(())
         self._written: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         """Writes of documents and of the digest file."""
@@ -143,13 +147,10 @@ class ZarrStorageWriter(PlainStorageWriter):
         planned = draft(metadata, self.codecs, names, pack_bytes)
         _check(planned, self.target)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
-        self._draft, self._arrays = planned, tuple(arrays(planned))
-        draft_name = digest_bytes(msgspec.msgpack.encode(self._arrays)) if len(plans) > 1 else b""
-        orders = WriteOrders(
-            where, self.codecs, (), pack_bytes=planned.pack_bytes, draft=draft_name
-        )
-        given = _orders_for(plans, orders, self._arrays)
-        given = given if self._base is None else self._base.orders(given)
+        self._draft = planned
+        orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
+        base_orders = self._base.orders if self._base is not None else None
+        given = orders_for(plans, orders, planned, base_orders)
         return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 
     def _write_documents(
@@ -207,7 +208,9 @@ class ZarrStorageWriter(PlainStorageWriter):
                         data = planner.resolve_data(item)
                         writes.write_value(*value_entry(item, data, self.options.chunk_bytes))
                 others = writes.begin_largest(items, pool)
-                self._write_documents(self._documents.add(self._arrays), pool)
+                self._write_documents(
+                    self._documents.add(arrays(self._draft) if self._draft else ()), pool
+                )
                 writes.write_tensors(others, pool)
             if self._staging is not None and self.target.bucket and orders.base is None:
                 written = writes.report()
@@ -234,10 +237,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         written = [msgspec.convert(result, Written) for result in results]
         values = merged_values(metadata, written)
         manifest = complete(self._draft, metadata, values, root=self._staging.root)
-        manifest, side_files = _with_side_files(manifest, self._arrays, written)
+        manifest, side_files = _with_side_files(manifest, self._draft, written)
         data = encode(manifest, digest_bytes)
-        long_values = [array for array in arrays(manifest) if array.leaf in values]
-        self._write_documents(self._documents.add(long_values))
+        self._write_documents(self._documents.add(value_arrays(manifest)))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
         try:
             if isinstance(self._staging, KeyStaging):
@@ -293,25 +295,6 @@ def _write_files(
             write_file(path, [content], within=location.path, synced=synced)
 
 
-def _orders_for(
-    plans: Sequence[SavePlan], orders: WriteOrders, arrays: Sequence[ZarrArray]
-) -> list[WriteOrders]:
-    """The orders with arrays: each plan's are all that are no pieces, and its own pieces."""
-    regular = tuple(array for array in arrays if array.piece_of is None)
-    orders = msgspec.structs.replace(orders, arrays=regular)
-    pieces = by_leaf(array for array in arrays if array.piece_of is not None)
-    if not pieces:
-        return [orders] * len(plans)
-    boxes = {
-        leaf: Boxes.of([(piece.offset, piece.shape) for piece in of_leaf])
-        for leaf, of_leaf in pieces.items()
-    }
-    return [
-        msgspec.structs.replace(orders, arrays=regular + pieces_of(plan, pieces, boxes))
-        for plan in plans
-    ]
-
-
 def _orders_of(plan: SavePlan) -> WriteOrders:
     """What a plan says where to write."""
     data = plan.storage_data
@@ -323,7 +306,7 @@ def _orders_of(plan: SavePlan) -> WriteOrders:
 
 
 def _with_side_files(
-    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
+    manifest: Manifest, draft: Manifest, written: Sequence[Written]
 ) -> tuple[Manifest, list[tuple[str, bytes]]]:
     """A manifest that has the digests of the files beside it, and these by their keys.
 

@@ -67,8 +67,8 @@ def problems(manifest: Manifest) -> list[str]:
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
-            most = max(manifest.leaves, key=_chunks_of)
-            shown = f"{most.name[:80] or 'the root'} alone has {_chunks_of(most):,}"
+            most = max(manifest.leaves, key=chunks_of)
+            shown = f"{most.name[:80] or 'the root'} alone has {chunks_of(most):,}"
             faults.append(f"{chunks:,} chunks, of which {shown}; at most {MAX_CHUNKS:,}")
         elif manifest.packs > count_packed(manifest):
             faults.append(f"{manifest.packs:,} packs of {count_packed(manifest):,} chunks")
@@ -334,10 +334,11 @@ multiples of one, and a leaf is one array'
 
 def count_chunks(manifest: Manifest) -> int:
     """How many chunks a checkpoint has; each has a digest."""
-    return sum(map(_chunks_of, manifest.leaves))
+    return sum(map(chunks_of, manifest.leaves))
 
 
-def _chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+def chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+    """How many chunks a leaf has."""
     if isinstance(leaf, ValueEntry):
         return 0
     if isinstance(leaf, BytesEntry):

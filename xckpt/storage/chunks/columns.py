@@ -8,7 +8,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -16,11 +17,16 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.decode import encode_body
+from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.plan.items import BriefData, LeafTable
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
+from xckpt.storage.chunks.piece_orders import SomePieces, expanded
+from xckpt.storage.chunks.units import leaf_firsts
 from xckpt.storage.location import Location
 
 _Grid = tuple[Shape, Shape | None, tuple[str, ...] | None]
@@ -84,9 +90,17 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
     )
 
 
+def parts(content: object) -> tuple[BriefOrders, list[SomePieces]]:
+    """What orders consist of that were made brief, with pieces (`RankOrders`) or without."""
+    if isinstance(content, list) and len(pair := cast("list[object]", content)) == 2:
+        return msgspec.convert(pair[0], BriefOrders), msgspec.convert(pair[1], list[SomePieces])
+    return msgspec.convert(content, BriefOrders), []
+
+
 def received(data: BriefData) -> WriteOrders:
     """The orders that were made `brief`."""
-    brief, table = msgspec.convert(data.content, BriefOrders), data.table
+    brief, some = parts(data.content)
+    table = data.table
     if data.place is not None:
         brief = msgspec.structs.replace(brief, location=msgspec.convert(data.place, Location))
     arrays: list[ZarrArray] = []
@@ -103,7 +117,8 @@ def received(data: BriefData) -> WriteOrders:
         arrays.append(ZarrArray(row.name, 0, *grid, number, None, names))
         first += arrays[-1].count
     about = brief.base, brief.draft, brief.pack_bytes
-    return WriteOrders(brief.location, brief.codecs, (*arrays, *brief.others), *about)
+    pieces = expanded(some, table)
+    return WriteOrders(brief.location, brief.codecs, (*arrays, *brief.others, *pieces), *about)
 
 
 def _column(numbers: Iterable[int]) -> NDArray[np.int64]:
@@ -134,25 +149,29 @@ def numbered(written: Written, orders: WriteOrders) -> Written:
     )
 
 
+def draft_name(draft: Manifest) -> bytes:
+    """What tells a draft from that of another plan."""
+    plan = msgspec.structs.replace(draft, user=None, planner=None)
+    return digest_bytes(encode_body(plan))
+
+
 class Placing:
     """Where the chunks of a draft are in the manifest.
 
     Args:
-        draft: the arrays of the draft.
-        placed: the same arrays in the manifest, by leaf and number.
+        draft: with the arrays of the plan.
+        placed: the number of each leaf's first digest in the manifest.
 
     Raises:
-        PlanError: an array of the draft is not in the manifest.
+        PlanError: a leaf of the draft is not in the manifest.
     """
 
-    def __init__(
-        self, draft: Sequence[ZarrArray], placed: dict[tuple[str, int], ZarrArray]
-    ) -> None:
-        self._name = digest_bytes(msgspec.msgpack.encode(draft))
-        full = [array for array in draft if array.count]
-        self._firsts = _column(array.first for array in full)
-        self._shift = _column(placed[a.leaf, a.number].first - a.first for a in full)
-        self._count = full[-1].first + full[-1].count if full else 0
+    def __init__(self, draft: Manifest, placed: Mapping[str, int]) -> None:
+        self._name = draft_name(draft)
+        full = [(leaf.name, first) for leaf, first in leaf_firsts(draft) if chunks_of(leaf)]
+        self._firsts = _column(first for _, first in full)
+        self._shift = _column(placed[name] - first for name, first in full)
+        self._count = count_chunks(draft)
 
     def numbers(self, written: Written, rank: int) -> NDArray[np.int64]:
         """The number of each chunk of a report in the manifest.

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 import msgspec
-import numpy as np
 
-from xckpt.core.geometry.box import Boxes
-from xckpt.core.geometry.box_lookup import intersect
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry
-from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafTable
 from xckpt.core.struct_types import prepare_structs
 from xckpt.storage.location import Location
 
@@ -104,21 +99,3 @@ class Written(msgspec.Struct, array_like=True):
 
 
 prepare_structs(WriteOrders, Written)
-
-
-def pieces_of(
-    plan: SavePlan, pieces: Mapping[str, Sequence[ZarrArray]], boxes: Mapping[str, Boxes]
-) -> tuple[ZarrArray, ...]:
-    """The pieces of leaves that a plan's items lie in; a rank need not know the others.
-
-    ``pieces`` are those of each leaf, ``boxes`` are theirs in the same order.
-    """
-    items = WriteItems.of(plan.items)
-    needed: list[ZarrArray] = []
-    for block in items.blocks:
-        for leaf in np.unique(block.leaf).tolist():
-            name = items.table[leaf].name
-            if name in pieces:
-                _, numbers, _ = intersect(block.boxes.take(block.leaf == leaf), boxes[name])
-                needed += [pieces[name][n] for n in np.unique(numbers).tolist()]
-    return tuple(needed)

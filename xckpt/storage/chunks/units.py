@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,15 +22,27 @@ from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import ZarrArray, cells
-from xckpt.core.manifest.entries import BytesEntry, Manifest, ValueEntry, arrays, leaf_arrays
+from xckpt.core.manifest.entries import (
+    BytesEntry,
+    Manifest,
+    TensorEntry,
+    ValueEntry,
+    arrays,
+    is_packed,
+    leaf_arrays,
+)
+from xckpt.core.manifest.pieces import Pieces
+from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
-from xckpt.core.plan.items import WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.values import ValueText
 from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_array
 from xckpt.storage.chunks.miswritten import miswritten, spelled
-from xckpt.storage.chunks.orders import Written
+from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import is_leading, is_plain
+
+Entry = TensorEntry | ValueEntry | BytesEntry
 
 SPELLED_OUT_BYTES = 4096
 """Values up to this long (bytes) are spelled out in the manifest; longer ones are arrays."""
@@ -192,25 +205,33 @@ def merged_values(
     return {name: written[rank].values[name] for name, [rank] in writers.items()}
 
 
+def leaf_firsts(manifest: Manifest) -> Iterator[tuple[Entry, int]]:
+    """The leaves, and the number of each one's first digest."""
+    first = 0
+    for leaf in manifest.leaves:
+        yield leaf, first
+        first += chunks_of(leaf)
+
+
 def merged_digests(
-    manifest: Manifest, draft: Sequence[ZarrArray], written: Sequence[Written]
+    manifest: Manifest, draft: Manifest, written: Sequence[Written]
 ) -> tuple[bytes, list[NDArray[np.int64]]]:
     """All digests in the manifest's order, and for each report the numbers of its chunks there.
 
     Raises:
         PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
     """
-    placed = {(array.leaf, array.number): array for array in arrays(manifest)}
-    count = sum(array.count for array in placed.values())
+    placed = {leaf.name: (leaf, first) for leaf, first in leaf_firsts(manifest)}
+    count = count_chunks(manifest)
     digests = np.zeros((count, DIGEST_BYTES), np.uint8)
     written_by: list[NDArray[np.int64]] = []
     placing = None
     if len(written) > 1:
         from xckpt.storage.chunks.columns import Placing
 
-        placing = Placing(draft, placed)
+        placing = Placing(draft, {name: first for name, (_, first) in placed.items()})
     for rank, report in enumerate(written):
-        firsts = [placed[part.leaf, part.number].first for part in report.arrays]
+        firsts = [_first(*placed[part.leaf], part.number) for part in report.arrays]
         chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
         within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
         numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
@@ -223,6 +244,55 @@ def merged_digests(
     if not (times == 1).all():
         raise PlanError.listing(
             "the planner's items do not write every chunk exactly once",
-            miswritten(placed.values(), times, written_by),
+            miswritten(arrays(manifest), times, written_by),
         )
     return digests.tobytes(), written_by
+
+
+def _first(leaf: Entry, first: int, number: int) -> int:
+    """The number of the first digest of a leaf's array."""
+    if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
+        return first + int(leaf.pieces.firsts[number])
+    return first
+
+
+def orders_for(
+    plans: Sequence[SavePlan],
+    orders: WriteOrders,
+    planned: Manifest,
+    with_base: Callable[[Sequence[WriteOrders]], list[WriteOrders]] | None,
+) -> Sequence[object]:
+    """The orders with arrays: each plan's are all that are no pieces, and its own pieces.
+
+    ``with_base`` adds what they have to know of a base, if there is one.
+    """
+    whole: list[ZarrArray] = []
+    cuts: dict[str, tuple[Pieces, int]] = {}
+    for leaf, first in leaf_firsts(planned):
+        if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
+            cuts[leaf.name] = leaf.pieces, first
+        else:
+            whole += leaf_arrays(leaf, first)
+    orders = msgspec.structs.replace(orders, arrays=tuple(whole))
+    if len(plans) > 1:
+        from xckpt.storage.chunks.columns import draft_name
+
+        orders = msgspec.structs.replace(orders, draft=draft_name(planned))
+    if cuts:
+        from xckpt.storage.chunks.piece_orders import orders_in_columns, with_pieces
+
+        if len(plans) > 1 and with_base is None:
+            return orders_in_columns(plans, orders, cuts)
+        given = [with_pieces(plan, orders, cuts) for plan in plans]
+    else:
+        given = [orders] * len(plans)
+    return given if with_base is None else with_base(given)
+
+
+def value_arrays(manifest: Manifest) -> Iterator[ZarrArray]:
+    """The arrays of long values; of packed ones only that they are."""
+    for leaf in manifest.leaves:
+        if isinstance(leaf, BytesEntry):
+            for array in leaf_arrays(leaf):
+                packed = is_packed(array, manifest.pack_bytes)
+                yield msgspec.structs.replace(array, place=0) if packed else array
