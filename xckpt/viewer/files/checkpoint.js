@@ -8,6 +8,8 @@ class Leaves {
     this.count = page.names.length;
     this.names = page.names;
     this.searched = page.names.map((name) => name.toLowerCase());
+    this.all = Array.from(this.names.keys());
+    this.last = { text: "", hits: this.all };
     this.order = new Map();
   }
 
@@ -42,14 +44,20 @@ class Leaves {
     return { bytes, chunks };
   }
 
-  /** The numbers of the leaves in whose names, dtypes or layouts all words of a search occur. */
+  /**
+   * The numbers of the leaves in whose names, dtypes or layouts all words of a search occur.
+   *
+   * Who types on looks among what was found before, unless a word has become a dtype or a layout.
+   */
   search(text) {
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
-    let hits = Array.from(this.names.keys());
-    for (const word of words) {
-      const kinds = this.page.kinds.map((kind) => kind.dtype === word || kind.layout === word);
-      hits = hits.filter((leaf) => kinds[this.page.kind[leaf]] || this.searched[leaf].includes(word));
-    }
+    const fits = words.map((word) => this.page.kinds.map((kind) => kind.dtype === word || kind.layout === word));
+    const typedOn = this.last.text && text.startsWith(this.last.text) && !fits.flat().includes(true);
+    let hits = typedOn ? this.last.hits : this.all;
+    words.forEach((word, at) => {
+      hits = hits.filter((leaf) => fits[at][this.page.kind[leaf]] || this.searched[leaf].includes(word));
+    });
+    this.last = { text, hits };
     return hits;
   }
 
