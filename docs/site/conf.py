@@ -9,6 +9,7 @@ or name inside is only text, and has to exist.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from docs.site.docstrings import Names, sections
@@ -39,6 +40,7 @@ toc_object_entries_show_parents = "hide"
 myst_heading_anchors = 4
 myst_enable_extensions = ["attrs_block"]
 
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_theme = "pydata_sphinx_theme"
 html_title = "xckpt"
 html_show_sourcelink = False

@@ -15,13 +15,17 @@ const context = vm.createContext({
     documentElement: element,
     readyState: "complete",
   },
-  window: { addEventListener() {}, location: {} },
+  addEventListener() {},
+  location: {},
   localStorage: { setItem() {}, getItem: () => null },
   DOCUMENTATION_OPTIONS: {},
   _ready() {},
+  _: (text) => text,
+  SPHINX_HIGHLIGHT_ENABLED: false,
   console,
   URLSearchParams,
 });
+context.window = context;
 for (const file of ["_static/language_data.js", "_static/searchtools.js", "searchindex.js"]) {
   vm.runInContext(fs.readFileSync(path.join(site, file), "utf-8"), context);
 }

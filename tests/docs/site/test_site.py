@@ -1,0 +1,41 @@
+"""The built site: pages, names, and what assistants read."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from docs.site import reference, stage
+from tests.docs.site.test_search import SITE
+
+
+def test_every_public_name_has_an_anchor() -> None:
+    for module in reference.MODULES:
+        page = (SITE / "reference" / "api" / f"{module}.html").read_text(encoding="utf-8")
+        for name in reference.public_names(module):
+            home = reference.home(name, module)
+            assert f'id="{module}.{name}"' in page or home != module, f"{module}.{name}"
+
+
+def test_every_page_is_there_as_markdown_and_listed_for_assistants() -> None:
+    listed = set(re.findall(r"\]\((.+?\.md)\):", (SITE / "llms.txt").read_text(encoding="utf-8")))
+    for page in stage.pages():
+        name = stage.place(stage.PurePosixPath(page)).as_posix()
+        assert name in listed
+        assert (SITE / name).is_file() and (SITE / name).with_suffix(".html").is_file()
+    api = (SITE / "reference/api/xckpt.md").read_text(encoding="utf-8")
+    assert "## xckpt.save\n\n```python\nsave(path" in api
+
+
+def test_no_page_asks_another_server_for_anything() -> None:
+    for page in SITE.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(
+            r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(https?://[^"]+)"', text
+        )
+        assert loaded == [], page.relative_to(SITE)
+
+
+def test_links_that_lead_out_are_listed() -> None:
+    links = (Path(SITE).parent / "links.txt").read_text(encoding="utf-8").split()
+    assert "https://semver.org" in links
