@@ -68,6 +68,8 @@ DOORS = {
     "lightning": ("xckpt.integrations.lightning",),
     "transformers": ("xckpt.integrations.hugging_face",),
     "torchtitan": ("xckpt.integrations.torchtitan",),
+    "ray": ("xckpt.integrations.ray",),
+    "torchft": ("xckpt.integrations.torchft",),
     "orbax": ("xckpt.integrations.orbax",),
 }
 PURE = {"numpy", "ml_dtypes", "msgspec", *sys.stdlib_module_names}

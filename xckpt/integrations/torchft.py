@@ -1,0 +1,117 @@
+"""torchft: a replica that comes back gets its state from another one through a folder or a bucket.
+
+`XckptTransport` is a ``checkpoint_transport=`` of `torchft.Manager`. The sender saves, the receiver
+waits for the commit and loads: contents are verified, nothing is unpickled, and a receiver that
+comes late or again finds the same step.
+"""
+
+# torchft has an environment of its own; where the types are checked, it isn't installed.
+# pyright: reportMissingImports=false, reportGeneralTypeIssues=false
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from datetime import timedelta
+from typing import Any, Final
+
+from xckpt.api.load import load
+from xckpt.api.places import delete, exists
+from xckpt.api.save import save
+from xckpt.integrations.absent import absent
+from xckpt.options import LoadOptions, SaveOptions
+
+try:
+    from torchft.checkpointing.transport import CheckpointTransport
+except ImportError as error:
+    CheckpointTransport = absent("torchft", error)
+
+__all__ = ["XckptTransport"]
+
+LOOK_SECONDS: Final = 0.1
+"""How often a receiver looks whether the step is there."""
+
+
+class XckptTransport(CheckpointTransport):
+    """Sends a state to replicas that are behind, through a place that all of them see.
+
+    Args:
+        root: a folder, perhaps in memory, or a URL; each transport has a folder of its own in it.
+        device: of the tensors that are received.
+        options: for each save.
+        load_options: for each load.
+
+    Example:
+        >>> import torch
+        >>> from datetime import timedelta
+        >>> sender, receiver = XckptTransport("states"), XckptTransport("states")
+        >>> second = timedelta(seconds=1)
+        >>> sender.send_checkpoint([1], 7, {"w": torch.ones(2), "step": 7}, second)
+        >>> receiver.recv_checkpoint(0, sender.metadata(), 7, second)
+        {'w': tensor([1., 1.]), 'step': 7}
+        >>> sender.shutdown()
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        device: object = "cpu",
+        options: SaveOptions | None = None,
+        load_options: LoadOptions | None = None,
+    ) -> None:
+        text = os.fspath(root)
+        here = text if "://" in text else os.path.abspath(text)
+        self._place = f"{here.rstrip('/')}/{uuid.uuid4().hex}"
+        self._device = device
+        self._options, self._load_options = options, load_options
+        self._sent: list[str] = []
+
+    def metadata(self) -> str:
+        """What a receiver has to know: where this transport saves."""
+        return self._place
+
+    def send_checkpoint(
+        self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta
+    ) -> None:
+        """Save a step; when it returns, the state may change. The step before is deleted.
+
+        Raises:
+            XckptError: as `xckpt.save`.
+        """
+        del dst_ranks, timeout
+        path = f"{self._place}/{step}"
+        save(path, state_dict, overwrite=True, no_dist=True, options=self._options)
+        self._forget(path)
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        """Load a step, once it is committed.
+
+        Raises:
+            TimeoutError: it is not in time.
+            XckptError: as `xckpt.load`.
+        """
+        path, until = f"{metadata}/{step}", time.monotonic() + timeout.total_seconds()
+        while not exists(path):
+            if time.monotonic() > until:
+                raise TimeoutError(f"rank {src_rank} has sent no step {step} to {path}")
+            time.sleep(LOOK_SECONDS)
+        return load(
+            path,
+            framework="torch",
+            device=self._device,
+            no_dist=True,
+            options=self._load_options,
+        )
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Delete what was sent."""
+        del wait
+        self._forget()
+
+    def _forget(self, kept: str | None = None) -> None:
+        for path in self._sent:
+            if path != kept and exists(path):
+                delete(path)
+        self._sent = [] if kept is None else [kept]
