@@ -174,11 +174,14 @@ class ZarrStorageWriter(PlainStorageWriter):
 
         Raises:
             PlanError: an item does not fit its grid, or its data does not fit the item.
-            StorageError: the storage refused.
+            StorageError: the storage refused, or this rank sees another disk than the coordinator.
         """
         orders = _orders_of(plan)
         if self._staging is None:
+            from xckpt.storage.commit.explain import check_seen
+
             self.target.access.start()
+            check_seen(self.target, orders.location)
         try:
             if not orders.location.unsynced:
                 return self._write(plan, orders, planner)

@@ -2,18 +2,26 @@
 
 1. Another save to the same path has committed and removed what this one has written so far.
 2. The disk is full: what killed saves have left on it is listed.
+3. Each host has a disk of its own at the path. A rank finds that out before it writes: TensorStore
+   makes the folders that it lacks, so that a checkpoint without this rank's chunks would be
+   committed.
 """
 
 from __future__ import annotations
 
 import errno
+import time
 from pathlib import Path
+from typing import Final
 
 from xckpt.errors import CheckpointExistsError, StorageError, XckptError
 from xckpt.storage.location import Location
 
 _GONE = ("NOT_FOUND", "No such file")
 _FULL = ("RESOURCE_EXHAUSTED", "No space left", "Disk quota exceeded")
+
+LOOKS: Final = (0.1, 0.4, 1.5)
+"""Seconds before each further look: some network disks show a new folder a moment later."""
 
 
 def explained(error: StorageError, target: Location, staged: Location) -> XckptError:
@@ -44,3 +52,25 @@ def full_disk(error: StorageError, parent: Path) -> StorageError:
 
     left = in_words(parent)
     return type(error)(f"{error}{left}", error.problems) if left else error
+
+
+def check_seen(target: Location, staged: Location) -> None:
+    """Refuse to write where this rank does not see the folder that the coordinator has made.
+
+    Args:
+        target: the checkpoint's place.
+        staged: where the save writes.
+
+    Raises:
+        StorageError: the folder is not there.
+    """
+    folder = staged.folder
+    for seconds in (*LOOKS, None):
+        if folder is None or folder.is_dir():
+            return
+        if seconds is not None:
+            time.sleep(seconds)
+    raise StorageError(
+        f"{target}: this rank does not see {folder}, which the coordinator has made; all ranks "
+        f"have to see the same folder, so a disk that each host has of its own does not do"
+    )
