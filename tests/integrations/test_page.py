@@ -21,7 +21,12 @@ SECTIONS = {
 }
 
 
-@pytest.mark.parametrize("title", SECTIONS)
+# Ray starts a dozen processes, twice.
+SLOW = {"Ray Train": pytest.mark.timeout(600)}
+TITLES = [pytest.param(each, marks=SLOW.get(each, ()), id=each) for each in SECTIONS]
+
+
+@pytest.mark.parametrize("title", TITLES)
 def test_the_code_of_a_section_runs_and_runs_again(title: str, tmp_path: Path) -> None:
     assert SECTIONS[title]
     with chdir(tmp_path):

@@ -76,7 +76,7 @@ def trained(root: Path, name: str, fails_at: int | None) -> Any:
     ).fit()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.usefixtures("cluster")
 def test_two_workers_resume(tmp_path: Path) -> None:
     from xckpt.integrations.ray import url_of
