@@ -119,7 +119,7 @@ class StorageOptions:
     the first bucket that a process uses decides."""
     concurrency: int | None = None
     """Requests that are under way at a time, of a bucket, or of the files that TensorStore reads
-    and writes: ``XCKPT_CONCURRENCY``, TensorStore's own choice (32)."""
+    and writes: ``XCKPT_CONCURRENCY``; 128 of a bucket, for files TensorStore's own choice."""
 
     def __post_init__(self) -> None:
         for name, kind in _STORAGE.items():

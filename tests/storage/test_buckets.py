@@ -50,7 +50,7 @@ def test_everything_comes_back(url: str, layout: str) -> None:
     assert isinstance(stored, xckpt.StoredArray)
     pieces = expected(state)["pieces"]
     assert isinstance(pieces, np.ndarray) and same(stored[5:60, 1], pieces[5:60, 1])
-    assert "xckpt.saving" not in keys(url)
+    assert "xckpt.saving" in keys(url)
 
 
 def test_names_that_urls_would_quote(url: str) -> None:

@@ -20,6 +20,7 @@ from tests.support.counted_bucket import (
     longest_chain,
 )
 from xckpt.storage.chunks import digests
+from xckpt.storage.commit import keys
 
 DELAY = 0.06
 URL = "s3://bucket/run/1"
@@ -121,9 +122,9 @@ def test_a_save(bucket: CountedBucket, options: xckpt.SaveOptions) -> None:
     bucket.delay = DELAY
     few = dict(list(STATE.items())[:8])  # Of so many all requests are under way together.
     xckpt.save(URL, few, options=options)
-    *before, last = trips(bucket)
-    # Look, claim, write, commit; the claim goes once the checkpoint is there.
-    assert len(before) <= 4 and before[-1] == "PUT-if xckpt.json" and last == "DELETE xckpt.saving"
+    # Look, claim, write, commit.
+    chain = trips(bucket)
+    assert len(chain) <= 4 and chain[-1] == "PUT-if xckpt.json"
     assert same(xckpt.load(URL), few)
 
 
@@ -136,6 +137,19 @@ def test_an_overwrite(bucket: CountedBucket) -> None:
     # Look, a write that has to be refused, write, commit; what was replaced goes in two steps.
     assert chain.index("PUT-if xckpt.json", 2) <= 3 and len(chain) <= 6
     assert same(xckpt.load(URL))
+
+
+def test_the_claim_stays_until_the_data_goes(bucket: CountedBucket) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    assert "run/1/xckpt.saving" in bucket.objects
+    assert xckpt.gc("s3://bucket/run", older_than=0) == []
+    xckpt.save(URL, STATE, options=PACKED, overwrite=True)
+    assert "run/1/xckpt.saving" not in bucket.objects
+    xckpt.delete(URL)
+    assert [key for key in bucket.objects if key.startswith("run/1/")] == []
+    xckpt.save(URL, STATE, options=PACKED)
+    xckpt.delete(URL)
+    assert [key for key in bucket.objects if key.startswith("run/1/")] == []
 
 
 def test_a_refusal_waits_for_no_listing(bucket: CountedBucket) -> None:
@@ -151,7 +165,6 @@ def test_small_leaves_are_saved_in_few_requests(bucket: CountedBucket) -> None:
     xckpt.save(URL, STATE, options=PACKED)
     assert kinds(bucket.taken()) == {
         "DELETE trial": 1,
-        "DELETE xckpt.saving": 1,
         "GET xckpt.json": 1,
         "LIST": 1,
         "PUT pack": 1,
@@ -193,3 +206,31 @@ def test_a_deletion_waits_for_no_part_of_the_objects(
     deleted = [each for each in bucket.taken() if each.kind in ("DELETE chunk", "DELETE zarr.json")]
     assert len(deleted) == 241 and len(longest_chain(deleted)) <= 4
     assert [key for key in bucket.objects if key.startswith("run/1/")] == []
+
+
+def test_a_claim_that_comes_late_finds_the_path_taken(
+    bucket: CountedBucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request that is repeated may come when another save has begun and ended meanwhile."""
+    write_if, other = keys.write_if, {"w3": np.ones(500, np.float32)}
+
+    def late(*asked: object) -> bytes:
+        monkeypatch.setattr(keys, "write_if", write_if)
+        xckpt.save(URL, other, options=PLAIN)
+        return write_if(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(keys, "write_if", late)
+    with pytest.raises(xckpt.CheckpointExistsError, match="has just begun"):
+        xckpt.save(URL, STATE, options=PLAIN)
+    assert same(xckpt.load(URL), other) and xckpt.open(URL).verify() == []
+
+
+def test_a_failed_overwrite_removes_packs_and_the_copy_of_the_manifest(
+    bucket: CountedBucket,
+) -> None:
+    xckpt.save(URL, STATE, options=PACKED)
+    there = dict(bucket.objects)
+    bucket.refused = "xckpt.digests"
+    with pytest.raises(xckpt.StorageError):
+        xckpt.save(URL, STATE, options=PACKED, overwrite=True)
+    assert bucket.objects == there

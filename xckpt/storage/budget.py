@@ -55,7 +55,7 @@ class Access:
     timeout: float = math.inf
     request_timeout: float = REQUEST_SECONDS
     concurrency: int = 0
-    """0 for TensorStore's own choice."""
+    """0 for what suits the storage."""
     until: float = math.inf
     """When the time of the call is over, by `time.monotonic`."""
     heard: float = 0.0

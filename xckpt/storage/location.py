@@ -45,8 +45,8 @@ ADDRESS_SPACE: Final = 1 << 30
 DELAYS: Final = {"initial_delay": "200ms", "max_delay": "2s"}
 """Between two tries, and TensorStore adds a random part. Its defaults (32 tries, up to 32 s apart)
 wait 15 minutes for a dead endpoint."""
-REQUESTS: Final = 32
-"""Under way at a time in a bucket, as TensorStore has it."""
+REQUESTS: Final = 128
+"""Under way at a time in a bucket; TensorStore's own 32 take 2.5 times as long at 30 ms each."""
 _STALL: Final = "TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS"
 """Seconds without a byte after which curl gives up a request; read once in a process."""
 

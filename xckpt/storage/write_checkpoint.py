@@ -245,9 +245,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         self._write_documents(self._documents.add(value_arrays(manifest)))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
         try:
-            if isinstance(self._staging, KeyStaging):
-                self._staging.prepare()
             with storage_errors(self.target):
+                if isinstance(self._staging, KeyStaging):
+                    self._staging.prepare()
                 for write in self._written:
                     answer(write, self.target)
             if self._begun is not None:

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import xckpt
 from xckpt.storage.commit import keys
 from xckpt.storage.commit.keys import empty_stale_lock
 from xckpt.storage.location import Location, open_store
@@ -60,3 +62,22 @@ def test_what_was_renamed_meanwhile_is_left(
     empty_stale_lock(tmp_path, "k")
     assert (tmp_path / "k").read_bytes() == b"the manifest"
     assert path.read_bytes() == b"of another"
+
+
+def test_files_of_the_user_survive_a_kill_amid_the_deletion_beside_a_claim() -> None:
+    """The copy of the old manifest says what is to go; the claim alone would mean any zarr.json."""
+    place = Location.parse("memory://keys-killed-amid-the-deletion")
+    store = open_store(place)
+    xckpt.save(place, {"w": np.arange(3)})
+    old = {key: store.read(key).result().value for key in store.list().result()}
+    xckpt.save(place, {"w": np.arange(4)}, overwrite=True)
+    root = next(k.decode() for k in store.list().result() if b".generations/" in k).split("/")[1]
+    left = {"w/c/0": old[b"w/c/0"], "xckpt.saving": b"{}", "mine/zarr.json": b"{}"}
+    left[f".generations/{root}/{keys.REPLACED}"] = old[b"xckpt.json"]
+    for key, content in left.items():
+        store.write(key, content).result()
+    xckpt.save(place, {"w": np.arange(5)}, overwrite=True)
+    there = [key.decode() for key in store.list().result()]
+    outside = [key for key in there if not key.startswith(".generations/")]
+    assert sorted(outside) == ["mine/zarr.json", "xckpt.json"]
+    assert xckpt.open(place).verify() == []

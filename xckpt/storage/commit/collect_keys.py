@@ -51,7 +51,8 @@ def find_in_keys(location: Location) -> Iterator[Leftover]:
                 if identity and root != f"{GENERATIONS}/{identity}":
                     where = f"{place}{GENERATIONS}/{identity}"
                     yield _measured(location, store, where, place, own, _age(identity))
-            if "" in generations:
+            # Beside data in place the claim stays; see `KeyStaging.replaced`.
+            if "" in generations and root != "":
                 own = [f"{place}{CLAIM}", *(() if there else _in_place(keys, place))]
                 claim = answer(store.read(own[0]), location).value
                 yield _measured(location, store, own[0], place, own, _age(_saver(claim)))

@@ -4,7 +4,8 @@ Object stores and ``memory://`` rename nothing, and some local folders cannot be
 point).
 
 1. Where nothing is, the save claims the path by creating `CLAIM`, and writes there. Where a
-   checkpoint is, it writes to ``.generations/ID`` beside the old data.
+   checkpoint is, it writes to ``.generations/ID`` beside the old data. In a bucket the claim stays
+   until the data goes: a request may be repeated and come late, and no other claim may succeed.
 2. `KeyStaging.publish` writes the manifest on the condition that it is still what was seen at the
    beginning. What is to be deleted then is listed before: any save that was writing it began before
    this commit and cannot commit after it. Only what the old manifest implies is deleted, and what
@@ -73,8 +74,7 @@ class KeyStaging:
     """Generation of the key `CLAIM`, where this save has written it."""
     committed: bool = False
     sent: bool = False
-    """Whether the manifest was written, or still may be, for the store did not say that it was
-    not."""
+    """Whether the manifest was or may be written, for the store did not say that it was not."""
     planned: Manifest | None = None
     """What the checkpoint will hold, where that is known."""
     descriptor: int = -1
@@ -88,9 +88,8 @@ class KeyStaging:
         """Ask a bucket for what `publish` has to know, while data is on its way."""
         if self.target.bucket and self.step is Step.GENERATION:
             store = open_store(self.target)
-            with storage_errors(self.target):
-                self.listing = store.list()
-                self.noting = self._note(store)
+            self.listing = store.list()
+            self._note(store)
 
     def publish(self, manifest: bytes) -> None:
         """Make the checkpoint visible; afterwards it is committed.
@@ -148,12 +147,13 @@ class KeyStaging:
     def replaced(self, store: ts.KvStore) -> list[str]:
         """What the new manifest will no longer name."""
         if self.step is Step.IN_PLACE:
-            return [CLAIM]
+            return [] if self.target.bucket else [CLAIM]
         keys = self._keys(store)
         own = own_keys(self.old)
-        notes = [store.read(key) for key in keys if key.endswith(f"/{REPLACED}")]
+        others = (key for key in keys if not key.startswith(f"{self.root}/"))
+        notes = [store.read(key) for key in others if key.endswith(f"/{REPLACED}")]
         kinds = [own, *(own_keys(answer(note, self.target).value) for note in notes)]
-        if CLAIM in keys and "" not in own.groups:
+        if CLAIM in keys and "" not in own.groups and not notes:
             kinds.append(BY_SHAPE)  # a save in place was killed, and has left no manifest
         return own_among(keys, kinds, MANIFEST, f"{MANIFEST}.__lock", self.root)
 
@@ -165,18 +165,17 @@ class KeyStaging:
             return [key.decode() for key in answer(listing or store.list(), self.target)]
         return [str(entry.relative_to(folder)) for entry in folder.rglob("*")]
 
-    def _note(self, store: ts.KvStore) -> ts.Future[ts.KvStore.TimestampedStorageGeneration] | None:
+    def _note(self, store: ts.KvStore) -> None:
         """Begin to copy the old manifest for a save that finds this one killed, if need be."""
-        if self.old is None or "" not in own_keys(self.old).groups:
-            return None
-        return store.write(f"{self.root}/{REPLACED}", self.old)
+        if self.noting is None and self.old is not None and "" in own_keys(self.old).groups:
+            self.noting = store.write(f"{self.root}/{REPLACED}", self.old)
 
     def _note_replaced(self, store: ts.KvStore) -> list[str]:
         """Have that copy written; its key."""
-        noting = self.noting or self._note(store)
-        if noting is None:
+        self._note(store)
+        if self.noting is None:
             return []
-        answer(noting, self.target)
+        answer(self.noting, self.target)
         return [f"{self.root}/{REPLACED}"]
 
     def abort(self) -> None:
@@ -185,6 +184,10 @@ class KeyStaging:
         if self.committed or self.sent:
             return
         self.target.access.clean_up()
+        self.listing = None  # what was written since is not in it
+        if self.noting is not None:
+            with contextlib.suppress(Exception):
+                answer(self.noting, self.target)
         try:
             self._abort()
         except Exception as error:  # whatever it is, another one is under way
@@ -206,8 +209,7 @@ class KeyStaging:
             listed = [key for key in self._listed(store) if key.startswith(below)]
             self.delete(store, listed, self._written())
         elif answer(store.read(CLAIM), self.target).stamp.generation == self.claimed:
-            # While the claim is ours, so is all that looks like ours, but for a committed manifest
-            # and its generation.
+            # All that looks like ours is, but for a committed manifest and its generation.
             listed = own_among(self._listed(store), [BY_SHAPE], CLAIM, MANIFEST, GENERATIONS)
             if not self.delete(store, listed, self._written()):
                 answer(store.write(CLAIM, None, if_equal=self.claimed), self.target)
@@ -226,7 +228,8 @@ class KeyStaging:
         if not self.target.bucket or self.planned is None:
             return {}
         below = f"{self.root}/" if self.root else ""
-        return {f"{below}{key}": size for key, size in object_sizes(self.planned)}
+        noted = {} if self.noting is None else {f"{below}{REPLACED}": len(self.old or b"")}
+        return noted | {f"{below}{key}": size for key, size in object_sizes(self.planned)}
 
     def delete(
         self, store: ts.KvStore, keys: list[str], written: Mapping[str, int] | None = None
@@ -238,7 +241,8 @@ class KeyStaging:
         """
         written = written or {}
         keys = list(dict.fromkeys([*keys, *written]))
-        marks = [key for key in keys if key == CLAIM or key.endswith(f"/{REPLACED}")]
+        marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
+        marks = marks or [key for key in keys if key == CLAIM]
         left = _delete_now(store, self.target, [key for key in keys if key not in marks])
         if self.target.folder is not None:
             marks += [posixpath.dirname(mark) for mark in marks if "/" in mark]
