@@ -165,6 +165,12 @@ def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
         browser.picture("run")
         browser.one("#steps a").click()
         browser.wait("return document.querySelector('#search')")
+        # v alone is shared with other steps.
+        browser.one("[data-column=shared]").click()
+        leaves = "[...document.querySelectorAll('[data-leaf]')]"
+        rows = browser.run(f"return {leaves}.map((row) => row.textContent)")
+        assert rows[0].startswith("v") and rows[0].endswith("800 B")
+        assert not rows[1].endswith("800 B")
         browser.choose("w")
         browser.one("#read").click()
         browser.wait("return document.querySelector('#values canvas')")

@@ -7,7 +7,7 @@ they are asked for.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.manifest.entries import TensorEntry
 from xckpt.core.run.record import StepRecord
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
@@ -30,6 +31,7 @@ from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
 from xckpt.viewer.run import shared_at, shared_by_leaf, steps_at, steps_shown
+from xckpt.viewer.svg import leaf_svg
 from xckpt.viewer.values import PlaneValues, plane_values
 
 Opener = Callable[[str], Checkpoint]
@@ -129,6 +131,23 @@ class CheckpointView:
             OSError: it cannot be written.
         """
         Path(file).write_text(self.html(), encoding="utf-8")
+
+    def svg(
+        self,
+        name: str,
+        down: int | None = None,
+        across: int | None = None,
+        at: Sequence[int] | None = None,
+    ) -> str:
+        """The picture of a tensor as SVG, for a document; see `xckpt.viewer.svg.leaf_svg`.
+
+        Raises:
+            ValueError: there is no such tensor, or no such plane of it.
+        """
+        for entry in self.checkpoint.manifest.leaves:
+            if entry.name == name and isinstance(entry, TensorEntry):
+                return leaf_svg(entry, down, across, at)
+        raise ValueError(f"{printable(name)!r} is no tensor of {printable(self.path)}")
 
     def values(self, leaf: int, down: int | None, across: int | None, at: list[int]) -> PlaneValues:
         """The values of a plane of the leaf of a number; see `plane_values`.

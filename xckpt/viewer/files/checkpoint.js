@@ -70,6 +70,7 @@ class Leaves {
       bytes: (leaf) => this.kind(leaf).bytes ?? 0,
       chunks: (leaf) => this.kind(leaf).chunks ?? 0,
       sharding: (leaf) => this.kind(leaf).sharding ?? "",
+      shared: (leaf) => this.shared(leaf),
     };
     return of[column];
   }
@@ -122,7 +123,7 @@ class Tree {
   }
 
   node(name, label, depth) {
-    return { leaf: null, name, label, depth, kind: "dict", children: [], open: false, bytes: 0, chunks: 0, count: 0 };
+    return { leaf: null, name, label, depth, kind: "dict", children: [], open: false, bytes: 0, chunks: 0, shared: 0, count: 0 };
   }
 
   sum(node) {
@@ -131,6 +132,7 @@ class Tree {
       const kind = child.leaf === null ? child : this.leaves.kind(child.leaf);
       node.bytes += kind.bytes ?? 0;
       node.chunks += kind.chunks ?? 0;
+      node.shared += child.leaf === null ? child.shared : this.leaves.shared(child.leaf);
       node.count += child.leaf === null ? child.count : 1;
     }
   }

@@ -5,7 +5,9 @@ const ROW = 26;
 const COLUMNS = [
   ["name", "Name"], ["dtype", "Dtype"], ["shape", "Shape"], ["bytes", "Size"], ["chunks", "Chunks"], ["sharding", "Sharding"],
 ];
-const NUMBERS = ["bytes", "chunks"];
+// Only where files are shared with other checkpoints.
+const SHARED = ["shared", "Shared"];
+const NUMBERS = ["bytes", "chunks", "shared"];
 
 /** A shape in words. */
 function shapeText(shape) {
@@ -24,6 +26,9 @@ class LeafList {
     this.leaves = leaves;
     this.tree = new Tree(leaves);
     this.onChoose = onChoose;
+    this.columns = leaves.page.shared ? [...COLUMNS, SHARED] : COLUMNS;
+    this.numbered = this.columns.map(([column]) => NUMBERS.includes(column));
+    this.rowClass = leaves.page.shared ? "row seven" : "row";
     this.query = "";
     this.column = null;
     this.descending = false;
@@ -36,7 +41,7 @@ class LeafList {
   build() {
     this.search = make("input", { type: "search", id: "search", placeholder: "name, dtype or layout ( / )", "aria-label": "Search leaves", autocomplete: "off", spellcheck: "false", input: () => this.find(this.search.value), keydown: (event) => this.leaveSearch(event) });
     this.hits = make("span", { class: "note", id: "hits" });
-    this.heads = COLUMNS.map(([column, title]) => this.head(column, title));
+    this.heads = this.columns.map(([column, title]) => this.head(column, title));
     this.body = make("div", { role: "rowgroup" });
     this.space = make("div", { role: "presentation" });
     this.view = make("div", { class: "view", id: "rows", tabindex: 0, role: "treegrid", "aria-label": "Leaves", scroll: () => this.paint(), keydown: (event) => this.key(event), click: (event) => this.click(event) }, this.headRow(), this.space, this.body);
@@ -46,11 +51,11 @@ class LeafList {
 
   /** The heads that people see and press; the grid's own row of heads is for screen readers. */
   visibleHead() {
-    return make("div", { class: "row head", role: "group", "aria-label": "Sort by" }, this.heads);
+    return make("div", { class: `${this.rowClass} head`, role: "group", "aria-label": "Sort by" }, this.heads);
   }
 
   headRow() {
-    this.roleHeads = COLUMNS.map(([, title]) => make("span", { role: "columnheader" }, title));
+    this.roleHeads = this.columns.map(([, title]) => make("span", { role: "columnheader" }, title));
     return make("div", { role: "rowgroup", class: "unseen" }, make("div", { role: "row", "aria-rowindex": 1 }, this.roleHeads));
   }
 
@@ -70,7 +75,7 @@ class LeafList {
     else if (this.descending === first) this.descending = !first;
     else this.column = null;
     this.heads.forEach((head, at) => {
-      const [name, title] = COLUMNS[at];
+      const [name, title] = this.columns[at];
       const mark = name !== this.column ? "" : this.descending ? " ▼" : " ▲";
       head.firstChild.textContent = title + mark;
       if (mark) this.roleHeads[at].setAttribute("aria-sort", this.descending ? "descending" : "ascending");
@@ -121,9 +126,9 @@ class LeafList {
     const chosen = isLeaf && node.leaf === this.chosen;
     const cells = isLeaf ? this.leafCells(node) : this.containerCells(node);
     const row = make("div", {
-      class: `row${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
+      class: `${this.rowClass}${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
       "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
-    }, cells.map((text, column) => make("span", { role: "gridcell", class: column === 3 || column === 4 ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text) : text)));
+    }, cells.map((text, column) => make("span", { role: "gridcell", class: this.numbered[column] ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text) : text)));
     row.style.top = `${at * ROW}px`;
     const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
     row.firstChild.prepend(twist);
@@ -135,11 +140,14 @@ class LeafList {
     const kind = this.leaves.kind(node.leaf);
     const size = kind.bytes ? bytesText(kind.bytes) : "";
     const what = kind.kind === "value" ? this.leaves.value(node.leaf) ?? "" : shapeText(kind.shape);
-    return [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", kind.sharding ?? ""];
+    const cells = [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", kind.sharding ?? ""];
+    const shared = this.leaves.shared(node.leaf);
+    return this.leaves.page.shared ? [...cells, shared ? bytesText(shared) : ""] : cells;
   }
 
   containerCells(node) {
-    return [node.label, node.kind, `${numberText(node.count)} below`, bytesText(node.bytes), numberText(node.chunks), ""];
+    const cells = [node.label, node.kind, `${numberText(node.count)} below`, bytesText(node.bytes), numberText(node.chunks), ""];
+    return this.leaves.page.shared ? [...cells, node.shared ? bytesText(node.shared) : ""] : cells;
   }
 
   click(event) {
