@@ -37,6 +37,9 @@ PAGES = [
     and path.relative_to(ROOT).as_posix() not in snippets.GIVEN_TO
 ]
 
+LONG = ("docs/how-to/fsdp-tp.md", "docs/start/ten-minutes.md")
+"""Pages that take more than five seconds; `tests/test_readme.py` and others hold smaller ones."""
+
 
 @pytest.fixture(scope="module")
 def four_ranks() -> Iterator[Ranks]:
@@ -65,7 +68,10 @@ def test_there_are_pages() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.thorough] * (page in LONG)) for page in PAGES],
+)
 def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     names: dict[str, Any] = {"__name__": "__main__"}
     blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))

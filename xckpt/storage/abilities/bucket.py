@@ -31,7 +31,7 @@ def bucket_abilities(location: Location) -> BucketAbilities:
     store = open_store(target)
     with storage_errors(target):
         started = time.perf_counter()
-        seen, _ = look(store, target)
+        seen, _ = look(store, target, overwrite=True)
         seconds = time.perf_counter() - started
         check_conditions(store, target, f"xckpt.trial-{new_identity()}", seen)
     permitted = ("read", "list", "delete", "write", "write on a condition")
