@@ -190,6 +190,9 @@ class SaveOptions(StorageOptions):
     many in one object: quick where there are very many. Plain zarr does not list them. By default
     256 KiB where a checkpoint has more than 256 chunks up to that size, else nothing. 0 stores each
     as a zarr array. The coordinator's value counts for all ranks."""
+    many_objects: bool = False
+    """Write more than a million objects (files, or keys of a bucket), which is refused otherwise:
+    nearly always ``chunk_bytes`` is too small. The coordinator's value counts for all ranks."""
     crc32c: bool = False
     """Also store a checksum in each chunk, for readers that ignore the manifest; this costs speed.
     The coordinator's value counts for all ranks."""
@@ -225,7 +228,7 @@ class SaveOptions(StorageOptions):
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
-        _check_flags(self, "crc32c", "verify_base")
+        _check_flags(self, "crc32c", "verify_base", "many_objects")
         if self.compare_replicas is not None:
             _check_flags(self, "compare_replicas")
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)

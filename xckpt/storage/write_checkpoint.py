@@ -39,11 +39,12 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
-from xckpt.core.manifest.rules import many_pieces
+from xckpt.core.manifest.rules import count_chunks, many_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.core.plan.layout import with_grids
 from xckpt.core.plan.save import SavePlanner
+from xckpt.core.plan.save_checks import MANY_OBJECTS, check_objects
 from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
@@ -141,11 +142,12 @@ class ZarrStorageWriter(PlainStorageWriter):
 
         Raises:
             ManifestError: the manifest could not be written in the end, so nothing is begun.
+            PlanError: more than a million objects would be written, and no option confirms it.
         """
         metadata = with_grids(metadata, self.storage_meta())
         names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
         planned = draft(metadata, self.codecs, names, pack_bytes)
-        _check(planned, self.target)
+        _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft = planned
         orders = WriteOrders(where, self.codecs, (), pack_bytes=planned.pack_bytes)
@@ -281,9 +283,11 @@ class ZarrStorageWriter(PlainStorageWriter):
             self._staging = self._begun = None
 
 
-def _check(planned: Manifest, target: Location) -> None:
-    """Refuse what no reader would take, and warn of very many pieces."""
+def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
+    """Refuse what no reader would take or has too many objects; warn of very many pieces."""
     check(planned)
+    if count_chunks(planned) > MANY_OBJECTS:
+        check_objects(arrays(planned), confirmed=options.many_objects)
     if advice := many_pieces(planned, WARN_OF_PIECES):
         warnings.warn(f"{target}: {advice}", UserWarning, stacklevel=3)
 

@@ -19,7 +19,7 @@ from conformance.strict_reader import StrictCheckpoint
 from tests.support.examples import examples
 from xckpt import LoadOptions, SaveOptions
 from xckpt.core.manifest.codec import encode, parse
-from xckpt.errors import CorruptCheckpointError, ManifestError
+from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
 from xckpt.storage.array import digest_bytes
 
 PACKED = SaveOptions(pack_bytes=1 << 18)
@@ -228,3 +228,15 @@ def test_small_leaves_are_packed_by_default_where_there_are_many(
     xckpt.save(tmp_path / "plain", saved, options=SaveOptions(pack_bytes=0))
     group: Any = zarr.open_group(tmp_path / "plain")
     assert len(list(group)) == leaves + 2
+
+
+def test_a_million_objects_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    state = {"few": np.zeros(4), "model": {"w": np.zeros(1_000_001, np.int8)}}
+    tiny = SaveOptions(chunk_bytes=1, pack_bytes=0)
+    refusal = (
+        r"1,000,005 objects.*model/w alone has 1,000,001 in chunks of \(1,\).*many_objects=True"
+    )
+    with pytest.raises(PlanError, match=refusal):
+        xckpt.save(tmp_path / "c", state, options=tiny)
+    assert not list(tmp_path.iterdir())
+    xckpt.save(tmp_path / "c", {"w": state["model"]["w"][:2000]}, options=tiny)
