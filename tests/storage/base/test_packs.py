@@ -141,6 +141,16 @@ def test_a_base_of_plain_arrays_gives_no_packs_and_the_other_way_round(tmp_path:
         assert (tmp_path / name / "large/c/0/0").stat().st_nlink == 3
 
 
+def test_another_size_of_what_is_packed_gives_no_wrong_place(tmp_path: Path) -> None:
+    state = {f"l{n}": np.full(n * 8 + 1, n, np.int8) for n in range(20)}
+    sizes = [40, 100, 20, 1 << 18, 60]
+    xckpt.save(tmp_path / "0", state, options=SaveOptions(pack_bytes=80))
+    for number, size in enumerate(sizes):
+        base, path = tmp_path / str(number), tmp_path / str(number + 1)
+        xckpt.save(path, state, base=base, options=SaveOptions(pack_bytes=size))
+        check(path, state)
+
+
 def test_ranks_share_a_pack_that_one_rank_wrote(tmp_path: Path) -> None:
     state = a_state()
     xckpt.save(tmp_path / "a", state)

@@ -22,7 +22,7 @@ import msgspec
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import Grid, ZarrArray
 from xckpt.core.manifest.codec import parse, to_metadata
-from xckpt.core.manifest.entries import arrays
+from xckpt.core.manifest.entries import arrays, is_packed
 from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.run.names import IfThere
@@ -44,7 +44,7 @@ from xckpt.storage.read_checkpoint import read_manifest
 
 logger = logging.getLogger("xckpt")
 
-_Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None, bool]
+_Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
 
 
 def manifest_identity(folder: str) -> tuple[int, int, int]:
@@ -110,7 +110,7 @@ class Base:
         made: dict[int, WriteOrders] = {}  # most ranks have the same
         for orders in given:
             if id(orders) not in made:
-                equal = [self._equal(array) for array in orders.arrays]
+                equal = [self._equal(array, orders.pack_bytes) for array in orders.arrays]
                 firsts = tuple(-1 if array is None else array.first for array in equal)
                 packed = (None if array is None else array.place for array in equal)
                 places = tuple(-1 if place is None else place for place in packed)
@@ -118,10 +118,12 @@ class Base:
                 made[id(orders)] = msgspec.structs.replace(orders, base=base)
         return [made[id(orders)] for orders in given]
 
-    def _equal(self, array: ZarrArray) -> ZarrArray | None:
+    def _equal(self, array: ZarrArray, pack_bytes: int) -> ZarrArray | None:
         """The array there whose chunks are alike, but for their elements."""
         stored = self._arrays.get((array.leaf, array.number))
-        return stored if stored is not None and _exact(stored) == _exact(array) else None
+        if stored is None or _exact(stored) != _exact(array):
+            return None
+        return stored if (stored.place is not None) == is_packed(array, pack_bytes) else None
 
     def log(self, written: Sequence[Written]) -> None:
         """Say how much was shared, and why not more."""
@@ -206,5 +208,4 @@ class Base:
 
 def _exact(array: ZarrArray) -> _Exact:
     """All that the bytes of an array's chunks depend on, but for its elements."""
-    grid = array.offset, array.shape, array.chunk, array.shard
-    return array.dtype, *grid, array.piece_of, array.place is not None
+    return array.dtype, array.offset, array.shape, array.chunk, array.shard, array.piece_of

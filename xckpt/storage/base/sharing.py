@@ -95,7 +95,7 @@ class SharingWrites(ChunkWrites):
         if known and digest_array(plain_bools(np.asarray(unit.data, order="C"))) == known:
             assert self._base is not None and self._item is not None
             first = self._places[array.leaf, array.number]
-            place = self._base.place(first, unit.number)
+            place = self._base.place(first, unit.number) if first >= 0 else None
             if place is not None:
                 size = unit.data.nbytes
                 chunk = EqualChunk(self._item, array, unit.number, size, known, place.offset)
