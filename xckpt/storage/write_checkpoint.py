@@ -141,8 +141,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         """Choose grids where the planner did not, and write each rank's orders.
 
         Raises:
-            ManifestError: the manifest could not be written in the end, so nothing is begun.
-            PlanError: more than a million objects would be written, and no option confirms it.
+            ManifestError, PlanError: no reader would take it, or it is too many objects.
         """
         metadata = with_grids(metadata, self.storage_meta())
         names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
