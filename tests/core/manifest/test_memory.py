@@ -7,9 +7,16 @@ import tracemalloc
 import msgspec
 import pytest
 
+from tests.support.manifests import example
 from xckpt.core.manifest.codec import encode, parse, to_metadata
-from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry
-from xckpt.core.manifest.memory import LEAST_LIMIT, described_bytes, json_bytes, leaves_bytes
+from xckpt.core.manifest.entries import Manifest, TensorEntry, ValueEntry, arrays, is_packed
+from xckpt.core.manifest.memory import (
+    LEAST_LIMIT,
+    described_bytes,
+    json_bytes,
+    leaves_bytes,
+    maybe_small,
+)
 from xckpt.core.manifest.pieces import Pieces
 from xckpt.core.metadata import Sharding
 from xckpt.errors import ManifestError
@@ -91,3 +98,14 @@ def test_what_is_above_the_limit_is_refused_by_name() -> None:
     assert len(stored) < 1 << 20
     with pytest.raises(ManifestError, match="the manifest of 2,000 leaves takes about"):
         parse(stored, digest_bytes, 1)
+
+
+def test_arrays_that_may_be_small_are_all_that_are():
+    tensors = tuple(leaf for leaf in example().leaves if isinstance(leaf, TensorEntry))
+    whole = Manifest(tensors, "")
+    pieces = {array.path for array in arrays(whole) if array.piece_of is not None}
+    for most in (0, 1, 100, 200, 1 << 20):
+        kept = {array.path for array in maybe_small(whole, most)}
+        assert {array.path for array in arrays(whole) if is_packed(array, most)} <= kept
+        assert kept.isdisjoint(pieces) or most
+    assert pieces <= {array.path for array in maybe_small(whole, 1 << 20)}

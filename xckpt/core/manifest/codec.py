@@ -36,9 +36,9 @@ from xckpt.core.manifest.entries import (
     ValueEntry,
     arrays,
 )
-from xckpt.core.manifest.memory import check_memory, described_bytes
+from xckpt.core.manifest.memory import check_memory, described_bytes, maybe_small
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import count_pieces, default_pack_bytes, problems
+from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -124,8 +124,10 @@ def draft(
         described[name] = replace(described[name], dimension_names=tuple(given))
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())
     head = Manifest(tensors, "", codecs=codecs, zarr_json=EDITION)
-    packed = default_pack_bytes(arrays(head)) if pack_bytes is None else pack_bytes
-    return _with_data(msgspec.structs.replace(head, pack_bytes=packed), metadata)
+    if pack_bytes is None:
+        listed = maybe_small(head, SMALL_CHUNK) if count_pieces(head) else arrays(head)
+        pack_bytes = default_pack_bytes(listed)
+    return _with_data(msgspec.structs.replace(head, pack_bytes=pack_bytes), metadata)
 
 
 def complete(

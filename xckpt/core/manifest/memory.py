@@ -7,16 +7,19 @@ values up to thirty times.
    each stands for an object, and none is made.
 2. `described_bytes` counts what the decoded manifest lists, before it is checked and described:
    pieces and containers, those that only names tell too.
-3. `check_memory` refuses what is above the limit, and names the option.
+3. `maybe_small` makes few objects of arrays where only those of small chunks are asked for.
+4. `check_memory` refuses what is above the limit, and names the option.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Final
 
-from xckpt.core.manifest.entries import Manifest, TensorEntry
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import ManifestError
 
@@ -72,6 +75,15 @@ def described_bytes(manifest: Manifest) -> int:
     tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
     pieces = {id(leaf.pieces): len(leaf.pieces) for leaf in tensors if leaf.pieces is not None}
     return sum(pieces.values()) * _PIECE + _count_containers(manifest) * _CONTAINER
+
+
+def maybe_small(manifest: Manifest, most: int) -> Iterator[ZarrArray]:
+    """The tensors' arrays, but for leaves in pieces whose chunks all have more bytes than that."""
+    for leaf in manifest.leaves:
+        if not isinstance(leaf, TensorEntry):
+            continue
+        if leaf.pieces is None or leaf.pieces.least_chunk * item_size(leaf.dtype) <= most:
+            yield from leaf_arrays(leaf)
 
 
 def _count_containers(manifest: Manifest) -> int:

@@ -97,6 +97,12 @@ class Pieces(
         counts = np.prod(-(-grid.arrays.sizes // grid.chunks), axis=1, dtype=np.int64)
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
+    @cached_property
+    def least_chunk(self) -> int:
+        """Elements of the smallest chunk shape; 0 if there is none."""
+        # As floats, which do not wrap around.
+        return int(np.prod(self.grid.chunks, axis=1, dtype=np.float64).min()) if len(self) else 0
+
     @property
     def chunks(self) -> int:
         """How many chunks all of them have."""

@@ -15,7 +15,7 @@ SHOWN = 3
 
 def miswritten(
     arrays: Iterable[ZarrArray],
-    times: NDArray[np.int64],
+    times: NDArray[np.integer],
     written_by: Sequence[NDArray[np.int64]],
 ) -> Iterator[str]:
     """A line for each chunk that was not written exactly once; few lines an array.

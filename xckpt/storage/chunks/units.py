@@ -225,6 +225,7 @@ def merged_digests(
     count = count_chunks(manifest)
     digests = np.zeros((count, DIGEST_BYTES), np.uint8)
     written_by: list[NDArray[np.int64]] = []
+    times = np.zeros(count, np.uint32)
     placing = None
     if len(written) > 1:
         from xckpt.storage.chunks.columns import Placing
@@ -240,7 +241,7 @@ def merged_digests(
             numbers = np.concatenate([numbers, placing.numbers(report, rank)])
         digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
         written_by.append(numbers)
-    times = np.bincount(np.concatenate([*written_by, np.zeros(0, np.int64)]), minlength=count)
+        np.add.at(times, numbers, 1)
     if not (times == 1).all():
         raise PlanError.listing(
             "the planner's items do not write every chunk exactly once",
