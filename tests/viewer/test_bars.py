@@ -65,7 +65,7 @@ def opened(browser: Browser, page: Path) -> float:
 
 
 def test_a_hundred_thousand_leaves(
-    browser: Browser, many: Path, record_property: Callable[[str, object], None]
+    browser: Browser, many: Path, record_testsuite_property: Callable[[str, object], None]
 ) -> None:
     paint = min(opened(browser, many) for _ in range(5))  # Neighbours slow down single rounds.
     browser.driver.set_script_timeout(20)
@@ -82,7 +82,7 @@ def test_a_hundred_thousand_leaves(
     size = many.stat().st_size
     for name, value in (("paint", paint), ("typing", slowest), ("bytes", size)):
         print(f"{name}: {value:,.3f}")
-        record_property(name, value)
+        record_testsuite_property(name, value)
     assert paint < PAINT_SECONDS
     assert slowest < TYPING_SECONDS
     assert size < PAGE_BYTES

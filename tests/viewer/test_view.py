@@ -13,6 +13,7 @@ import xckpt
 from xckpt.cli.commands import commands
 from xckpt.errors import NotACheckpointError
 from xckpt.policies import EverySteps, Latest
+from xckpt.viewer.model import CheckpointPage, as_json
 from xckpt.viewer.server import PageServer
 
 
@@ -48,6 +49,9 @@ def test_a_step_of_a_run(root: Path) -> None:
     # v alone is shared with other steps.
     names = step.page.checkpoint.names
     assert step.page.checkpoint.shared == {str(names.index("v")): 8_000}
+    [tensor] = [kind for kind in step.page.checkpoint.kinds if kind.kind == "tensor"]
+    assert b"annotation" not in as_json(tensor)  # What is empty takes no room in the page.
+    assert b"shared" not in as_json(CheckpointPage((), (), ()))
     with pytest.raises(ValueError, match="no step"):
         view.step("../other")
     with PageServer(view) as server:

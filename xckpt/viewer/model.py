@@ -62,11 +62,11 @@ class CheckpointPage(Shown, frozen=True):
     meshes: tuple[tuple[tuple[str, int], ...], ...] = ()
     """Name and size of each axis."""
     cuts: tuple[CutsOfDimension, ...] = ()
-    values: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    values: dict[str, str] = msgspec.field(default_factory=dict)
     """Number of a leaf -> its value in words, of values that the manifest holds."""
-    containers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    containers: dict[str, str] = msgspec.field(default_factory=dict)
     """Name -> kind of each container that is not a plain dict."""
-    shared: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    shared: dict[str, int] = msgspec.field(default_factory=dict)
     """Number of a leaf -> bytes of its local files that other checkpoints have too."""
     metadata: str = ""
     """What was passed to the save as ``metadata=``, as JSON text."""
@@ -83,7 +83,7 @@ class StepShown(Shown, frozen=True):
     bytes: int = 0
     shared: int = 0
     """Bytes of its local files that other checkpoints have too."""
-    metrics: dict[str, float | str] = msgspec.field(default_factory=dict[str, float | str])
+    metrics: dict[str, float | str] = msgspec.field(default_factory=dict)
     """Numbers; what is not finite as text."""
     kept_by: tuple[str, ...] = ()
     format: str = "xckpt"

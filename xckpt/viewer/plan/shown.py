@@ -59,8 +59,6 @@ class PlanShown(Shown, frozen=True):
     """For each leaf the bytes wanted, replicas on one host counted once."""
     read: tuple[int, ...]
     """For each leaf the bytes read."""
-    readers: dict[str, tuple[tuple[int, ...], ...]] = msgspec.field(
-        default_factory=dict[str, tuple[tuple[int, ...], ...]]
-    )
+    readers: dict[str, tuple[tuple[int, ...], ...]] = msgspec.field(default_factory=dict)
     """Number of a leaf -> (chunk, rank that reads it, ranks that take it) of its chunks; only where
     that is little in all."""
