@@ -18,6 +18,7 @@ import xckpt
 from conformance.strict_reader import StrictCheckpoint
 from tests.support.examples import examples
 from xckpt import LoadOptions, SaveOptions
+from xckpt.convert import convert
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
 from xckpt.storage.array import digest_bytes
@@ -240,3 +241,14 @@ def test_a_million_objects_are_refused_before_anything_is_written(tmp_path: Path
         xckpt.save(tmp_path / "c", state, options=tiny)
     assert not list(tmp_path.iterdir())
     xckpt.save(tmp_path / "c", {"w": state["model"]["w"][:2000]}, options=tiny)
+
+
+def test_a_conversion_writes_a_plain_zarr_copy(tmp_path: Path) -> None:
+    saved = state(400)
+    xckpt.save(tmp_path / "c", saved)
+    assert packs(tmp_path / "c")
+    convert(tmp_path / "c", tmp_path / "plain")
+    assert not any("xckpt.packs" in each for each in files(tmp_path / "plain"))
+    array: Any = zarr.open_array(tmp_path / "plain", path="small/l7", mode="r")
+    np.testing.assert_array_equal(array[:], saved["small"]["l7"])
+    same(saved, xckpt.load(tmp_path / "plain"))
