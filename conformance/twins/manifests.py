@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conformance.twins.pieces import Row, cut_of, rows_of
+from conformance.twins.pieces import Row, cut_of, lengthened, rows_of
 from conformance.twins.twins import Bar, Twin
 
 __all__ = ["seal", "sealed_twins"]
@@ -248,7 +248,7 @@ def _sizes() -> dict[str, Edit]:
         "a value of 2^62 bytes": long(size=1 << 62, chunk=1),
         "a value of negative size": long(size=-1),
         "a value in chunks of nothing": long(chunk=0),
-        "100,000 pieces": _rows(lambda rows: rows.extend(rows[:1] * DEEP)),
+        "100,000 pieces": lambda b: _cut(b).update(lengthened(_cut(b), DEEP)),
         "25 million pieces": _very_many_pieces,
         "100,000 leaves of one name": lambda b: b.update(leaves=[b["leaves"][0]] * DEEP),
         "20,000 absurd leaves": lambda b: b.update(
@@ -261,7 +261,7 @@ def _sizes() -> dict[str, Edit]:
 def _very_many_pieces(body: Body) -> None:
     """5,000 leaves that share 5,000 pieces: more than there may be, in few bytes."""
     leaf = _first(body, "tensor", "pieces")
-    _rows(lambda rows: rows.extend(rows[:1] * 5000))(body)
+    _cut(body).update(lengthened(_cut(body), 5000))
     body["leaves"] = [{**leaf, "name": f"p{number}"} for number in range(5000)]
 
 

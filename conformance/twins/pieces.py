@@ -31,3 +31,14 @@ def cut_of(rows: Sequence[Row], rank: int) -> dict[str, Any]:
         for name, column in columns.items()
     }
     return {"rank": rank, **encoded}
+
+
+def lengthened(cut: dict[str, Any], times: int) -> dict[str, Any]:
+    """A cut with its first piece that many times more."""
+    longer = dict(cut)
+    for name in COLUMNS:
+        if cut.get(name):
+            content = base64.b64decode(cut[name])
+            content += content[: 8 * cut["rank"]] * times
+            longer[name] = base64.b64encode(content).decode()
+    return longer
