@@ -252,3 +252,18 @@ def test_a_conversion_writes_a_plain_zarr_copy(tmp_path: Path) -> None:
     array: Any = zarr.open_array(tmp_path / "plain", path="small/l7", mode="r")
     np.testing.assert_array_equal(array[:], saved["small"]["l7"])
     same(saved, xckpt.load(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 1000, 1 << 20])
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_packs_wait_for_no_budget_that_the_caller_holds(
+    tmp_path: Path, memory_bytes: int, threads: int | None
+) -> None:
+    """Large and small chunks, packed or not, within any budget and in any number of threads."""
+    state = {f"{n}": np.full(1 + 40 * n, n, np.float64) for n in range(12)}
+    for place in (str(tmp_path / "ckpt"), f"memory://packs-budget-{memory_bytes}-{threads}"):
+        xckpt.save(place, state, options=xckpt.SaveOptions(pack_bytes=1024, chunk_bytes=1500))
+        options = xckpt.LoadOptions(memory_bytes=memory_bytes, threads=threads)
+        loaded = xckpt.load(place, options=options)
+        assert all((loaded[name] == array).all() for name, array in state.items())
+        assert xckpt.open(place, options=options).verify() == []

@@ -125,7 +125,7 @@ class ChunkWindow:
         if packed:
             from xckpt.storage.packs.read_packs import PackReads
 
-            PackReads(self._source, self.pool, self._land, self._refuse).read(packed)
+            PackReads(self._source, self.pool, self._reserve, self._land, self._refuse).read(packed)
 
     def _land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Bring the parts of a verified chunk to their destinations."""
@@ -135,11 +135,7 @@ class ChunkWindow:
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
         size = request.held
-        while self._queue and not self.pool.has_room(size):
-            self._finish(self._queue.popleft())
-        if not self.pool.has_room(size):
-            self._send()
-        self.pool.reserve(size)
+        self._reserve(size)
         try:
             begun = self._begin(request)
         except XckptError as error:
@@ -153,6 +149,14 @@ class ChunkWindow:
             self._unsent.append(begun)
             if not small or len(self._unsent) >= TOGETHER:
                 self._send()
+
+    def _reserve(self, size: int) -> None:
+        """Take bytes of the budget; first give back what waits for the caller's own thread."""
+        while self._queue and not self.pool.has_room(size):
+            self._finish(self._queue.popleft())
+        if not self.pool.has_room(size):
+            self._send()
+        self.pool.reserve(size)
 
     def _send(self) -> None:
         """Have a thread finish what waits for that."""

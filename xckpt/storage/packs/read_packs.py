@@ -38,12 +38,14 @@ class PackReads:
     Args:
         source: the chunks; the digests and places of their arrays are fetched already.
         pool: its threads.
+        reserve: takes bytes of the pool's budget, and waits for them.
         land: takes a request and its verified elements; called from several threads.
         refuse: takes the error of a chunk.
     """
 
     source: ChunkSource
     pool: Pool
+    reserve: Callable[[int], None]
     land: Callable[[ChunkRequest, NDArray[np.generic]], None]
     refuse: Callable[[XckptError], None]
 
@@ -70,7 +72,7 @@ class PackReads:
     ) -> None:
         """Ask for a range of a pack, and have a thread wait for it."""
         size = each.stop - each.start
-        self.pool.reserve(size)
+        self.reserve(size)
         if self.pool.failed:
             return
         store = open_store(self.source.root)
