@@ -78,6 +78,8 @@ MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}
 
 HEAVY = ("torch", "jax", "tensorstore", "zarr", "rich", "click")
 IMPORT_SECONDS = 0.3
+AS_NUMPY = 3.5
+"""On a slow machine: so many times what NumPy's own import takes there."""
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -273,7 +275,8 @@ def test_a_public_submodule_comes_when_it_is_named(name: str) -> None:
 
 
 def test_importing_the_face_is_quick() -> None:
-    assert quickest("import xckpt", IMPORT_SECONDS) < IMPORT_SECONDS
+    limit = max(IMPORT_SECONDS, AS_NUMPY * quickest("import numpy", 0.0, tries=3))
+    assert quickest("import xckpt", limit) < limit
 
 
 def test_a_heavy_or_slow_import_would_be_noticed() -> None:

@@ -60,7 +60,6 @@ from xckpt.errors import (
     VersionError,
     XckptError,
 )
-from xckpt.manager import CheckpointManager
 from xckpt.options import LoadOptions, SaveOptions
 from xckpt.progress import Metrics, Progress
 from xckpt.state_dict import load_state_dict, save_state_dict
@@ -71,6 +70,7 @@ if TYPE_CHECKING:
     from xckpt import planner as planner
     from xckpt import policies as policies
     from xckpt import storage as storage
+    from xckpt.manager import CheckpointManager
     from xckpt.storage.checkpoint import Checkpoint
     from xckpt.storage.stored_array import StoredArray
 
@@ -138,10 +138,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load the public submodules, and the types of an open checkpoint, when they are first named.
+    """Load what takes its time when it is first named: submodules, runs, types of a checkpoint.
 
     TensorStore is loaded with `storage` and with those types, and not before.
     """
+    if name == "CheckpointManager":
+        return importlib.import_module("xckpt.manager").CheckpointManager
     if name == "Checkpoint":
         return importlib.import_module("xckpt.storage.checkpoint").Checkpoint
     if name == "StoredArray":

@@ -64,6 +64,13 @@ class RankOrders:
         """Where the save is staged."""
         return self.common.location
 
+    def spelled(self, table: LeafTable) -> WriteOrders:
+        """The orders with each piece as an array, for a rank to which they go in no columns."""
+        if not self.pieces:
+            return self.common
+        arrays = (*self.common.arrays, *expanded(self.pieces, table))
+        return msgspec.structs.replace(self.common, arrays=arrays)
+
 
 Cuts = Mapping[str, tuple[Pieces, int]]
 """Leaf name -> its pieces, and the number of its first digest."""
@@ -176,5 +183,4 @@ def _column(content: bytes) -> Int64s:
 def with_pieces(plan: SavePlan, orders: WriteOrders, cuts: Cuts) -> WriteOrders:
     """Orders with the pieces that a plan's items lie in, as arrays."""
     (own,) = orders_in_columns([plan], orders, cuts)
-    pieces = expanded(own.pieces, WriteItems.of(plan.items).table)
-    return msgspec.structs.replace(orders, arrays=(*orders.arrays, *pieces))
+    return own.spelled(WriteItems.of(plan.items).table)

@@ -31,11 +31,12 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.plan.items import SavePlan, WriteItem
+from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions, checked_options, with_progress
 from xckpt.storage.chunks.orders import WriteOrders
+from xckpt.storage.chunks.piece_orders import RankOrders
 from xckpt.storage.foreign.paths import is_location
 from xckpt.storage.location import Location
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
@@ -202,6 +203,8 @@ class XckptStorageWriter(dcp.StorageWriter):
         sent: list[dcp.SavePlan] = []
         for rank, (plan, own) in enumerate(zip(plans, ordered, strict=True)):
             writes = own.storage_data
+            if isinstance(writes, RankOrders):
+                writes = writes.spelled(WriteItems.of(own.items).table)
             assert isinstance(writes, WriteOrders)
             if id(writes) not in encoded:
                 orders = Orders(SESSION, place, leaves.names, writes, len(plans))
