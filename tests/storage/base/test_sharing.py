@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from hypothesis import given
-from hypothesis import strategies as st
 
 import xckpt
-from tests.support.examples import examples
 from xckpt import SaveOptions
 from xckpt.core.manifest.own_keys import DIGESTS, MANIFEST
 from xckpt.core.metadata import TensorStorageMetadata
@@ -332,32 +329,6 @@ def test_metrics_say_what_was_shared(tmp_path: Path) -> None:
     )
     assert (taken[0].bytes, taken[0].shared) == (8, 6)
     assert "wrote 0.00 MiB, 75.0% of it shared, in" in taken[0].line()
-
-
-@examples(8)
-@given(st.lists(st.lists(st.integers(0, 63), max_size=3), min_size=1, max_size=4), st.data())
-def test_a_chain_of_saves(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[list[int]], data: st.DataObject
-) -> None:
-    """Whatever changes and whatever is deleted, each step holds what was saved."""
-    root = tmp_path_factory.mktemp("chain")
-    state = {"w": np.arange(64.0).reshape(16, 4), "v": np.arange(3)}
-    saved: dict[int, State] = {}
-    options = SaveOptions(chunk_bytes=128, pack_bytes=0)
-    for number, elements in enumerate(edits):
-        state = {"w": state["w"].copy(), "v": state["v"]}
-        state["w"].reshape(-1)[elements] += 1
-        base = data.draw(st.sampled_from([None, *saved]))
-        where = None if base is None else root / str(base)
-        xckpt.save(root / str(number), state, base=where, options=options)
-        saved[number] = state
-        gone = data.draw(st.sampled_from([None, *saved]))
-        if gone is not None:
-            xckpt.delete(root / str(gone))
-            del saved[gone]
-    for number, expected in saved.items():
-        loaded = xckpt.load(root / str(number))
-        assert all(np.array_equal(loaded[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -21,8 +21,7 @@ from tests.support.sharded_arrays import cut
 from xckpt.core.plan.host_reads import Announcement, SharedReads, share_reads
 from xckpt.engine.ranks.rendezvous import Invitation, connect, host_identity
 from xckpt.errors import RanksFailedError, XckptError
-from xckpt.storage.host import exchange as module
-from xckpt.storage.host import far as far_module
+from xckpt.storage.host import peer
 from xckpt.storage.host.exchange import Exchange
 from xckpt.storage.host.far import FarRanks
 
@@ -121,7 +120,7 @@ def test_a_rank_that_stops_in_the_middle_fails_the_others() -> None:
 
 
 def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(20)) for _ in range(3)]
     shares = share_reads([rank.announcement() for rank in ranks])
     ranks[1].exchange.close()
@@ -131,7 +130,7 @@ def test_a_rank_that_never_comes_fails_the_others(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_late_rank_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(6)) for _ in range(2)]
     shares = share_reads([rank.announcement() for rank in ranks])
     late = threading.Event()
@@ -178,7 +177,7 @@ def test_a_rank_of_another_host_that_stops_is_named(death: int) -> None:
 def test_a_rank_of_another_host_that_never_comes_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(far_module, "ACCEPT_SECONDS", 0.05)
+    monkeypatch.setattr(peer, "ACCEPT_SECONDS", 0.05)
     ranks = [Rank(range(24), host) for host in "abc"]
     shares = share_reads([rank.announcement() for rank in ranks])
     ranks[1].exchange.close()

@@ -29,11 +29,8 @@ from functools import partial
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.errors import StorageError
 from xckpt.storage.host.far import FarRanks
-from xckpt.storage.host.peer import Bytes, Peer, call, is_own, listen, silent
+from xckpt.storage.host.peer import Bytes, Peer, accepted, call, is_own, listen
 from xckpt.storage.host.slots import Slots
-
-_PATIENCE = 1.0
-"""Seconds without a new taker before the missing ones are called."""
 
 PATIENCE = 1800.0
 """Seconds that a silent rank is waited for, unless the group of the load says otherwise."""
@@ -106,23 +103,13 @@ class Exchange:
                 self._thread(self._far.receive_from, share, sender, room, receive)
 
     def _meet(self, share: SharedReads, descriptor: int) -> None:
-        """Accept every taker and pass it the segment.
+        """Accept every taker and pass it the segment. A call of one that waits says no rank."""
+        missing, addresses = share.takers, share.addresses
 
-        A taker that failed before it came here never connects, so while waiting its own listener
-        is called: it answers as long as the process is in the load. Such a call says no rank.
-        """
-        missing = share.takers
-        deadline = time.monotonic() + self._patience
-        while missing:
-            self._listener.settimeout(min(_PATIENCE, self._patience))
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    raise silent(missing, self._patience) from None
-                for rank in missing:
-                    call(share.addresses[rank], rank)
-                continue
+        def calling(rank: int) -> None:
+            call(addresses[rank], rank)
+
+        for connection in accepted(self._listener, missing, self._patience, calling):
             self._sockets.append(connection)
             if not is_own(connection):
                 connection.close()

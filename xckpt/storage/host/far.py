@@ -22,7 +22,6 @@ import contextlib
 import hmac
 import socket
 import threading
-import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import Final
@@ -34,10 +33,7 @@ from xckpt.core.plan.host_reads import SharedReads
 from xckpt.engine.ranks.links import TOKEN_BYTES
 from xckpt.engine.ranks.rendezvous import Invitation, connect, listen
 from xckpt.errors import StorageError
-from xckpt.storage.host.peer import CALL_SECONDS, Bytes, Peer, peer_lost, silent
-
-ACCEPT_SECONDS: Final = 1.0
-"""Seconds without a new receiver before the missing ones are called."""
+from xckpt.storage.host.peer import CALL_SECONDS, Bytes, Peer, accepted, peer_lost
 
 HALF: Final = TOKEN_BYTES // 2
 ELSEWHERE: Final = "of another host"
@@ -155,22 +151,12 @@ class FarRanks:
         reaches: Mapping[int, Invitation],
         thread: Callable[..., None],
     ) -> None:
-        """Accept every receiver, and begin to send to it.
+        """Accept every receiver, and begin to send to it."""
 
-        A receiver that failed before it came here never connects, so while waiting its own port is
-        called: it answers as long as the process is in the load.
-        """
-        deadline = time.monotonic() + self._patience
-        self._listener.settimeout(min(ACCEPT_SECONDS, self._patience))
-        while missing:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                if time.monotonic() >= deadline:
-                    raise silent(missing, self._patience) from None
-                for rank in missing:
-                    _call(reaches[rank], rank)
-                continue
+        def calling(rank: int) -> None:
+            _call(reaches[rank], rank)
+
+        for connection in accepted(self._listener, missing, self._patience, calling):
             self._adopt(connection)
             rank = self._greeted(connection)
             if rank in missing:

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +31,8 @@ from xckpt.errors import RankFailure, RanksFailedError, StorageError
 
 CALL_SECONDS: Final = 1.0
 """How long a rank that only has to accept a connection may take."""
+ACCEPT_SECONDS: Final = 1.0
+"""Seconds without a new connection before the missing ranks are called."""
 FOLDER: Final = "xckpt-sockets-"
 """How the folder of a socket begins; then come the process and what makes it unique."""
 
@@ -140,6 +142,40 @@ class Peer:
         except OSError as error:
             why = error.strerror or error
             raise peer_lost(f"rank {self.rank} {self._where} was lost: {why}") from error
+
+
+def accepted(
+    listener: socket.socket,
+    missing: Mapping[int, int],
+    patience: float,
+    call: Callable[[int], None],
+) -> Generator[socket.socket]:
+    """Connections as they come, until no rank is missing any more.
+
+    A rank that failed before it came here never connects, so while waiting each one that is missing
+    is called where it listens itself: it answers as long as its process is in the load.
+
+    Args:
+        listener: where they connect.
+        missing: the ranks; the caller takes out each that has come.
+        patience: seconds that silent ranks are waited for.
+        call: calls a rank; raises `StorageError` if it no longer listens.
+
+    Raises:
+        RanksFailedError: ranks were silent.
+    """
+    deadline = time.monotonic() + patience
+    while missing:
+        listener.settimeout(min(ACCEPT_SECONDS, patience))
+        try:
+            connection, _ = listener.accept()
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise silent(missing, patience) from None
+            for rank in missing:
+                call(rank)
+            continue
+        yield connection
 
 
 def call(address: str, rank: int) -> None:
