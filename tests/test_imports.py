@@ -78,8 +78,8 @@ MAY_IMPORT = {"core": PURE, "mapping": PURE | {"tomli_w"}}
 
 HEAVY = ("torch", "jax", "tensorstore", "zarr", "rich", "click")
 IMPORT_SECONDS = 0.3
-AS_NUMPY = 3.5
-"""On a slow machine: so many times what NumPy's own import takes there."""
+AS_NUMPY = 3
+"""On a slow machine: so many times what NumPy's part of it takes there."""
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -252,16 +252,6 @@ def imported_by(code: str) -> tuple[set[str], float]:
     return set(names), seconds
 
 
-def quickest(code: str, seconds: float, tries: int = 8) -> float:
-    """The best of several runs; it stops at the first that is quick enough."""
-    best = float("inf")
-    for _ in range(tries):
-        best = min(best, imported_by(code)[1])
-        if best < seconds:
-            break
-    return best
-
-
 def test_importing_the_face_imports_no_framework() -> None:
     names, _ = imported_by("import xckpt")
     assert "xckpt" in names
@@ -275,8 +265,10 @@ def test_a_public_submodule_comes_when_it_is_named(name: str) -> None:
 
 
 def test_importing_the_face_is_quick() -> None:
-    limit = max(IMPORT_SECONDS, AS_NUMPY * quickest("import numpy", 0.0, tries=3))
-    assert quickest("import xckpt", limit) < limit
+    """The best of several runs, in each of which NumPy's import says how fast the machine is."""
+    tries = range(8)
+    limits = (max(IMPORT_SECONDS, AS_NUMPY * imported_by("import numpy")[1]) for _ in tries)
+    assert any(imported_by("import xckpt")[1] < limit for limit in limits)
 
 
 def test_a_heavy_or_slow_import_would_be_noticed() -> None:
