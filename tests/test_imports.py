@@ -80,6 +80,9 @@ HEAVY = ("torch", "jax", "tensorstore", "zarr", "rich", "click")
 IMPORT_SECONDS = 0.3
 AS_NUMPY = 3
 """On a slow machine: so many times what NumPy's part of it takes there."""
+IMPORTED_OWN = 100
+"""Modules of ours that `import xckpt` may bring in. Seconds are judged in the thorough tier, for
+they are not the same on two machines."""
 
 
 def module_name(path: Path, root: Path) -> str:
@@ -258,12 +261,22 @@ def test_importing_the_face_imports_no_framework() -> None:
     assert names.isdisjoint(HEAVY)
 
 
+def test_importing_the_face_imports_little() -> None:
+    """NumPy, msgspec and what they bring, the standard library, and a part of the package."""
+    before, _ = imported_by("import ml_dtypes, msgspec, numpy, typing_extensions")
+    names, _ = imported_by("import xckpt")
+    assert names - before - set(sys.stdlib_module_names) == {"xckpt"}
+    count = "own = [name for name in sys.modules if name.startswith('xckpt')]"
+    imported_by(f"import sys, xckpt; {count}; assert len(own) < {IMPORTED_OWN}, own")
+
+
 @pytest.mark.parametrize("name", ["metadata", "planner", "storage"])
 def test_a_public_submodule_comes_when_it_is_named(name: str) -> None:
     names, _ = imported_by(f"import xckpt; assert xckpt.{name}.__name__ == 'xckpt.{name}'")
     assert ("tensorstore" in names) == (name == "storage")
 
 
+@pytest.mark.thorough
 def test_importing_the_face_is_quick() -> None:
     """The best of several runs, in each of which NumPy's import says how fast the machine is."""
     tries = range(8)

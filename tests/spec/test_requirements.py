@@ -51,7 +51,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
     "- It MUST NOT share what is no plain": (f"{SHARING}::test_a_damaged_base_is_not_shared",),
     "- Whatever writes, replaces or deletes": (
         f"{SHARING}::test_what_changed_is_written",
-        f"{SHARING}::test_a_chain_of_saves",
+        f"{STORAGE}/base/test_packs.py::test_a_chain_of_saves",
         f"{SHARING}::test_no_write_goes_through_a_shared_file",
         "tests/conformance/crash/test_bases.py::test_every_kill_and_some_power_cuts",
     ),

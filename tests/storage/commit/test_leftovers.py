@@ -18,6 +18,7 @@ import pytest
 import xckpt
 from xckpt.storage.commit import folder as folder_module
 from xckpt.storage.commit import leftovers as leftovers_module
+from xckpt.storage.commit import staging as staging_module
 from xckpt.storage.commit.folder import ClaimText, Lock, claim, new_identity, process_identity
 from xckpt.storage.commit.leftovers import Fate, fate, is_local, journal_of
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
@@ -72,6 +73,26 @@ def kill_saves(folder: Path, count: int, seed: int) -> None:
 
 def left_in(folder: Path) -> list[str]:
     return [name for name in names(folder) if name.startswith(".")]
+
+
+def test_a_kill_while_a_save_gives_up_its_staging(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(folder: Path) -> None:
+        raise Killed
+
+    staged = begin(Location.parse(tmp_path / "killed"), overwrite=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(staging_module, "remove_tree", die)
+        with pytest.raises(Killed):
+            staged.abort()
+    folder_module._close_claims()  # what the kernel does for a killed process
+    assert len(left_in(tmp_path)) > 1
+    xckpt.save(tmp_path / "last", {"step": 1})
+    assert left_in(tmp_path) == []
 
 
 def test_a_save_removes_what_others_left_beside_it(tmp_path: Path) -> None:

@@ -32,11 +32,11 @@ from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
 from xckpt.storage.commit.exchange import can_exchange, exchange
 from xckpt.storage.commit.folder import (
     Claim,
+    claim,
     claim_folder,
     journals,
     look_into,
     new_identity,
-    staging_folder,
     sync_folder,
     sync_tree,
 )
@@ -100,12 +100,22 @@ class StagedFolder:
     def abort(self) -> None:
         """Remove what was written, as far as possible, unless it is to be kept."""
         if not self.keep:
-            # Under another name first: other ranks may be writing into it for a moment.
-            aside = staging_folder(self.target, new_identity())
-            with contextlib.suppress(OSError):
-                os.rename(self.staging, aside)
-            remove_tree(aside if aside.exists() else self.staging)
+            self._remove_staged()
         self.release()
+
+    def _remove_staged(self) -> None:
+        """Remove it under another name: other ranks may be writing into it for a moment.
+
+        That name has a claim of its own, so that what a kill leaves there is known for dead.
+        """
+        aside: Claim | None = None
+        with contextlib.suppress(OSError):
+            aside = claim(self.target, new_identity())
+            os.rename(self.staging, aside.folder)
+            remove_tree(aside.folder)
+        remove_tree(self.staging)
+        if aside is not None:
+            aside.release()
 
     def clear(self) -> None:
         """Remove what an earlier process has written, and its journals."""
@@ -288,12 +298,12 @@ def _begin_folder(
     if step is Step.GENERATION:
         able = look_into(folder)
     else:
-        claim, resumed = claim_folder(folder, rescue, identity)
+        claimed, resumed = claim_folder(folder, rescue, identity)
         with contextlib.ExitStack() as undo:
-            abort = StagedFolder(folder, claim.folder, claim).abort
-            undo.callback(claim.release if resumed else abort)
-            able = look_into(claim.folder, claim.descriptor)
-            staged = StagedCheckpoint(folder, claim.folder, claim, step, resumed, able)
+            abort = StagedFolder(folder, claimed.folder, claimed).abort
+            undo.callback(claimed.release if resumed else abort)
+            able = look_into(claimed.folder, claimed.descriptor)
+            staged = StagedCheckpoint(folder, claimed.folder, claimed, step, resumed, able)
             staged.access = target.access
             if resumed or step is not Step.EXCHANGE or _replaceable(staged, planned):
                 check_fitness(target, able, planned)
