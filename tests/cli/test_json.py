@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import jsonschema
@@ -12,14 +13,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from referencing import Registry, Resource
 
 import xckpt
 from xckpt.cli.commands import commands
 from xckpt.policies import EverySteps
 
 SCHEMA = json.loads((Path(xckpt.__file__).parent / "cli" / "schema.json").read_text())
-NO_ANSWER = {"completion", "man", "view"}
-"""Their output is for another program: a shell, `man`, a browser."""
+PAGE = json.loads((Path(xckpt.__file__).parent / "viewer" / "schema.json").read_text())
+NO_ANSWER = {"completion", "man"}
+"""Their output is for another program: a shell, `man`."""
 
 CALLS = {
     "ls": [["ckpt"], ["run"]],
@@ -36,9 +39,14 @@ CALLS = {
     "map infer": [["other", "ckpt"]],
     "map check": [["rules.toml", "other"]],
     "map show": [["rules.toml"], ["rules.toml", "other"]],
+    "view": [["ckpt"], ["ckpt", "--plan", "a on a=2", "--diff", "other"], ["run"]],
     "doctor": [["."], ["nowhere/yet"], ["memory://doctor-as-json"]],
 }
 RULES = 'version = 1\n[[rule]]\nsource = "w"\ntarget = "v"\n'
+
+
+REGISTRY: Registry[Any] = Registry().with_resource(PAGE["$id"], Resource.from_contents(PAGE))
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA, registry=REGISTRY)
 
 
 def leaves(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -90,9 +98,9 @@ def test_what_is_printed_fits_the_schema(
         result = CliRunner().invoke(commands, [*name.split(), *arguments, "--json"])
         assert result.exit_code == int(arguments == ["ckpt", "other"]), result.output
         document = json.loads(result.stdout)
-        jsonschema.validate({name: document}, SCHEMA)
+        VALIDATOR.validate({name: document})
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({name: {"unknown": document}}, SCHEMA)
+            VALIDATOR.validate({name: {"unknown": document}})
 
 
 def test_elements_are_numbers_and_what_is_no_number_is_a_text(

@@ -1,4 +1,4 @@
-"""Write what spec/ takes from the code: ``python -m tests.spec.generate``."""
+"""Write what spec/ and a page's schema take from the code: ``python -m tests.spec.generate``."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from pathlib import Path
 
 from tests.spec import example
 from tests.spec.cases import cases
-from tests.spec.schemas import schemas
+from tests.spec.schemas import page_schema, schemas
 
 SPEC = Path(__file__).parent.parent.parent / "spec"
+PAGE = SPEC.parent / "xckpt" / "viewer" / "schema.json"
 
 
 def generated(folder: Path) -> dict[Path, str]:
     """Each generated file, and what is to be in it; ``folder`` is for a checkpoint."""
     found = {SPEC / "schemas" / name: _pretty(schema) for name, schema in schemas().items()}
     found |= {SPEC / "cases" / name: _lines(content) for name, content in cases().items()}
+    found[PAGE] = _pretty(page_schema())
     example.save(folder / "ckpt")
     text = SPEC / "example.md"
     found[text] = example.written(text.read_text(), folder / "ckpt")

@@ -12,6 +12,8 @@ from xckpt.core.manifest.codec import FORMAT, VERSION
 from xckpt.core.manifest.decode import ManifestText
 from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN
 from xckpt.storage.commit.folder import ClaimText
+from xckpt.viewer.model import Page
+from xckpt.viewer.values import PlaneValues
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
@@ -25,6 +27,19 @@ def schemas() -> dict[str, Schema]:
         "array.zarr.json.schema.json": _array(),
         "group.zarr.json.schema.json": _group(),
         "xckpt.saving.schema.json": _claim(),
+    }
+
+
+def page_schema() -> Schema:
+    """What a page of `xckpt view` holds, with the answers of its server among the definitions."""
+    body, parts = _components(Page)
+    _, answers = _components(PlaneValues)
+    return {
+        "$schema": DRAFT,
+        "$id": "xckpt/viewer/schema.json",
+        "title": "What a page of `xckpt view` shows, and what `xckpt view --json` prints",
+        **body,
+        "$defs": {**parts, **answers},
     }
 
 

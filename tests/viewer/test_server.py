@@ -87,3 +87,10 @@ def test_questions_that_make_no_sense(server: PageServer, query: str) -> None:
     status, text, _ = ask(server, f"/TOKEN/values?{query}")
     assert status == 400
     assert text
+
+
+@pytest.mark.parametrize("other, words", [("", "which other"), ("memory://nothing", "nothing")])
+def test_no_other_checkpoint_to_compare_with(server: PageServer, other: str, words: str) -> None:
+    status, text, _ = ask(server, f"/TOKEN/diff?other={other}")
+    assert status == 400
+    assert words in text

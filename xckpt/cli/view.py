@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from xckpt.cli.output import say
+from xckpt.cli.output import as_json, print_json, say
 
 
 @click.command("view")
@@ -19,8 +19,15 @@ from xckpt.cli.output import say
 @click.option("--diff", metavar="OTHER", help="Compare with another checkpoint, contents too.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
+@as_json
 def view_command(
-    path: str, output: str | None, plan: str, diff: str | None, port: int, no_browser: bool
+    path: str,
+    output: str | None,
+    plan: str,
+    diff: str | None,
+    port: int,
+    no_browser: bool,
+    as_json: bool,
 ) -> None:
     """Look at a checkpoint, or a run, in the browser: its tree, its shards and chunks, its values.
 
@@ -37,6 +44,9 @@ def view_command(
         view = xckpt.view(path, plan=_text(plan), diff=diff)
     except ValueError as error:
         raise click.UsageError(f"--plan: {error}") from error
+    if as_json:
+        print_json(view.page)
+        return
     if output is not None:
         try:
             view.save(output)

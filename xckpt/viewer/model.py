@@ -118,7 +118,9 @@ class Page(Shown, frozen=True):
     path: str
     format: str = ""
     served: bool = False
-    """Whether a server answers questions about values and plans."""
+    """Whether a server answers questions about values, plans and other checkpoints."""
+    beside: tuple[str, ...] = ()
+    """Of a step of a run: where the others are, to be compared with."""
     checkpoint: CheckpointPage | None = None
     run: tuple[StepShown, ...] | None = None
     diff: DiffPage | None = None

@@ -1,4 +1,4 @@
-"""The page on the loopback address, with values of slices when they are asked for.
+"""The page on the loopback address, with values, plans and differences when they are asked for.
 
 What keeps others out, on a machine that several people or web pages use:
 
@@ -17,7 +17,7 @@ from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from xckpt.core.text.printable import printable_lines
-from xckpt.errors import XckptError
+from xckpt.errors import NotACheckpointError, XckptError
 from xckpt.viewer.model import as_json
 from xckpt.viewer.page import policy
 from xckpt.viewer.view import CheckpointView
@@ -75,7 +75,7 @@ class PageServer(ThreadingHTTPServer):
             return 404, TEXT, "not found"
         try:
             return self._answer(self.view, rest[0], parse_qs(asked.query))
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, NotACheckpointError) as error:
             return 400, TEXT, str(error)
         except (XckptError, OSError) as error:
             return 500, TEXT, str(error)
@@ -91,7 +91,21 @@ class PageServer(ThreadingHTTPServer):
             return 200, JSON, as_json(view.values(*_plane(query)))
         if what == "plan":
             return 200, JSON, as_json(view.plan(query.get("text", [""])[0]))
+        if what == "diff":
+            return 200, JSON, as_json(view.diff(_other(query)))
         return 404, TEXT, "not found"
+
+
+def _other(query: dict[str, list[str]]) -> str:
+    """The path that a question about differences names.
+
+    Raises:
+        ValueError: it names none.
+    """
+    [other] = query.get("other", [""])[:1]
+    if not other.strip():
+        raise ValueError("which other checkpoint? Give its path or URL")
+    return other.strip()
 
 
 def _plane(query: dict[str, list[str]]) -> tuple[int, int | None, int | None, list[int]]:

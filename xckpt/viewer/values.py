@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.storage.contents.statistics import of_block
 from xckpt.storage.stored_array import StoredArray
+from xckpt.viewer.shown import Shown
 
 MOST_ELEMENTS: Final = 1 << 22
 SIDE: Final = 128
@@ -25,7 +25,7 @@ SIDE: Final = 128
 BINS: Final = 48
 
 
-class PlaneValues(msgspec.Struct, frozen=True):
+class PlaneValues(Shown, frozen=True):
     """What the elements of a plane are like."""
 
     count: int

@@ -49,13 +49,21 @@ class CheckpointView:
         open: opens checkpoints.
         plan: a mesh and specs that a load is planned for.
         diff: where another checkpoint is, to compare with.
+        beside: where the other steps of its run are, of a step.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], open: Opener, *, plan: str = "", diff: str = ""
+        self,
+        path: str | os.PathLike[str],
+        open: Opener,
+        *,
+        plan: str = "",
+        diff: str = "",
+        beside: Sequence[str] = (),
     ) -> None:
         self.path = os.fspath(path)
         self._open, self._plan, self._other = open, plan, diff
+        self._beside = beside
         self._seen: dict[str, CheckpointView] = {}
 
     @cached_property
@@ -75,13 +83,13 @@ class CheckpointView:
                 raise
             shared = shared_at(self.path, self.steps)
             return msgspec.structs.replace(page, run=steps_shown(self.steps, shared))
-        described = checkpoint_page(checkpoint.manifest, shared_by_leaf(checkpoint))
         return msgspec.structs.replace(
             page,
             format=checkpoint.format,
-            checkpoint=described,
+            checkpoint=self._described,
+            beside=tuple(map(printable, self._beside)),
             plan=self.plan(self._plan) if self._plan else None,
-            diff=self._differences(described) if self._other else None,
+            diff=self.diff(self._other) if self._other else None,
         )
 
     @cached_property
@@ -98,15 +106,28 @@ class CheckpointView:
         if name not in [record.name for record in self.steps]:
             raise ValueError(f"the run has no step {printable(name)!r}")
         if name not in self._seen:
-            self._seen[name] = CheckpointView(
-                str(Location.parse(self.path).within(name)), self._open
-            )
+            root = Location.parse(self.path)
+            beside = [str(root.within(each.name)) for each in self.steps if each.name != name]
+            self._seen[name] = CheckpointView(str(root.within(name)), self._open, beside=beside)
         return self._seen[name]
 
-    def _differences(self, described: CheckpointPage) -> DiffPage:
-        other = self._open(self._other)
-        found = differences(self.checkpoint, other, values=True)
-        return diff_page(self._other, found, described, checkpoint_page(other.manifest))
+    @cached_property
+    def _described(self) -> CheckpointPage:
+        return checkpoint_page(self.checkpoint.manifest, shared_by_leaf(self.checkpoint))
+
+    def diff(self, other: str) -> DiffPage:
+        """What differs between the checkpoint and another, contents included.
+
+        Args:
+            other: where the other one is.
+
+        Raises:
+            NotACheckpointError: it is none.
+            CorruptCheckpointError: a chunk that was compared is not what was saved.
+        """
+        opened = self._open(other)
+        found = differences(self.checkpoint, opened, values=True)
+        return diff_page(other, found, self._described, checkpoint_page(opened.manifest))
 
     def plan(self, text: str) -> PlanShown:
         """The plan of a load with another mesh; `xckpt.viewer.plan.mesh_text` says how to write it.

@@ -58,6 +58,22 @@ function counted(count, noun) {
   return `${numberText(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+/** "1 leaf", "1,000 leaves" */
+function leavesText(count) {
+  return count === 1 ? "1 leaf" : `${numberText(count)} leaves`;
+}
+
+/** What went wrong, for everybody to notice. */
+function problem(error) {
+  return make("p", { class: "problem", role: "alert" }, error.message);
+}
+
+/** A bar for a part of 1; the number that it draws stands beside it. */
+function partBar(part) {
+  return draw("svg", { class: "part", viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" },
+    draw("rect", { class: "barfill", x: 0, y: 0, width: Math.max(part > 0 ? 0.5 : 0, part * 100), height: 10 }));
+}
+
 /** A table of texts and elements, with the columns that hold numbers. */
 function tableOf(heads, rows, numbers = [], attributes = {}) {
   const kind = (at) => (numbers.includes(at) ? "number" : null);

@@ -69,13 +69,18 @@ class LeafView {
   }
 
   slider(d, size) {
-    const shown = make("output", {}, this.plane.at[d]);
-    const input = make("input", { type: "range", min: 0, max: size - 1, value: this.plane.at[d], "data-dimension": d, input: () => {
-      this.plane.at[d] = Number(input.value);
-      shown.textContent = input.value;
+    const label = `At ${dimensionText(this.kind, d)}`;
+    const limits = { min: 0, max: size - 1, step: 1, value: this.plane.at[d] };
+    const move = (from, to) => {
+      const at = Math.round(Number(from.value));
+      if (from.value === "" || !(at >= 0 && at < size)) return;
+      this.plane.at[d] = at;
+      to.value = at;
       this.paint();
-    } });
-    return make("label", {}, `At ${dimensionText(this.kind, d)}`, input, shown);
+    };
+    const slider = make("input", { type: "range", ...limits, "data-dimension": d, input: () => move(slider, typed) });
+    const typed = make("input", { type: "number", ...limits, "aria-label": `${label}, typed`, input: () => move(typed, slider) });
+    return make("div", { class: "at" }, make("label", {}, label, slider), typed);
   }
 
   /** Look along another dimension; the one that was there takes its place. */

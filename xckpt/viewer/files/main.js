@@ -40,8 +40,7 @@ class Tabs {
 /** One line on a checkpoint. */
 function summaryOf(leaves, format) {
   const { bytes, chunks } = leaves.total();
-  const count = counted(leaves.count, "leaf").replace("leafs", "leaves");
-  return `${format === "xckpt" ? "" : `${format}, `}${count}, ${bytesText(bytes)} in ${counted(chunks, "chunk")}`;
+  return `${format === "xckpt" ? "" : `${format}, `}${leavesText(leaves.count)}, ${bytesText(bytes)} in ${counted(chunks, "chunk")}`;
 }
 
 function start() {
@@ -64,7 +63,7 @@ function start() {
     found("summary").textContent = `a run of ${counted(page.run.length, "step")}`;
     tabs.add("run", "Run", runView(page));
   }
-  if (page.diff) tabs.add("diff", "Differences", diffView(page.diff));
+  if (page.diff || (page.served && page.checkpoint)) tabs.add("diff", "Differences", new DiffView(page).element);
   tabs.show(tabs.all[0].id);
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, textarea, select");

@@ -33,7 +33,7 @@ class PlanView {
       this.show(await ask("plan", { text: this.text.value }));
       say("Planned");
     } catch (error) {
-      this.result.replaceChildren(make("p", { class: "problem", role: "alert" }, error.message));
+      this.result.replaceChildren(problem(error));
     }
   }
 

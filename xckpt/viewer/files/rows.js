@@ -90,10 +90,10 @@ class LeafList {
       const leaves = this.leaves.search(this.query);
       const ordered = this.column === null ? leaves : this.leaves.sorted(leaves, this.column, this.descending);
       this.rows = ordered;
-      this.hits.textContent = counted(ordered.length, "leaf").replace("leafs", "leaves");
+      this.hits.textContent = leavesText(ordered.length);
     } else {
       this.rows = this.tree.rows();
-      this.hits.textContent = counted(this.leaves.count, "leaf").replace("leafs", "leaves");
+      this.hits.textContent = leavesText(this.leaves.count);
     }
     this.active = Math.min(this.active, Math.max(0, this.rows.length - 1));
     this.space.style.height = `${this.rows.length * ROW}px`;

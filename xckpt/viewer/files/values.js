@@ -66,6 +66,6 @@ async function showValues(into, leaf, plane) {
     if (answer.nans + answer.positive + answer.negative) into.append(make("p", { class: "note" }, "Cells in orange have no finite number."));
     say(`Values read: ${numberText(answer.count)} elements, ${numberText(answer.nans)} NaN`);
   } catch (error) {
-    into.replaceChildren(make("p", { class: "problem", role: "alert" }, error.message));
+    into.replaceChildren(problem(error));
   }
 }
