@@ -161,8 +161,20 @@ def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
         browser.open(server.url)
         assert browser.run("return document.querySelectorAll('#steps tbody tr').length") == 3
         assert browser.run("return document.querySelectorAll('.chart circle').length") == 6
+        rows = "[...document.querySelectorAll('#steps tbody tr')]"
+        cells = browser.run(f"return {rows}.map((r) => [...r.cells].map((c) => c.textContent))")
+        assert [row[0] for row in cells] == [f"step-0000000{n}" for n in (5, 4, 3)]
+        assert {tuple(row[2:4]) for row in cells} == {("800 B", "800 B")}
+        assert [row[5] for row in cells] == ["0.4", "0.5", "0.666667"]
+        assert {row[-1] for row in cells} == {"Latest(3)"}
         assert serious(browser) == []
         browser.picture("run")
+        browser.one("#steps a").click()
+        browser.wait("return document.querySelector('#search')")
+        beside = browser.run("return document.querySelectorAll('#beside option').length")
+        assert beside == 2
+        browser.one("#summary a").click()
+        browser.wait("return document.querySelector('#steps')")
         browser.one("#steps a").click()
         browser.wait("return document.querySelector('#search')")
         # v alone is shared with other steps.
@@ -175,6 +187,30 @@ def test_a_run_and_its_steps(browser: Browser, tmp_path: Path) -> None:
         browser.one("#read").click()
         browser.wait("return document.querySelector('#values canvas')")
         server.shutdown()
+
+
+def test_a_metric_that_is_not_finite_parts_the_line(browser: Browser, tmp_path: Path) -> None:
+    losses = [3.0, 2.0, float("nan"), 1.0, float("inf"), 2.0]
+    every = [EverySteps(1)]
+    with xckpt.CheckpointManager(tmp_path / "run", save=every, keep=every) as manager:
+        for step, loss in enumerate(losses):
+            manager.save(step, {"w": np.ones(2)}, metrics={"loss": loss})
+    xckpt.view(tmp_path / "run").save(tmp_path / "run.html")
+    browser.open(tmp_path / "run.html")
+    assert not browser.all("#steps a")
+    lines = "[...document.querySelectorAll('.chartline')]"
+    ends = browser.run(
+        f"return {lines}.map((line) => line.getAttribute('points').split(' ').length)"
+    )
+    assert ends == [2, 1, 1]
+    heights = "[...document.querySelectorAll('.chartdot')].map((dot) => +dot.getAttribute('cy'))"
+    high, middle, low, again = browser.run(f"return {heights}")
+    assert high < middle == again < low
+    titles = "[...document.querySelectorAll('.chartcross')].map((cross) => cross.textContent)"
+    assert browser.run(f"return {titles}") == ["step 2: nan", "step 4: inf"]
+    label = browser.one(".chart").get_attribute("aria-label")
+    assert label == "loss: from 1 to 3 over steps 0 to 5, 2 not finite"
+    browser.picture("metrics")
 
 
 def test_a_pair(browser: Browser, saved: Path, tmp_path: Path) -> None:
@@ -192,6 +228,85 @@ def test_a_pair(browser: Browser, saved: Path, tmp_path: Path) -> None:
     browser.one("#tab-plan").click()
     assert not browser.all("#plan-text")
     assert browser.run("return document.querySelectorAll('#ranks tbody tr').length") == 2
+
+
+def test_the_overview_leads_to_a_leaf_and_back(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    rows = "[...document.querySelectorAll('#parts-dtypes tbody tr')].map((row) => row.textContent)"
+    # 8,192 + 256 + 6,144 + 144 + 4 bytes of five leaves.
+    assert browser.run(f"return {rows}")[0] == "float32514.4 KiB"
+    browser.picture("overview")
+    browser.one("#largest button").click()
+    assert browser.text("#leaf-name") == "model/wte"
+    assert browser.run("return document.activeElement.id") == "rows"
+    browser.one("#rows").send_keys(Keys.ESCAPE)
+    assert browser.all("#largest") and not browser.all("#leaf-name")
+
+
+def test_keys_reach_everything(browser: Browser, url: str) -> None:
+    browser.open(url)
+    body = browser.one("body")
+    body.send_keys("?")
+    assert browser.run("return document.querySelector('#keys').open")
+    assert serious(browser) == []
+    browser.picture("keys")
+    browser.one("#keys button").send_keys(Keys.ESCAPE)
+    assert not browser.run("return document.querySelector('#keys').open")
+    for number, name in enumerate(("leaves", "plan", "diff", "metadata"), 1):
+        body.send_keys(str(number))
+        assert browser.run("return document.activeElement.id") == f"tab-{name}"
+    body.send_keys("2")
+    browser.one("#plan-text").send_keys(Keys.CONTROL, Keys.ENTER)
+    browser.wait("return document.querySelector('#hosts')")
+    browser.one("#plan-leaves button").send_keys(Keys.ENTER)
+    assert browser.text("#leaf-name").startswith("model/")
+    body.send_keys("4", "/")
+    browser.one("#search").send_keys("bias", Keys.ENTER, Keys.ENTER)
+    assert browser.text("#leaf-name") == "model/bias"
+    browser.one("#shards tbody tr").send_keys("")  # It takes the focus.
+    assert rectangles(browser, ".highlit") == [(0, 0, 16, 1)]
+
+
+def test_a_search_without_a_hit_says_so(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.one("#search").send_keys("no such leaf")
+    assert "No leaf has “no such leaf”" in browser.text("#nothing")
+    browser.picture("no-hits")
+    browser.one("#search").send_keys(Keys.ESCAPE)
+    assert not browser.one("#nothing").is_displayed()
+
+
+def test_a_position_is_typed(browser: Browser, file: Path) -> None:
+    browser.open(file)
+    browser.choose("cube")
+    script = "return [...document.querySelectorAll('.shard')].map((s) => s.dataset.devices)"
+    typed = browser.one("input[type=number]")
+    for text, devices in (("11", ["3", "7"]), ("99", ["3", "7"]), ("4", ["1", "5"])):
+        typed.clear()
+        typed.send_keys(text)
+        assert browser.run(script) == devices
+    assert browser.one("input[type=range]").get_attribute("value") == "4"
+
+
+def test_another_checkpoint_is_typed(browser: Browser, url: str, tmp_path: Path) -> None:
+    xckpt.save(tmp_path / "other", {"model": {"scalar": np.float32(4)}, "new": np.ones(3)})
+    browser.open(url)
+    browser.one("#tab-diff").click()
+    assert serious(browser) == []
+    other = browser.one("#diff-other")
+    other.send_keys(str(tmp_path / "nowhere"), Keys.ENTER)
+    browser.wait("return document.querySelector('#diff .problem')")
+    assert "nowhere" in browser.text("#diff .problem")
+    [refused] = browser.problems()
+    assert "400 (Bad Request)" in refused
+    other.clear()
+    other.send_keys(str(tmp_path / "other"), Keys.ENTER)
+    browser.wait("return document.querySelector('#differences')")
+    assert browser.run("return document.querySelectorAll('#differences tbody tr').length") == 9
+    assert serious(browser) == []
+    browser.picture("typed-diff")
+    browser.one("#differences button").click()
+    assert browser.text("#leaf-name").startswith("model/")
 
 
 def test_hostile_names_stay_texts(browser: Browser, file: Path) -> None:

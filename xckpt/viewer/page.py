@@ -21,7 +21,7 @@ from xckpt.viewer.model import Page, as_json
 
 SCRIPTS: Final = (
     *("elements.js", "checkpoint.js", "geometry.js", "rows.js", "picture.js", "values.js"),
-    *("leaf.js", "plan.js", "run.js", "diff.js", "main.js"),
+    *("overview.js", "leaf.js", "plan.js", "run.js", "diff.js", "keys.js", "main.js"),
 )
 """The scripts, in this order in one scope."""
 

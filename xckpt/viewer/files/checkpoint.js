@@ -99,6 +99,7 @@ class Tree {
     this.leaves = leaves;
     this.root = this.node("", "", -1);
     const known = new Map([["", this.root]]);
+    this.known = known;
     const containers = leaves.page.containers ?? {};
     const below = (name) => {
       let node = known.get(name);
@@ -151,6 +152,15 @@ class Tree {
         next.push(...node.children);
       }
       level = next;
+    }
+  }
+
+  /** Open all containers that a leaf lies in. */
+  reveal(leaf) {
+    let name = this.leaves.names[leaf];
+    for (let cut = name.lastIndexOf("/"); cut >= 0; cut = name.lastIndexOf("/")) {
+      name = name.slice(0, cut);
+      this.known.get(name).open = true;
     }
   }
 

@@ -74,6 +74,16 @@ function partBar(part) {
     draw("rect", { class: "barfill", x: 0, y: 0, width: Math.max(part > 0 ? 0.5 : 0, part * 100), height: 10 }));
 }
 
+/** The name of a leaf, to press. */
+function leafButton(name, onPress) {
+  return make("button", { type: "button", class: "link", click: onPress }, name || "the root");
+}
+
+/** A number short enough to read. */
+function shortText(number, digits = 6) {
+  return Number(number.toPrecision(digits)).toString();
+}
+
 /** A table of texts and elements, with the columns that hold numbers. */
 function tableOf(heads, rows, numbers = [], attributes = {}) {
   const kind = (at) => (numbers.includes(at) ? "number" : null);

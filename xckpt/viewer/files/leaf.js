@@ -7,17 +7,32 @@ function dimensionText(kind, d) {
 }
 
 class LeafView {
-  constructor(leaves, page) {
+  constructor(leaves, page, list) {
     this.leaves = leaves;
     this.page = page;
-    this.element = make("section", { class: "detail", id: "detail", "aria-label": "Leaf", tabindex: -1 }, make("p", { class: "note" }, "Choose a leaf to see its shards and chunks."));
+    this.list = list;
+    this.element = make("section", { class: "detail", id: "detail", "aria-label": "Leaf", tabindex: 0 });
+    this.overview();
+  }
+
+  /** What one sees before a leaf is chosen. */
+  overview() {
+    this.leaf = undefined;
+    this.element.replaceChildren(...overviewOf(this.leaves, this.list.tree, (leaf) => this.list.goTo(leaf)));
+  }
+
+  /** Draw the leaf anew, where one is chosen. */
+  again() {
+    if (this.leaf !== undefined) this.show(this.leaf);
   }
 
   show(leaf) {
+    if (leaf !== this.leaf) this.element.scrollTop = 0;
     this.leaf = leaf;
     this.kind = this.leaves.kind(leaf);
     const name = this.leaves.names[leaf] || "the root";
-    this.element.replaceChildren(make("h2", { id: "leaf-name" }, name), this.facts());
+    const back = make("button", { type: "button", id: "overview", class: "back", click: () => this.overview() }, "Overview");
+    this.element.replaceChildren(back, make("h2", { id: "leaf-name" }, name), this.facts());
     if (this.kind.kind === "tensor") this.showTensor();
     else this.element.append(make("h3", {}, "Value"), make("pre", { id: "value" }, this.leaves.value(leaf) ?? "stored as bytes"));
     say(`${name}: ${this.kind.dtype} ${shapeText(this.kind.shape)}`);
@@ -121,6 +136,9 @@ class LeafView {
     table.tBodies[0].querySelectorAll("tr").forEach((row, at) => {
       row.addEventListener("pointerenter", () => this.highlight(shards[at].box));
       row.addEventListener("pointerleave", () => this.highlight(null));
+      row.tabIndex = 0;
+      row.addEventListener("focus", () => this.highlight(shards[at].box));
+      row.addEventListener("blur", () => this.highlight(null));
     });
     const scroll = make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Shards in this plane" }, table);
     return make("div", {}, make("h3", {}, `Shards in this plane: ${numberText(shards.length)}`), scroll);

@@ -26,13 +26,18 @@ class Tabs {
     }
   }
 
+  /** Show a view, and put the keyboard there. */
+  go(id) {
+    this.show(id);
+    this.all.find((each) => each.id === id).tab.focus();
+  }
+
   key(event) {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
     const now = this.all.findIndex((each) => each.tab.tabIndex === 0);
     const next = this.all[(now + step + this.all.length) % this.all.length];
-    this.show(next.id);
-    next.tab.focus();
+    this.go(next.id);
     event.preventDefault();
   }
 }
@@ -47,30 +52,31 @@ function start() {
   const page = JSON.parse(found("page").textContent);
   const tabs = new Tabs(found("tabs"), found("main"));
   found("title").textContent = page.path;
+  let view = null;
   if (page.checkpoint) {
     const leaves = new Leaves(page.checkpoint);
     found("summary").textContent = summaryOf(leaves, page.format);
-    const view = new LeafView(leaves, page);
     const list = new LeafList(leaves, (leaf) => view.show(leaf));
+    view = new LeafView(leaves, page, list);
+    const goTo = (leaf) => {
+      tabs.show("leaves");
+      list.goTo(leaf);
+    };
     tabs.add("leaves", "Leaves", [list.element, view.element], true);
     if (page.served || page.plan) {
-      view.plan = new PlanView(leaves, page, () => view.leaf !== undefined && view.show(view.leaf));
+      view.plan = new PlanView(leaves, page, () => view.again(), goTo);
       tabs.add("plan", "Plan", view.plan.element);
     }
+    if (page.served || page.diff) tabs.add("diff", "Differences", new DiffView(leaves, page, goTo).element);
+    if (page.served && page.beside) found("summary").append(" - ", make("a", { href: "../../" }, "all steps of the run"));
     if (page.checkpoint.metadata) tabs.add("metadata", "Metadata", make("pre", {}, page.checkpoint.metadata));
   }
   if (page.run) {
-    found("summary").textContent = `a run of ${counted(page.run.length, "step")}`;
+    found("summary").textContent = runSummary(page.run);
     tabs.add("run", "Run", runView(page));
   }
-  if (page.diff || (page.served && page.checkpoint)) tabs.add("diff", "Differences", new DiffView(page).element);
   tabs.show(tabs.all[0].id);
-  document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest("input, textarea, select");
-    if (event.key !== "/" || typing || event.ctrlKey || event.metaKey) return;
-    found("search")?.focus();
-    event.preventDefault();
-  });
+  listenToKeys(tabs, view);
   performance.mark("drawn");
 }
 

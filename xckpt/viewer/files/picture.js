@@ -6,12 +6,13 @@ const MOST_SHARDS = 4000;
 const WIDTH = 640;
 const HEIGHT = 420;
 const LEAST = 48;
+const LARGEST = 96;
 
 let patterns = 0;
 
 /** Pixels for elements down and across: to one scale where that can be seen, else each its own. */
 function pixels(rows, columns) {
-  const scale = Math.min(WIDTH / columns, HEIGHT / rows);
+  const scale = Math.min(WIDTH / columns, HEIGHT / rows, LARGEST);
   const width = Math.max(columns * scale, LEAST);
   const height = Math.max(rows * scale, LEAST);
   return { width, height, even: columns * scale >= LEAST && rows * scale >= LEAST };

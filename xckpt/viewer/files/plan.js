@@ -8,11 +8,12 @@ function timesText(read, wanted) {
 }
 
 class PlanView {
-  constructor(leaves, page, onPlan) {
+  constructor(leaves, page, onPlan, goTo) {
+    this.goTo = goTo;
     this.leaves = leaves;
     this.page = page;
     this.onPlan = onPlan;
-    this.result = make("div", { id: "plan" });
+    this.result = make("div", { id: "plan" }, make("p", { class: "note" }, "What would another mesh read of this checkpoint, and who would write it? Type one above."));
     this.element = make("div", {}, ...(page.served ? this.form() : []), this.result);
     if (page.plan) this.show(page.plan);
   }
@@ -20,7 +21,7 @@ class PlanView {
   form() {
     const first = this.leaves.page.kinds.find((kind) => kind.mesh !== undefined);
     const text = this.page.plan?.text ?? first?.sharding.replace("PartitionSpec(", "").replace(") on", " on") ?? "data on data=2";
-    this.text = make("textarea", { id: "plan-text", "aria-describedby": "plan-help", spellcheck: "false" });
+    this.text = make("textarea", { id: "plan-text", "aria-describedby": "plan-help", spellcheck: "false", keydown: (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && this.ask() });
     this.text.value = text;
     const button = make("button", { type: "button", id: "plan-it", click: () => this.ask() }, "Plan it");
     const help = 'One line for all leaves, such as "data, model on data=2 x model=4"; or a line "mesh data=2 x model=4", perhaps "hosts 2", and lines such as "model/*: data, model".';
@@ -28,12 +29,14 @@ class PlanView {
   }
 
   async ask() {
+    this.plan = undefined;
     this.result.replaceChildren(make("p", { class: "note" }, "planning …"));
     try {
       this.show(await ask("plan", { text: this.text.value }));
       say("Planned");
     } catch (error) {
       this.result.replaceChildren(problem(error));
+      this.onPlan();
     }
   }
 
@@ -78,7 +81,7 @@ class PlanView {
     tensors.sort((a, b) => extra(b) - extra(a) || a - b);
     const rows = tensors.slice(0, MOST_ROWS).map((leaf) => {
       const target = plan.targets[plan.target[leaf]];
-      return [this.leaves.names[leaf] || "the root", target.spec, bytesText(plan.wanted[leaf]), bytesText(plan.read[leaf]), timesText(plan.read[leaf], plan.wanted[leaf]), target.grid ?? ""];
+      return [leafButton(this.leaves.names[leaf], () => this.goTo(leaf)), target.spec, bytesText(plan.wanted[leaf]), bytesText(plan.read[leaf]), timesText(plan.read[leaf], plan.wanted[leaf]), target.grid ?? ""];
     });
     const title = tensors.length > MOST_ROWS ? `Leaves (the ${MOST_ROWS} with most beyond what is wanted)` : "Leaves";
     return this.section(title, "What is read of each leaf", tableOf(["Leaf", "Spec", "Wanted", "Read", "Amplification", "Saved as"], rows, [2, 3, 4], { id: "plan-leaves" }));

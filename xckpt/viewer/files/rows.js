@@ -14,11 +14,18 @@ function shapeText(shape) {
   return shape ? `[${shape.join(", ")}]` : "";
 }
 
-const SHOWN = 36;
+/** A sharding as short as a column is: "data, model" of "PartitionSpec(data, model) on ...". */
+function shardingText(sharding) {
+  const spec = /^PartitionSpec\((.*?)\) on /.exec(sharding);
+  return spec ? spec[1] || "whole" : sharding;
+}
 
-/** The end of a long name, which tells more than its beginning. */
-function endOf(name) {
-  return name.length > SHOWN ? `…${name.slice(1 - SHOWN)}` : name;
+const CHARACTER = 8.6;
+
+/** The end of a name that is longer than so many pixels: it tells more than the beginning. */
+function endOf(name, room) {
+  const shown = Math.max(12, Math.floor(room / CHARACTER) - 3);
+  return name.length > shown ? `…${name.slice(1 - shown)}` : name;
 }
 
 class LeafList {
@@ -43,10 +50,11 @@ class LeafList {
     this.hits = make("span", { class: "note", id: "hits" });
     this.heads = this.columns.map(([column, title]) => this.head(column, title));
     this.body = make("div", { role: "rowgroup" });
+    this.empty = make("p", { class: "note nothing", id: "nothing" });
     this.space = make("div", { role: "presentation" });
     this.view = make("div", { class: "view", id: "rows", tabindex: 0, role: "treegrid", "aria-label": "Leaves", scroll: () => this.paint(), keydown: (event) => this.key(event), click: (event) => this.click(event) }, this.headRow(), this.space, this.body);
     new ResizeObserver(() => this.paint()).observe(this.view);
-    return make("div", { class: "list" }, make("div", { class: "bar" }, this.search, this.hits), make("div", { class: "grid" }, this.visibleHead(), this.view));
+    return make("div", { class: "list" }, make("div", { class: "bar" }, this.search, this.hits), make("div", { class: "grid" }, this.visibleHead(), this.empty, this.view));
   }
 
   /** The heads that people see and press; the grid's own row of heads is for screen readers. */
@@ -96,6 +104,8 @@ class LeafList {
       this.hits.textContent = leavesText(this.leaves.count);
     }
     this.active = Math.min(this.active, Math.max(0, this.rows.length - 1));
+    this.empty.hidden = this.rows.length > 0;
+    this.empty.textContent = this.query ? `No leaf has “${this.query}” in its name, dtype or layout.` : "No leaves.";
     this.space.style.height = `${this.rows.length * ROW}px`;
     this.view.setAttribute("aria-rowcount", this.rows.length + 1);
     if (flat) this.view.scrollTop = 0;
@@ -103,6 +113,7 @@ class LeafList {
   }
 
   paint() {
+    this.room = this.heads[0].clientWidth;
     const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - 8);
     const last = Math.min(this.rows.length, first + Math.ceil(this.view.clientHeight / ROW) + 16);
     const shown = [];
@@ -128,7 +139,7 @@ class LeafList {
     const row = make("div", {
       class: `${this.rowClass}${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
       "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
-    }, cells.map((text, column) => make("span", { role: "gridcell", class: this.numbered[column] ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text) : text)));
+    }, cells.map((text, column) => make("span", { role: "gridcell", class: this.numbered[column] ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text, this.room) : text)));
     row.style.top = `${at * ROW}px`;
     const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
     row.firstChild.prepend(twist);
@@ -140,7 +151,7 @@ class LeafList {
     const kind = this.leaves.kind(node.leaf);
     const size = kind.bytes ? bytesText(kind.bytes) : "";
     const what = kind.kind === "value" ? this.leaves.value(node.leaf) ?? "" : shapeText(kind.shape);
-    const cells = [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", kind.sharding ?? ""];
+    const cells = [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", shardingText(kind.sharding ?? "")];
     const shared = this.leaves.shared(node.leaf);
     return this.leaves.page.shared ? [...cells, shared ? bytesText(shared) : ""] : cells;
   }
@@ -169,6 +180,17 @@ class LeafList {
     this.chosen = leaf;
     this.paint();
     this.onChoose(leaf);
+  }
+
+  /** Choose a leaf wherever it lies: a search ends, and its containers open. */
+  goTo(leaf) {
+    this.search.value = "";
+    this.query = "";
+    this.tree.reveal(leaf);
+    this.refresh();
+    this.move(this.rows.findIndex((row) => (typeof row === "number" ? row : row.leaf) === leaf));
+    this.choose(leaf);
+    this.view.focus();
   }
 
   toggle(node, open) {

@@ -43,8 +43,11 @@ function histogram(answer) {
   const label = `Histogram of ${counted(bins.length, "bin")} from ${least} to ${largest}`;
   return draw("svg", { class: "picture", role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height + 18}`, width, height: height + 18 },
     bars, draw("line", { class: "axisline", x1: 0, x2: width, y1: height, y2: height }),
-    draw("text", { x: 0, y: height + 14 }, String(least)), draw("text", { x: width, y: height + 14, "text-anchor": "end" }, String(largest)));
+    draw("text", { x: 0, y: height + 14 }, numberOr(least)), draw("text", { x: width, y: height + 14, "text-anchor": "end" }, numberOr(largest)));
 }
+
+/** A number short enough to read, or null. */
+const numberOr = (number) => (number === null ? null : shortText(number));
 
 /** Ask the server; a refusal becomes an error with its text. */
 async function ask(question, parameters) {
@@ -59,7 +62,7 @@ async function showValues(into, leaf, plane) {
   try {
     const answer = await ask("values", { leaf, down: plane.down ?? -1, across: plane.across ?? -1, at: plane.at.join(",") });
     const facts = [
-      ["Elements", `${numberText(answer.count)}${answer.part ? ` (${answer.part})` : ""}`], ["Least", answer.least], ["Largest", answer.largest], ["Mean", answer.mean],
+      ["Elements", `${numberText(answer.count)}${answer.part ? ` (${answer.part})` : ""}`], ["Least", numberOr(answer.least)], ["Largest", numberOr(answer.largest)], ["Mean", numberOr(answer.mean)],
       ["NaN", numberText(answer.nans)], ["+ infinity", numberText(answer.positive)], ["- infinity", numberText(answer.negative)],
     ];
     into.replaceChildren(factsOf(facts.map(([term, text]) => [term, text === null ? "none" : String(text)])), ...(answer.cells.length ? [heatMap(answer)] : []), ...(answer.bins.length ? [histogram(answer)] : []));
