@@ -27,8 +27,9 @@ from xckpt.formats.orbax.step import find_item
 from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
-from xckpt.storage.commit.folder import link_or_copy, sync_folder
+from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.output import OutputPath
+from xckpt.storage.copy_checkpoint import link_or_copy
 from xckpt.storage.foreign.files import read_whole
 from xckpt.storage.foreign.paths import find_path
 from xckpt.storage.location import storage_errors

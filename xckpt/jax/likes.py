@@ -92,8 +92,11 @@ def _device(device: object) -> Device:
     if not isinstance(device, str):
         raise TypeError(f"device= takes a jax.Device or its name, not a {type(device).__name__}")
     platform, _, number = device.partition(":")
-    devices = [each for each in jax.devices(platform) if each.process_index == jax.process_index()]
-    index = int(number or 0)
+    try:
+        all_of_them, index = jax.devices(platform), int(number or 0)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"device={device!r}: JAX has no such device here: {error}") from error
+    devices = [each for each in all_of_them if each.process_index == jax.process_index()]
     if index >= len(devices):
         raise ValueError(f"device={device!r}: there are {len(devices)} such devices here")
     return devices[index]

@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -24,7 +27,7 @@ from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import Pool
-from xckpt.storage.commit.folder import link_or_copy, sync_folder
+from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
 from xckpt.storage.packs.places import places_of
@@ -122,3 +125,13 @@ def _link_objects(keys: Iterable[str], source: Path, target: Path) -> None:
 
 def _missing(source: Location, key: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(f"{source.child(key)}: it is missing, so nothing was copied")
+
+
+def link_or_copy(source: Path, new: Path) -> None:
+    """One more name for a file, links followed; a synced copy where the file system gives none."""
+    with contextlib.suppress(OSError):
+        os.link(os.path.realpath(source), new)
+        return
+    shutil.copyfile(source, new)
+    with open(new, "rb") as copied:
+        os.fsync(copied.fileno())

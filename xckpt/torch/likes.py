@@ -25,7 +25,7 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.
     Raises:
         UnsupportedLeafError: torch has no such dtype; names the leaf.
         TypeError: ``place`` is not said in torch's words.
-        ValueError: the mesh lacks an axis by which the tensor was saved.
+        ValueError: the mesh lacks an axis by which the tensor was saved, or no such device is here.
 
     Example:
         >>> from xckpt.core.geometry.box import Boxes
@@ -48,7 +48,11 @@ def like(stored: TensorStorageMetadata, name: str, place: TargetPlace) -> torch.
     device = "cpu" if place.device is None else place.device
     if not isinstance(device, str | int | torch.device):
         raise TypeError(f"device= takes a torch.device or its name, not a {type(device).__name__}")
-    return torch.empty((), dtype=dtype, device=device).expand(shape)
+    try:
+        element = torch.empty((), dtype=dtype, device=device)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"device={device!r}: torch has no such device here: {error}") from error
+    return element.expand(shape)
 
 
 def _on_mesh(

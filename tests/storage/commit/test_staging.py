@@ -280,6 +280,21 @@ def test_a_folder_that_cannot_be_renamed_is_filled_in_place(
     assert names(tmp_path) == ["mount"]
 
 
+@pytest.mark.parametrize("below", ["", "sub"])
+def test_the_working_folder_is_filled_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str
+) -> None:
+    """This process, and a shell that started it there, would stand in a deleted folder."""
+    path = tmp_path / "here"
+    (path / below).mkdir(parents=True)
+    monkeypatch.chdir(path / below)
+    for state in (OLD, NEW):
+        xckpt.save(".." if below else ".", state, overwrite=True)
+        assert step_at(path) == state["step"]
+    assert Path.cwd() == path / below
+    assert names(tmp_path) == ["here"]
+
+
 @pytest.mark.parametrize("place", ["in place", "generation"])
 def test_a_lock_that_a_killed_save_left_spoils_no_manifest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str

@@ -22,7 +22,6 @@ import fcntl
 import functools
 import os
 import re
-import shutil
 import socket
 import sys
 import time
@@ -296,16 +295,6 @@ def make_folder(folder: Path) -> None:
         sync_folder(each.parent)
 
 
-def link_or_copy(source: Path, new: Path) -> None:
-    """One more name for a file, links followed; a synced copy where the file system gives none."""
-    with contextlib.suppress(OSError):
-        os.link(os.path.realpath(source), new)
-        return
-    shutil.copyfile(source, new)
-    with open(new, "rb") as copied:
-        os.fsync(copied.fileno())
-
-
 def sync_folder(folder: str | Path) -> None:
     """fsync a folder, so that the names in it survive a power cut.
 
@@ -346,3 +335,13 @@ def sync_tree(folder: Path, *, files: bool = False) -> None:
                 os.fsync(file.fileno())
         if folders or files:
             sync_folder(each)
+
+
+def can_rename(folder: Path) -> bool:
+    """Whether a new folder can take this one's place: not a mount point's or a working folder's."""
+    if not folder.is_dir():
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        if Path.cwd().is_relative_to(folder):
+            return False  # this process would stand in a deleted folder
+    return not folder.is_mount() and os.access(folder.parent, os.W_OK)

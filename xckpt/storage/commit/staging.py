@@ -32,6 +32,7 @@ from xckpt.storage.commit.carry import can_carry, carry, remove_old, rescue
 from xckpt.storage.commit.exchange import can_exchange, exchange
 from xckpt.storage.commit.folder import (
     Claim,
+    can_rename,
     claim,
     claim_folder,
     journals,
@@ -328,11 +329,6 @@ def _has_many_files(planned: Manifest | None, folder: Path) -> bool:
 def _replaceable(staged: StagedCheckpoint, planned: Manifest | None) -> bool:
     """Whether the staging folder can take the old one's place without a loss."""
     return can_exchange(staged.staging) and can_carry(staged.target, staged.staging, planned)
-
-
-def can_rename(folder: Path) -> bool:
-    """Whether a new folder can take the place of this one: not if it is a mount point."""
-    return not (folder.is_dir() and (folder.is_mount() or not os.access(folder.parent, os.W_OK)))
 
 
 def _find_folder(folder: Path) -> Found:
