@@ -199,7 +199,8 @@ class SaveOptions(StorageOptions):
     threads: int | None = None
     """Threads that hash and write; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes in flight at a time; a single shard above this limit goes alone."""
+    """Bytes in flight at a time, packs that go to a bucket included; a single shard above this
+    limit goes alone."""
     compare_replicas: bool | None = None
     """Refuse plain tensors and values that differ between the ranks that hold them: by default all
     values, and tensors of up to 1 MiB, the smallest first, 32 MiB in all; of others one rank's is

@@ -88,7 +88,7 @@ class CheckpointOutput:
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
         progress = ProgressCounter(0, None)
-        with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where)) as writes:
+        with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where, 0)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
                 writes.write_tensors(writes.begin_largest(items, pool), pool)
             return _encode(writes.finish())

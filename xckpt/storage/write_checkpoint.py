@@ -204,9 +204,9 @@ class ZarrStorageWriter(PlainStorageWriter):
         if orders.base is not None:
             from xckpt.storage.base.sharing import SharingWrites as kind
         with contextlib.ExitStack() as closing:
-            writes = kind(orders, planner, progress, self.target)
+            writes = kind(orders, planner, progress, self.target, self.options.memory_bytes)
             closing.callback(writes.close)
-            with Pool(threads=self.options.threads, budget=self.options.memory_bytes) as pool:
+            with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
                 for item in items:
                     if item.tensor_data is None:
                         data = planner.resolve_data(item)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from xckpt.convert import convert
 from xckpt.core.manifest.codec import encode, parse
 from xckpt.errors import CorruptCheckpointError, ManifestError, PlanError
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.packs.pack_output import PackObject
+from xckpt.storage.packs.write_packs import IN_BUCKETS
 
 PACKED = SaveOptions(pack_bytes=1 << 18)
 
@@ -267,3 +270,40 @@ def test_packs_wait_for_no_budget_that_the_caller_holds(
         loaded = xckpt.load(place, options=options)
         assert all((loaded[name] == array).all() for name, array in state.items())
         assert xckpt.open(place, options=options).verify() == []
+
+
+def test_packs_of_a_local_folder_take_a_slab_of_memory(tmp_path: Path) -> None:
+    """What fills lies in a file: memory does not grow with packs."""
+    state = {f"{n}": np.full(1 << 15, n, np.int32) for n in range(400)}  # 50 MiB, 4 packs
+    tracemalloc.start()
+    xckpt.save(tmp_path / "c", state)
+    assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    tracemalloc.stop()
+    assert len(packs(tmp_path / "c")) == 4
+    assert StrictCheckpoint(tmp_path / "c").verify() == []
+
+
+@pytest.mark.parametrize("memory_bytes", [2 << 20, 32 << 20])
+def test_packs_of_a_bucket_stay_within_the_budget(
+    monkeypatch: pytest.MonkeyPatch, memory_bytes: int
+) -> None:
+    """What fills, what is sent, and what is made ready for that, all traced together."""
+    state = {f"{n}": np.full(1 << 14, n, np.int32) for n in range(700)}  # 44 MiB
+    most, sent = 0, 0
+    write = PackObject.finish
+
+    def finish(pack: PackObject) -> tuple[bytes, Any]:
+        nonlocal most, sent
+        sent += pack.size
+        most = max(most, pack.size)
+        return write(pack)
+
+    monkeypatch.setattr(PackObject, "finish", finish)
+    tracemalloc.start()
+    options = SaveOptions(memory_bytes=memory_bytes)
+    xckpt.save(f"memory://packs/budget-{memory_bytes}", state, options=options)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert sent == 700 << 16
+    # TensorStore copies what it sends: up to four packs more than Python sees at once.
+    assert peak + (IN_BUCKETS - 1) * most < memory_bytes + (4 << 20)

@@ -27,7 +27,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import is_packed
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.core.text.shown import readable_bytes
@@ -58,9 +57,14 @@ class SharingWrites(ChunkWrites):
     """The writes of one rank of a save that has a base."""
 
     def __init__(
-        self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
+        self,
+        orders: WriteOrders,
+        planner: SavePlanner,
+        progress: ProgressCounter,
+        where: Location,
+        memory_bytes: int,
     ) -> None:
-        super().__init__(orders, planner, progress, where)
+        super().__init__(orders, planner, progress, where, memory_bytes)
         assert orders.base is not None
         self._shared_bytes = 0
         self._problem = ""
@@ -91,7 +95,7 @@ class SharingWrites(ChunkWrites):
     def _pack(self, unit: Unit) -> bool:
         """Append a unit to this rank's packs, unless it is equal in a pack of the base."""
         array = unit.array
-        known = self._known(unit) if is_packed(array, self._pack_bytes) else b""
+        known = self._known(unit) if self._packs and self._packs.takes(array) else b""
         if known and digest_array(plain_bools(np.asarray(unit.data, order="C"))) == known:
             assert self._base is not None and self._item is not None
             first = self._places[array.leaf, array.number]
@@ -124,7 +128,8 @@ class SharingWrites(ChunkWrites):
             named.append((chunk.number, chunk.digest))
             self._shared_bytes += chunk.nbytes
             self.progress.add(chunk.nbytes)
-        self._rank_packs().adopt(bytes.fromhex(posixpath.basename(key)), places)
+        assert self._packs is not None
+        self._packs.adopt(bytes.fromhex(posixpath.basename(key)), places)
         self._folders.add(os.path.dirname(f"{self._location.path}/{key}"))
 
     def _pack_anew(self, chunks: Iterable[EqualChunk]) -> None:

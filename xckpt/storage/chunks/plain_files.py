@@ -187,10 +187,10 @@ def write_file(
     staged = f"{path}.__lock"
     position = 0
     try:
-        descriptor = _new_file(staged, within)
+        descriptor = new_file(staged, within)
         try:
             for part in parts:
-                position = _write_at(descriptor, part, position)
+                position = write_at(descriptor, part, position)
             if position < nbytes:
                 os.ftruncate(descriptor, nbytes)
             if synced:
@@ -216,7 +216,12 @@ def sync(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def _new_file(path: str, within: str) -> int:
+def new_file(path: str, within: str) -> int:
+    """Make or empty a file, and the folders above it; its descriptor. See `write_file`.
+
+    Raises:
+        OSError: it cannot be made.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         return os.open(path, flags, 0o666)
@@ -240,8 +245,12 @@ def _make_folders(folder: str, within: str) -> None:
         pass
 
 
-def _write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
-    """Put bytes at a position; the one after them."""
+def write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
+    """Put bytes at a position; the one after them.
+
+    Raises:
+        OSError: they cannot be written.
+    """
     end = position + len(part)
     while position < end:
         # The kernel moves at most 2 GiB a call.

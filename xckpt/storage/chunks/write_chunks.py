@@ -31,7 +31,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry, is_packed
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
@@ -69,10 +69,15 @@ class _UnderWay:
 
 
 class ChunkWrites:
-    """The writes of one rank."""
+    """The writes of one rank, within a budget of memory."""
 
     def __init__(
-        self, orders: WriteOrders, planner: SavePlanner, progress: ProgressCounter, where: Location
+        self,
+        orders: WriteOrders,
+        planner: SavePlanner,
+        progress: ProgressCounter,
+        where: Location,
+        memory_bytes: int,
     ) -> None:
         self.codecs, self.planner = orders.codecs, planner
         self.progress, self.where = progress, where
@@ -86,7 +91,6 @@ class ChunkWrites:
         self._values: dict[str, ValueEntry | BytesEntry] = {}
         self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
-        self._together = TOGETHER if self._location.unsynced else 1
         self._unsent: list[tuple[Unit, Reservation]] = []
         """What goes to a thread with the next ones."""
         self._begun: deque[_UnderWay] = deque()
@@ -94,8 +98,8 @@ class ChunkWrites:
         self._under_way: set[_UnderWay] = set()
         """All of them."""
         self._lock = threading.Lock()
-        self._pack_bytes = orders.pack_bytes
-        self._packs: PackWrites | None = None
+        self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
+        """The packs, and what they do not take of the budget."""
 
     def begin_largest(self, items: Iterable[WriteItem], pool: Pool) -> list[WriteItem]:
         """Begin to write the largest tensor items, as far as the budget goes; returns the others.
@@ -124,7 +128,7 @@ class ChunkWrites:
 
     def _submit(self, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
-        size = item.tensor_storage_size() or 0
+        size, together = item.tensor_storage_size() or 0, TOGETHER if self._location.unsynced else 1
         while self._begun and (len(self._begun) >= IN_FLIGHT or not pool.has_room(size)):
             self._wait(self._begun.popleft())
         if not pool.has_room(size):
@@ -137,7 +141,7 @@ class ChunkWrites:
                 reservation.unit_done()
             elif self._in_threads and not pool.single:
                 self._unsent.append((unit, reservation))
-                if size > SMALL_BYTES or len(self._unsent) >= self._together:
+                if size > SMALL_BYTES or len(self._unsent) >= together:
                     self._send(pool)
             elif self._is_local and unit.is_plain(self.codecs):
                 self._write_file(unit, reservation)
@@ -176,15 +180,11 @@ class ChunkWrites:
 
     def _pack(self, unit: Unit) -> bool:
         """Append a unit to this rank's packs, if its array is packed."""
-        if not is_packed(unit.array, self._pack_bytes):
+        if self._packs is None or not self._packs.takes(unit.array):
             return False
-        self._note(unit, [(unit.number, self._rank_packs().add(unit.array, unit.data))])
+        self._note(unit, [(unit.number, self._packs.add(unit.array, unit.data))])
         self.progress.add(unit.data.nbytes)
         return True
-
-    def _rank_packs(self) -> PackWrites:
-        self._packs = self._packs or _pack_writes(self._root, self.where)
-        return self._packs
 
     def finish(self) -> Written:
         """`report` and `wait`."""
@@ -280,11 +280,16 @@ def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[
     return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
 
 
-def _pack_writes(root: ts.KvStore, where: Location) -> PackWrites:
-    """The packs of a rank; most saves by few leaves have none."""
+def _pack_writes(
+    root: ts.KvStore, orders: WriteOrders, where: Location, memory_bytes: int
+) -> tuple[PackWrites | None, int]:
+    """The packs of a rank, and the memory that is left; most saves by few leaves have none."""
+    if not orders.pack_bytes:
+        return None, memory_bytes
     from xckpt.storage.packs.write_packs import PackWrites
 
-    return PackWrites(root, where)
+    packs = PackWrites(root, orders, where, memory_bytes)
+    return packs, memory_bytes - packs.memory_bytes
 
 
 def _report(

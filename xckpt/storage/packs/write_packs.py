@@ -1,8 +1,10 @@
-"""Writing packs: small chunks appended in memory, each full pack written as one object.
+"""Writing packs: small chunks one behind another, each full pack one object.
 
-1. `PackWrites.add` appends a chunk's elements in C order, and digests them.
-2. A pack with `PACK_BYTES` is begun to be written under the digest of its content. One pack is
-   under way while the next one fills, in a bucket up to `IN_BUCKETS`: all of them take memory.
+1. `PackWrites.add` appends a chunk's elements in C order, and digests them. A pack grows in a local
+   file, or in memory (`xckpt.storage.packs.pack_output`).
+2. A pack with `PACK_BYTES` is finished under the digest of its content. In a bucket up to
+   `IN_BUCKETS` are under way while the next one fills; `pack_memory` is what they all may take of
+   the budget, and where that is little, packs are smaller.
 3. `PackWrites.flush` begins the last one and gives the packs' names, `PackWrites.wait` waits for
    all. `PackWrites.places` are those of an array's chunks in the order in which they came, by this
    rank's numbers of packs.
@@ -20,17 +22,41 @@ from typing import Final
 import msgspec
 import numpy as np
 import tensorstore as ts
+import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import Manifest, arrays
-from xckpt.core.manifest.packs import PACK_BYTES, PLACE, encode_places, pack_key
+from xckpt.core.manifest.entries import Manifest, arrays, is_packed
+from xckpt.core.manifest.packs import PACK_BYTES, PLACE, encode_places
 from xckpt.storage.array import digest_bytes, plain_bools
-from xckpt.storage.chunks.orders import Written
+from xckpt.storage.chunks.orders import WriteOrders, Written
+from xckpt.storage.chunks.plain_files import SLAB_BYTES, contents
 from xckpt.storage.location import Location, answer, storage_errors
+from xckpt.storage.packs.pack_output import PackFile, PackObject
 
 IN_BUCKETS: Final = 4
 """Packs under way at a time, in a bucket: each connection is slow."""
+
+LEAST_PACK: Final = 1 << 18
+"""However little memory there is, packs have so many bytes."""
+
+
+def pack_memory(where: Location, memory_bytes: int) -> int:
+    """Bytes of a budget that a rank's packs may take: in a bucket at most half of it.
+
+    Args:
+        where: the checkpoint's place.
+        memory_bytes: the whole budget.
+
+    Example:
+        >>> pack_memory(Location.parse("s3://bucket/model"), 256 << 20) >> 20
+        80
+        >>> pack_memory(Location.parse("/data/model"), 256 << 20)
+        0
+    """
+    if where.driver == "file":
+        return 0
+    return min(memory_bytes // 2, (IN_BUCKETS + 1) * PACK_BYTES)
 
 
 class PackWrites:
@@ -38,31 +64,55 @@ class PackWrites:
 
     Args:
         root: the root group.
+        orders: where that is, and what is packed.
         where: the checkpoint's place, for errors.
+        memory_bytes: the whole budget; see `pack_memory`.
     """
 
-    def __init__(self, root: ts.KvStore, where: Location) -> None:
-        self._root, self._where = root, where
-        self._content = bytearray()
-        """Of the pack that fills."""
+    def __init__(
+        self, root: ts.KvStore, orders: WriteOrders, where: Location, memory_bytes: int
+    ) -> None:
+        self._root, self._folder, self._where = root, orders.location, where
+        self._pack_bytes = orders.pack_bytes
+        self.memory_bytes = pack_memory(where, memory_bytes)
+        """What it takes of that."""
+        self._full = PACK_BYTES
+        if where.driver != "file":
+            self._full = min(PACK_BYTES, max(LEAST_PACK, self.memory_bytes // (IN_BUCKETS + 1)))
+        self._pack: PackFile | PackObject | None = None
+        """That which fills."""
         self._names: list[bytes] = []
         """Of those that are full."""
         self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
         self._places: dict[tuple[str, int], list[tuple[int, int]]] = {}
 
+    def takes(self, array: ZarrArray) -> bool:
+        """Whether an array's chunks lie in packs."""
+        return is_packed(array, self._pack_bytes)
+
     def add(self, array: ZarrArray, data: NDArray[np.generic]) -> bytes:
         """Append a chunk; its digest.
 
         Raises:
-            StorageError: a pack before cannot be written.
+            StorageError: a pack cannot be written.
         """
-        content = plain_bools(np.asarray(data, order="C")).tobytes()
-        place = len(self._names), len(self._content)
-        self._places.setdefault((array.leaf, array.number), []).append(place)
-        self._content += content
-        if len(self._content) >= PACK_BYTES:
-            self._write()
-        return digest_bytes(content)
+        pack = self._pack = self._pack or self._new()
+        self._places.setdefault((array.leaf, array.number), []).append(
+            (len(self._names), pack.size)
+        )
+        if data.nbytes <= SLAB_BYTES:
+            content = plain_bools(np.asarray(data, order="C")).tobytes()
+            pack.append(content)
+            digest = digest_bytes(content)
+        else:
+            hashed = xxhash.xxh3_128()
+            for slab in contents(data):
+                pack.append(slab.data)
+                hashed.update(slab.data)
+            digest = hashed.digest()
+        if pack.size >= self._full:
+            self._finish()
+        return digest
 
     def adopt(self, name: bytes, chunks: Iterable[tuple[str, int, int]]) -> None:
         """Take a pack that is there, and chunks of it: leaf and number of the array, offset.
@@ -70,8 +120,7 @@ class PackWrites:
         Raises:
             StorageError: a pack before cannot be written.
         """
-        if self._content:
-            self._write()
+        self._finish()
         for leaf, number, offset in chunks:
             self._places.setdefault((leaf, number), []).append((len(self._names), offset))
         self._names.append(name)
@@ -82,8 +131,7 @@ class PackWrites:
         Raises:
             StorageError: a pack before cannot be written.
         """
-        if self._content:
-            self._write()
+        self._finish()
         return self._names
 
     def wait(self) -> None:
@@ -100,17 +148,29 @@ class PackWrites:
 
     def close(self) -> None:
         """After a failure: wait for what is under way."""
+        if self._pack is not None:
+            self._pack.discard()
+            self._pack = None
         while self._writing:
             with contextlib.suppress(Exception):
                 self.wait()
 
-    def _write(self) -> None:
-        content, self._content = bytes(self._content), bytearray()
-        self._wait_for_all_but(IN_BUCKETS - 1 if self._where.bucket else 0)
-        name = digest_bytes(content)
+    def _new(self) -> PackFile | PackObject:
+        if self._where.driver == "file":
+            return PackFile(self._folder, self._where)
+        return PackObject(self._root, self._where)
+
+    def _finish(self) -> None:
+        """Finish the pack that fills, if one does."""
+        if self._pack is None:
+            return
+        # What is sent is in memory twice for a moment: so one place less is free.
+        self._wait_for_all_but(IN_BUCKETS - 1)
+        name, writing = self._pack.finish()
+        self._pack = None
         self._names.append(name)
-        with storage_errors(self._where):
-            self._writing.append(self._root.write(pack_key(name), content))
+        if writing is not None:
+            self._writing.append(writing)
 
     def _wait_for_all_but(self, count: int) -> None:
         while len(self._writing) > count:
