@@ -342,14 +342,14 @@ def test_a_later_version_is_a_checkpoint(path: Path) -> None:
 
 def test_digests_are_of_the_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What goes wrong between the memory and the store is found."""
-    write = plain_files._write_at
+    write = plain_files.write_at
 
     def wrong(descriptor: int, part: bytes | memoryview, position: int) -> int:
         chunk = isinstance(part, memoryview)  # documents are bytes
         changed = (~np.frombuffer(part, np.uint8)).tobytes() if chunk else part
         return write(descriptor, changed, position)
 
-    monkeypatch.setattr(plain_files, "_write_at", wrong)
+    monkeypatch.setattr(plain_files, "write_at", wrong)
     xckpt.save(path, {"w": np.arange(64)})
     assert xckpt.open(path).verify()
     with pytest.raises(xckpt.CorruptCheckpointError):
