@@ -129,7 +129,7 @@ test-thorough: lint
 	$(BIN)/python -m pytest -m 'not models and not browser' --hypothesis-profile=thorough $(call REPORT,thorough)
 	$(MAKE) test-integrations test-docs
 
-# The hooks with the trainers themselves, and the examples of docs/integrations.md.
+# The hooks with the trainers themselves, and the pages of docs/trainers and docs/jax.
 test-integrations: env-integrations
 	XCKPT_TIME_ALLOWANCE=12 $(INTEGRATIONS_VENV)/bin/python -m pytest -m '' --numprocesses=0 tests/integrations xckpt/integrations $(call REPORT,integrations)
 

@@ -1,6 +1,7 @@
-"""What the pages of docs/start, docs/how-to and docs/why show is so: each runs as for a reader.
+"""What the pages of `FOLDERS` show is so: each runs as for a reader.
 
-Those with names from elsewhere (`snippets.GIVEN_TO`) are in `tests/test_readme.py`.
+Others need more: those with names from elsewhere (`snippets.GIVEN_TO`) are in `tests/test_readme.py`,
+docs/stores in `test_stores.py`, docs/trainers and docs/jax in `tests/integrations`, XLA in `tests/xla`.
 
 1. The blocks of Python of a page share their names, in a folder of their own.
 2. A block that begins with ``# on each of 4 ranks`` runs on so many ranks of torch, one with
@@ -26,7 +27,8 @@ from xckpt import errors
 from xckpt.cli.commands import commands
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("start", "how-to", "why")
+FOLDERS = ("start", "how-to", "torch", "why")
+ELSEWHERE = (*snippets.GIVEN_TO, "docs/torch/xla.md")
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MANY = re.compile(r"# on each of (\d) (ranks|JAX processes)\b")
 PAGES = [
@@ -34,11 +36,11 @@ PAGES = [
     for folder in FOLDERS
     for path in sorted((ROOT / "docs" / folder).glob("*.md"))
     if BLOCK.search(path.read_text(encoding="utf-8"))
-    and path.relative_to(ROOT).as_posix() not in snippets.GIVEN_TO
+    and path.relative_to(ROOT).as_posix() not in ELSEWHERE
 ]
 
 LONG = tuple(f"docs/how-to/{name}.md" for name in ("convert", "fsdp-tp", "jax-hosts"))
-LONG += ("docs/start/ten-minutes.md",)
+LONG += ("docs/start/ten-minutes.md", "docs/torch/fsdp2.md", "docs/torch/hsdp.md")
 """Pages that may take more than five seconds, with what they import first."""
 
 
@@ -74,6 +76,11 @@ def test_there_are_pages() -> None:
     [pytest.param(page, marks=[pytest.mark.thorough] * (page in LONG)) for page in PAGES],
 )
 def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    run_blocks(page, tmp_path, request)
+
+
+def run_blocks(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Run the blocks of a page in order, in a folder."""
     names: dict[str, Any] = {"__name__": "__main__"}
     blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
     if any("ranks" in code.partition("\n")[0] for _, code in blocks):

@@ -3,12 +3,15 @@
 1. A page of docs is one module: its blocks in order, as a reader's session. The blocks of the
    pages in `ALONE` each stand alone.
 2. What a block has from elsewhere is declared in one stub, ``given.pyi``.
-3. ``python -m tests.support.snippets FOLDER`` writes the modules; each line stands where it stands
+3. Of the libraries in `LACKED`, which the environment of `make lint` lacks, the modules that a page
+   imports are stubs without types, so that the rest of the page is read like any other.
+4. ``python -m tests.support.snippets FOLDER`` writes the modules; each line stands where it stands
    in its page, so that what a type checker says of it names the line of the page.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import shutil
 import sys
@@ -29,8 +32,8 @@ GIVEN_TO = (
 ALONE = (*GIVEN_TO, "docs/first-day.md")
 """Pages whose blocks are not one session."""
 
-ELSEWHERE = ("docs/integrations.md",)
-"""Pages with libraries that the environment of `make lint` lacks."""
+LACKED = ("accelerate", "haiku", "lightning", "ray", "torch_xla", "torchtitan")
+"""Libraries of `make test-integrations` and `make test-xla` alone."""
 
 SIGNATURES = "-> Metadata"
 """In the block that is a list of signatures; `tests/test_readme.py` compares them."""
@@ -51,6 +54,12 @@ state: dict[str, Any]
 
 def train(state: dict[str, Any]) -> None: ...
 '''
+
+UNTYPED = """from typing import Any
+
+def __getattr__(name: str) -> Any: ...
+"""
+"""A stub that has every name."""
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -75,8 +84,6 @@ def modules() -> Iterator[tuple[str, str]]:
     """Name and text of each module."""
     for page in pages():
         title = page.relative_to(ROOT).as_posix()
-        if title in ELSEWHERE:
-            continue
         text = page.read_text(encoding="utf-8")
         name = module_name(page)
         lines = {text[: found.start(1)].count("\n"): found[1] for found in BLOCK.finditer(text)}
@@ -95,6 +102,22 @@ def _module(blocks: dict[int, str], *, given: bool) -> str:
     return written
 
 
+def lacked(code: str) -> Iterator[str]:
+    """The modules of `LACKED` that a module imports.
+
+    Example:
+        >>> list(lacked("import haiku as hk\nfrom ray.train import RunConfig\nimport jax"))
+        ['haiku', 'ray.train']
+    """
+    for node in ast.walk(ast.parse(code)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module]
+        yield from (name for name in names if name.partition(".")[0] in LACKED)
+
+
 def write(folder: Path) -> None:
     """Write the modules to a folder, which held nothing else."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -102,6 +125,11 @@ def write(folder: Path) -> None:
     (folder / "given.pyi").write_text(GIVEN, encoding="utf-8")
     for name, text in modules():
         (folder / f"{name}.py").write_text(text, encoding="utf-8")
+        for module in lacked(text):
+            for count in range(1, len(module.split(".")) + 1):
+                stub = folder.joinpath(*module.split(".")[:count], "__init__.pyi")
+                stub.parent.mkdir(exist_ok=True)
+                stub.write_text(UNTYPED, encoding="utf-8")
 
 
 if __name__ == "__main__":
