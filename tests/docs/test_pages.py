@@ -1,7 +1,8 @@
 """What the pages of `FOLDERS` show is so: each runs as for a reader.
 
-Others need more: those with names from elsewhere (`snippets.GIVEN_TO`) are in `tests/test_readme.py`,
-docs/stores in `test_stores.py`, docs/trainers and docs/jax in `tests/integrations`, XLA in `tests/xla`.
+Others need more: those with names from elsewhere (`snippets.GIVEN_TO`) are in
+`tests/test_readme.py`, docs/stores in `test_stores.py`, docs/trainers and docs/jax in
+`tests/integrations`, XLA in `tests/xla`.
 
 1. The blocks of Python of a page share their names, in a folder of their own.
 2. A block that begins with ``# on each of 4 ranks`` runs on so many ranks of torch, one with

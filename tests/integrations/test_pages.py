@@ -1,4 +1,4 @@
-"""What the pages of docs/trainers and docs/jax show is so: the code of each runs, twice in one folder.
+"""What docs/trainers and docs/jax show is so: the code of a page runs, twice in one folder.
 
 The loops of JAX's libraries resume, and end with the values of the uninterrupted loop.
 """
