@@ -134,7 +134,8 @@ def is_known(path: str | os.PathLike[str]) -> bool:
 def _of_folder(folder: FilePath) -> str | None:
     if not folder.is_dir():
         return None  # A pipe would have to be waited for.
-    names = {entry.name for entry in folder.iterdir()}
+    entries = list(folder.iterdir())
+    names = {entry.name for entry in entries}
     if ".metadata" in names:
         return "dcp"
     if looks_like_orbax(folder):
@@ -142,7 +143,8 @@ def _of_folder(folder: FilePath) -> str | None:
     if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return "safetensors"
     if any(name.endswith((".bin.index.json", ".bin", ".pt", ".pth")) for name in names):
-        return "torch"
+        # One such file beside checkpoints, as in the root of a run, is not what is asked for.
+        return None if any((entry / MANIFEST).is_file() for entry in entries) else "torch"
     return None
 
 
