@@ -427,8 +427,21 @@ def test_arguments_that_make_no_sense(
     for step, error in ((-1, ValueError), (True, TypeError), ("3", TypeError)):
         with pytest.raises(error, match="a step is"):
             checkpoints.save(step, {})  # type: ignore[arg-type]
+    for metric, words in (("low", "has to be a number"), (np.ones(2), "is no number")):
+        with pytest.raises(TypeError, match=rf"metrics\['loss'\] .*{words}"):
+            checkpoints.save(0, {}, metrics={"loss": metric})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match="name a metric"):
         checkpoints.best()
+
+
+def test_the_printed_form_says_where_it_saves(tmp_path: Path) -> None:
+    with xckpt.CheckpointManager(tmp_path / "a", temporary=tmp_path / "b") as checkpoints:
+        assert repr(checkpoints) == (
+            f"<CheckpointManager {tmp_path}/a, temporary steps in {tmp_path}/b>"
+        )
+        checkpoints.save(3, {"step": 3}, force=True)
+        checkpoints.wait()
+        assert repr(checkpoints).endswith(", last step 3>")
 
 
 def test_ls_lists_the_steps_of_a_run(root: str) -> None:

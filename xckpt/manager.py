@@ -118,6 +118,13 @@ class CheckpointManager(RunReading):
             folder, saves, checked_options(load_options, LoadOptions, "CheckpointManager")
         )
 
+    def __repr__(self) -> str:
+        kept, *others = self._folder.roots
+        beside = "".join(f", temporary steps in {each.location}" for each in others)
+        last = self._saves.last
+        number = "" if last is None else f", last step {last.number}"
+        return f"<CheckpointManager {kept.location}{beside}{number}>"
+
     @property
     def preempted(self) -> bool:
         """Whether a rank was asked to end (SIGTERM), so that the run should stop.
@@ -168,7 +175,7 @@ class CheckpointManager(RunReading):
         Raises:
             XckptError: the save before has failed; nothing was begun.
             PlanError: the ranks are at different steps.
-            TypeError: ``metadata`` is no dict, or has a key ``"run"``.
+            TypeError: ``metadata`` is no dict, or has a key ``"run"``; a metric is no number.
         """
         decision = self._saves.decide(_step(step), force=force)
         if decision.due:

@@ -113,5 +113,5 @@ def test_one_file_beside_checkpoints_is_not_taken_for_the_folder(tmp_path: Path)
     torch.save({"lr": 0.1}, tmp_path / "training_args.bin")
     assert detect(tmp_path) == "torch"
     xckpt.save(tmp_path / "step-1", {"w": np.arange(3)})
-    with pytest.raises(xckpt.NotACheckpointError, match="give the path of one: .*/step-1"):
+    with pytest.raises(xckpt.NotACheckpointError, match=r"give the path of one: .*/step-1"):
         xckpt.load(tmp_path)

@@ -137,9 +137,10 @@ class RunSaves:
 
         Raises:
             XckptError: the save before has failed; nothing was begun.
+            TypeError: a metric is no number.
         """
         self.settle()
-        numbers = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
         name = decision.replaced or step_name(step)
         record = StepRecord(
             step,
@@ -230,3 +231,13 @@ def _bytes_of(saved: Metadata) -> int:
         for leaf in saved.values()
         if isinstance(leaf, TensorStorageMetadata)
     )
+
+
+def _number(name: str, value: object) -> float:
+    """A metric as a float: a number, or an array or tensor of one element."""
+    try:
+        if isinstance(value, SupportsFloat):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"metrics[{name!r}] is no number: {error}") from error
+    raise TypeError(f"metrics[{name!r}] is a {type(value).__name__}, and has to be a number")
