@@ -40,7 +40,7 @@ def pinned(file: str) -> dict[str, Version]:
 def requirements() -> list[Requirement]:
     """What xckpt needs, and what its extras for users do."""
     extras = PROJECT["optional-dependencies"]
-    names = ("cli", "torch", "jax", "zarr")
+    names = ("cli", "torch", "jax", "zarr", "plot")
     texts = [*PROJECT["dependencies"], *(text for name in names for text in extras[name])]
     return [Requirement(text) for text in texts]
 

@@ -64,6 +64,7 @@ DOORS = {
     "zarr": ("xckpt.zarr_dtypes",),
     "click": ("xckpt.cli",),
     "rich": ("xckpt.cli", "xckpt.progress_bar"),
+    "matplotlib": ("xckpt.viewer.picture.plot",),
     # A trainer's package belongs to its hook.
     "lightning": ("xckpt.integrations.lightning",),
     "transformers": ("xckpt.integrations.hugging_face",),

@@ -20,7 +20,8 @@ def view(
 
     Of the root of a run, its steps: metrics, bytes own and shared, which rule keeps each.
 
-    In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else.
+    In a notebook the result shows itself. ``save`` writes one HTML file that needs nothing else,
+    or the picture of one leaf as SVG or PNG.
     From a terminal, ``xckpt view PATH`` shows the same in a browser, with values of slices.
 
     Args:

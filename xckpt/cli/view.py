@@ -6,15 +6,20 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli.output import as_json, print_json, say
+from xckpt.cli.output import Failure, as_json, print_json, say
+
+if TYPE_CHECKING:
+    from xckpt.viewer.view import CheckpointView
 
 
 @click.command("view")
 @click.argument("path")
 @click.option("-o", "--output", metavar="FILE", help="Write one HTML file instead of serving.")
+@click.option("--leaf", metavar="NAME", help="With --output FILE.svg or FILE.png: draw this leaf.")
 @click.option("--plan", default="", metavar="TEXT|@FILE", help="A reader's mesh and specs.")
 @click.option("--diff", metavar="OTHER", help="Compare with another checkpoint, contents too.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="By default any free one.")
@@ -23,6 +28,7 @@ from xckpt.cli.output import as_json, print_json, say
 def view_command(
     path: str,
     output: str | None,
+    leaf: str | None,
     plan: str,
     diff: str | None,
     port: int,
@@ -32,7 +38,8 @@ def view_command(
     """Look at a checkpoint, or a run, in the browser: its tree, its shards and chunks, its values.
 
     The page is served to this machine alone, under an address that nobody can guess, until it is
-    interrupted. With --output it is one HTML file, without values. No request leaves the machine.
+    interrupted. With --output it is one HTML file, without values; with --leaf too, the picture of
+    one leaf, as SVG or, by matplotlib, as PNG. No request leaves the machine.
 
     With --plan "data, model on data=2 x model=4" it also shows a load by that mesh: who reads which
     chunks, and how many bytes more than are wanted. In a file, a line "mesh data=2 x model=4" comes
@@ -48,12 +55,10 @@ def view_command(
         print_json(view.page)
         return
     if output is not None:
-        try:
-            view.save(output)
-        except OSError as error:
-            raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
-        say(f"{output}: {os.path.getsize(output):,} bytes")
+        _write(view, output, leaf)
         return
+    if leaf is not None:
+        raise click.UsageError("--leaf draws to a file: add --output FILE.svg or FILE.png")
     from xckpt.viewer.server import PageServer
 
     try:
@@ -66,6 +71,20 @@ def view_command(
         if not no_browser and has_screen():
             webbrowser.open(server.url)
         server.serve_forever()
+
+
+def _write(view: CheckpointView, output: str, leaf: str | None) -> None:
+    """Write the page, or the picture of a leaf."""
+    try:
+        view.save(output, leaf)
+    except OSError as error:
+        raise click.UsageError(f"{output} cannot be written: {error.strerror}") from error
+    except ValueError as error:
+        message = str(error).replace("save(file, leaf=name)", "add --leaf NAME")
+        raise click.UsageError(message) from error
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    say(f"{output}: {os.path.getsize(output):,} bytes")
 
 
 def _text(plan: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,16 +27,23 @@ from xckpt.viewer.diff import diff_page
 from xckpt.viewer.leaves import checkpoint_page
 from xckpt.viewer.model import CheckpointPage, DiffPage, Page
 from xckpt.viewer.page import page_html
+from xckpt.viewer.picture.plane import Picture, Plane, picture_of
+from xckpt.viewer.picture.plot import figure_of
+from xckpt.viewer.picture.svg import svg
 from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
 from xckpt.viewer.run import shared_at, shared_by_leaf, steps_at, steps_shown
-from xckpt.viewer.svg import leaf_svg
 from xckpt.viewer.values import PlaneValues, plane_values
+
+if TYPE_CHECKING:
+    from xckpt.viewer.picture.plot import Figure
 
 Opener = Callable[[str], Checkpoint]
 """Opens the checkpoint at a path; see `xckpt.open`."""
 
+PICTURES: Final = (".svg", ".png", ".pdf", ".jpg", ".webp")
+"""Endings of files that hold the picture of one leaf."""
 CELL: Final = 16 << 20
 """Bytes of a page that a notebook shows in a cell, at most."""
 
@@ -145,13 +152,35 @@ class CheckpointView:
         """
         return page_html(msgspec.structs.replace(self.page, served=served))
 
-    def save(self, file: str | os.PathLike[str]) -> None:
-        """Write the page to a file, which needs nothing else.
+    def save(self, file: str | os.PathLike[str], leaf: str | None = None) -> None:
+        """Write the page to a file, which needs nothing else, or the picture of a leaf.
+
+        Args:
+            file: where to. Without a leaf it is HTML; with one, the name ends with ``.svg``, or
+                with ``.png``, ``.pdf`` or another ending that matplotlib draws to.
+            leaf: the tensor to draw; `svg` and `figure` choose a plane of it.
 
         Raises:
             OSError: it cannot be written.
+            ValueError: there is no such tensor, or the ending needs one.
+            ImportError: matplotlib is not installed (``pip install "xckpt[plot]"``).
+
+        Example:
+            >>> import numpy as np, xckpt
+            >>> _ = xckpt.save("memory://view-save", {"w": np.zeros((4, 8))})
+            >>> xckpt.view("memory://view-save").save("w.svg", leaf="w")
         """
-        Path(file).write_text(self.html(), encoding="utf-8")
+        kind = Path(file).suffix.lower()
+        if leaf is None and kind in PICTURES:
+            raise ValueError(f"a {kind[1:].upper()} shows one leaf: save(file, leaf=name)")
+        if leaf is None:
+            Path(file).write_text(self.html(), encoding="utf-8")
+        elif kind == ".svg":
+            Path(file).write_text(self.svg(leaf), encoding="utf-8")
+        elif kind in PICTURES:
+            self.figure(leaf).savefig(file)
+        else:
+            raise ValueError(f"{os.fspath(file)}: a leaf is drawn to {', '.join(PICTURES)}")
 
     def svg(
         self,
@@ -160,14 +189,41 @@ class CheckpointView:
         across: int | None = None,
         at: Sequence[int] | None = None,
     ) -> str:
-        """The picture of a tensor as SVG, for a document; see `xckpt.viewer.svg.leaf_svg`.
+        """The picture of a tensor as SVG, for a document.
+
+        Args:
+            name: the tensor's name.
+            down: the dimension down; by default, with ``across``, the slowest two that are cut.
+            across: the dimension across.
+            at: a position in each dimension, for those that are not drawn; by default the first.
 
         Raises:
-            ValueError: there is no such tensor, or no such plane of it.
+            ValueError: there is no such tensor, or no such plane of it, or more chunks than can
+                be drawn lie there.
         """
+        return svg(self._picture(name, down, across, at))
+
+    def figure(
+        self,
+        name: str,
+        down: int | None = None,
+        across: int | None = None,
+        at: Sequence[int] | None = None,
+    ) -> Figure:
+        """The picture of a tensor as a `matplotlib.figure.Figure`, with the arguments of `svg`.
+
+        Raises:
+            ValueError: as `svg` does.
+            ImportError: matplotlib is not installed (``pip install "xckpt[plot]"``).
+        """
+        return figure_of(self._picture(name, down, across, at))
+
+    def _picture(
+        self, name: str, down: int | None, across: int | None, at: Sequence[int] | None
+    ) -> Picture:
         for entry in self.checkpoint.manifest.leaves:
             if entry.name == name and isinstance(entry, TensorEntry):
-                return leaf_svg(entry, down, across, at)
+                return picture_of(entry, Plane.of(entry, down, across, at))
         raise ValueError(f"{printable(name)!r} is no tensor of {printable(self.path)}")
 
     def values(self, leaf: int, down: int | None, across: int | None, at: list[int]) -> PlaneValues:

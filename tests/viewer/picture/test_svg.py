@@ -10,21 +10,30 @@ import pytest
 import xckpt
 from tests.viewer.grids import random_grids
 from xckpt.core.manifest.entries import TensorEntry
-from xckpt.viewer.svg import leaf_svg
+from xckpt.viewer.picture.plane import Plane, picture_of
+from xckpt.viewer.picture.svg import svg
 
 
 def test_rectangles_are_the_boxes_of_the_plan() -> None:
     manifest, expected = random_grids(seed=3, count=200)
     for entry, drawn in zip(manifest.leaves, expected, strict=True):
         assert isinstance(entry, TensorEntry)
-        root = ElementTree.fromstring(leaf_svg(entry, drawn.down, drawn.across, drawn.at))
-        found: dict[str, list[tuple[int, ...]]] = {"chunk": [], "array": [], "shard": []}
+        plane = Plane.of(entry, drawn.down, drawn.across, drawn.at)
+        root = ElementTree.fromstring(svg(picture_of(entry, plane)))
+        kinds = ("chunk", "unit", "array", "shard")
+        found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in kinds}
+        hatched = list[tuple[int, ...]]()
         for each in root.iter("{http://www.w3.org/2000/svg}rect"):
             place = tuple(int(each.attrib[name]) for name in ("x", "y", "width", "height"))
             found[each.attrib["class"]].append(place)
+            if "hatch" in each.attrib.get("style", ""):
+                hatched.append(place)
         assert sorted(found["chunk"]) == sorted(drawn.chunks)
+        assert sorted(found["unit"]) == sorted(drawn.units)
         assert sorted(found["array"]) == sorted(drawn.arrays)
         assert sorted(found["shard"]) == sorted(drawn.shards or ())
+        several = [place for place, devices in (drawn.shards or {}).items() if " " in devices]
+        assert sorted(hatched) == sorted(several)
 
 
 def test_a_view_gives_it() -> None:
