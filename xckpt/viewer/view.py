@@ -27,7 +27,7 @@ from xckpt.viewer.diff import diff_page
 from xckpt.viewer.leaves import checkpoint_page
 from xckpt.viewer.model import CheckpointPage, DiffPage, Page
 from xckpt.viewer.page import page_html
-from xckpt.viewer.picture.plane import Picture, Plane, picture_of
+from xckpt.viewer.picture.plane import Picture, PicturePlane, picture_of
 from xckpt.viewer.picture.plot import figure_of
 from xckpt.viewer.picture.svg import svg
 from xckpt.viewer.plan.load import plan_shown
@@ -223,7 +223,7 @@ class CheckpointView:
     ) -> Picture:
         for entry in self.checkpoint.manifest.leaves:
             if entry.name == name and isinstance(entry, TensorEntry):
-                return picture_of(entry, Plane.of(entry, down, across, at))
+                return picture_of(entry, PicturePlane.of(entry, down, across, at))
         raise ValueError(f"{printable(name)!r} is no tensor of {printable(self.path)}")
 
     def values(self, leaf: int, down: int | None, across: int | None, at: list[int]) -> PlaneValues:

@@ -20,7 +20,7 @@ from xckpt.cli.commands import commands
 from xckpt.core.manifest.entries import TensorEntry
 from xckpt.core.metadata import Sharding
 from xckpt.viewer.picture import plot
-from xckpt.viewer.picture.plane import COLOURS, Plane, picture_of
+from xckpt.viewer.picture.plane import COLOURS, PicturePlane, picture_of
 from xckpt.viewer.picture.plot import figure_of
 
 MESH = Sharding(axes=(("data", 2), ("model", 4)), spec=(("data",), ("model",)))
@@ -43,7 +43,7 @@ def test_patches_are_the_boxes_of_the_plan() -> None:
     manifest, expected = random_grids(seed=4, count=40)
     for entry, drawn in zip(manifest.leaves, expected, strict=True):
         assert isinstance(entry, TensorEntry)
-        plane = Plane.of(entry, drawn.down, drawn.across, drawn.at)
+        plane = PicturePlane.of(entry, drawn.down, drawn.across, drawn.at)
         found = patches(figure_of(picture_of(entry, plane)))
         assert set(found["chunk"]) == drawn.chunks
         assert set(found["unit"]) == drawn.units
@@ -57,7 +57,7 @@ def test_patches_are_the_boxes_of_the_plan() -> None:
 
 def test_the_areas_of_the_colours_are_those_of_the_shards(tmp_path: Path) -> None:
     entry = TensorEntry("w", "int8", (60, 120), (30, 30), sharding=MESH)
-    figure_of(picture_of(entry, Plane.of(entry))).savefig(tmp_path / "w.png")
+    figure_of(picture_of(entry, PicturePlane.of(entry))).savefig(tmp_path / "w.png")
     pixels = np.round(imread(tmp_path / "w.png")[..., :3] * 255).astype(int)
     counted = Counter(map(tuple, pixels.reshape(-1, 3).tolist()))
     areas = [counted[tuple(round(255 * part) for part in to_rgb(colour))] for colour in COLOURS]
@@ -68,7 +68,7 @@ def test_the_areas_of_the_colours_are_those_of_the_shards(tmp_path: Path) -> Non
 
 def test_names_are_no_formulas() -> None:
     entry = TensorEntry(r"$\frac$ _^", "int8", (2, 2), (2, 2))
-    figure = figure_of(picture_of(entry, Plane.of(entry)))
+    figure = figure_of(picture_of(entry, PicturePlane.of(entry)))
     figure.canvas.draw()
     assert [text.get_text() for text in figure.texts] == [r"$\frac$ _^"]
 

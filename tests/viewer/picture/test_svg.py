@@ -10,7 +10,7 @@ import pytest
 import xckpt
 from tests.viewer.grids import random_grids
 from xckpt.core.manifest.entries import TensorEntry
-from xckpt.viewer.picture.plane import Plane, picture_of
+from xckpt.viewer.picture.plane import PicturePlane, picture_of
 from xckpt.viewer.picture.svg import svg
 
 
@@ -18,7 +18,7 @@ def test_rectangles_are_the_boxes_of_the_plan() -> None:
     manifest, expected = random_grids(seed=3, count=200)
     for entry, drawn in zip(manifest.leaves, expected, strict=True):
         assert isinstance(entry, TensorEntry)
-        plane = Plane.of(entry, drawn.down, drawn.across, drawn.at)
+        plane = PicturePlane.of(entry, drawn.down, drawn.across, drawn.at)
         root = ElementTree.fromstring(svg(picture_of(entry, plane)))
         kinds = ("chunk", "unit", "array", "shard")
         found: dict[str, list[tuple[int, ...]]] = {kind: [] for kind in kinds}

@@ -1,6 +1,6 @@
 """What a picture of a tensor shows, as rectangles of elements: shards, chunks, zarr shards, arrays.
 
-1. A plane lies along one or two dimensions (`Plane.of`), and cuts the others open at a position.
+1. A plane lies along one or two dimensions (`PicturePlane`), and cuts the others open at a position.
 2. `picture_of` takes the shards from the sharding that wrote the tensor, and the rest from the
    zarr arrays that hold it; only what has a part in the plane is kept.
 
@@ -33,7 +33,7 @@ Place = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Plane:
+class PicturePlane:
     """A plane of a tensor."""
 
     down: int | None
@@ -49,7 +49,7 @@ class Plane:
         down: int | None = None,
         across: int | None = None,
         at: Sequence[int] | None = None,
-    ) -> Plane:
+    ) -> PicturePlane:
         """A plane of a tensor; what is not given is chosen.
 
         Args:
@@ -62,8 +62,8 @@ class Plane:
             ValueError: there is no such plane, or the tensor has no elements.
 
         Example:
-            >>> Plane.of(TensorEntry("w", "int8", (4, 6, 8), (2, 6, 4)))
-            Plane(down=0, across=2, at=(0, 0, 0))
+            >>> PicturePlane.of(TensorEntry("w", "int8", (4, 6, 8), (2, 6, 4)))
+            PicturePlane(down=0, across=2, at=(0, 0, 0))
         """
         rank = len(leaf.shape)
         position = tuple(at) if at is not None else (0,) * rank
@@ -101,7 +101,7 @@ class Plane:
 
 
 @dataclass(frozen=True, slots=True)
-class Shard:
+class PictureShard:
     """A shard in a plane."""
 
     place: Place
@@ -113,7 +113,7 @@ class Shard:
         """The device's number; of replicas how many more there are.
 
         Example:
-            >>> Shard((0, 0, 1, 1), (4, 5, 6)).label
+            >>> PictureShard((0, 0, 1, 1), (4, 5, 6)).label
             '4 +2'
         """
         first, *more = self.devices
@@ -127,7 +127,7 @@ class Picture:
     name: str
     rows: int
     columns: int
-    shards: tuple[Shard, ...]
+    shards: tuple[PictureShard, ...]
     """Empty where the sharding is not known."""
     chunks: tuple[Place, ...]
     units: tuple[Place, ...]
@@ -135,7 +135,7 @@ class Picture:
     arrays: tuple[Place, ...]
 
 
-def picture_of(leaf: TensorEntry, plane: Plane) -> Picture:
+def picture_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
     """The rectangles of a plane of a tensor.
 
     Raises:
@@ -143,7 +143,7 @@ def picture_of(leaf: TensorEntry, plane: Plane) -> Picture:
 
     Example:
         >>> entry = TensorEntry("w", "int8", (4, 6), (2, 6))
-        >>> picture_of(entry, Plane.of(entry)).chunks
+        >>> picture_of(entry, PicturePlane.of(entry)).chunks
         ((0, 0, 6, 2), (0, 2, 6, 2))
     """
     stored = [array for array in leaf_arrays(leaf) if plane.place(array.box)]
@@ -175,14 +175,14 @@ def _along(box: Box, d: int | None) -> tuple[int, int]:
     return (0, 1) if d is None else (box.offsets[d], box.sizes[d])
 
 
-def _placed(plane: Plane, boxes: Sequence[Box]) -> Iterator[Place]:
+def _placed(plane: PicturePlane, boxes: Sequence[Box]) -> Iterator[Place]:
     for box in boxes:
         place = plane.place(box)
         if place is not None:
             yield place
 
 
-def _shards(leaf: TensorEntry, plane: Plane) -> Iterator[Shard]:
+def _shards(leaf: TensorEntry, plane: PicturePlane) -> Iterator[PictureShard]:
     """The distinct shards in the plane."""
     cuts = dimension_cuts(leaf.sharding, leaf.shape)
     if cuts is None or leaf.sharding is None:
@@ -192,11 +192,11 @@ def _shards(leaf: TensorEntry, plane: Plane) -> Iterator[Shard]:
         for place in _placed(plane, list(boxes)):
             holders.setdefault(place, []).append(device)
     for place, devices in holders.items():
-        yield Shard(place, tuple(devices))
+        yield PictureShard(place, tuple(devices))
 
 
 def _cells(
-    name: str, plane: Plane, arrays: Sequence[tuple[ZarrArray, Sequence[int]]]
+    name: str, plane: PicturePlane, arrays: Sequence[tuple[ZarrArray, Sequence[int]]]
 ) -> Iterator[Place]:
     """The chunks, or zarr shards, of arrays that lie in a plane; an edge ends with its array."""
     shown = (plane.down, plane.across)

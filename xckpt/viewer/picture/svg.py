@@ -10,7 +10,7 @@ from html import escape
 from typing import Final
 
 from xckpt.core.text.printable import printable
-from xckpt.viewer.picture.plane import COLOURS, Picture, Place, Shard
+from xckpt.viewer.picture.plane import COLOURS, Picture, PictureShard, Place
 
 WIDTH, HEIGHT, LEAST, LARGEST = 640.0, 420.0, 48.0, 96.0
 _NAMESPACE: Final = "http://www.w3.org/2000/svg"
@@ -70,13 +70,13 @@ def _rectangle(place: Place, kind: str, fill: str = "") -> str:
     return f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}"{style}/>'
 
 
-def _fill(shard: Shard) -> str:
+def _fill(shard: PictureShard) -> str:
     """A colour for the first device that holds a shard; hatched where several do."""
     number = shard.devices[0] % len(COLOURS)
     return COLOURS[number] if len(shard.devices) == 1 else f"url(#hatch-{number})"
 
 
-def _hatches(shards: Iterable[Shard], scale: tuple[float, float]) -> Iterator[str]:
+def _hatches(shards: Iterable[PictureShard], scale: tuple[float, float]) -> Iterator[str]:
     """The hatched fills that are used, in pixels whatever the elements' size."""
     used = {each.devices[0] % len(COLOURS) for each in shards if len(each.devices) > 1}
     for number in sorted(used):
@@ -88,7 +88,7 @@ def _hatches(shards: Iterable[Shard], scale: tuple[float, float]) -> Iterator[st
         )
 
 
-def _label(shard: Shard, scale: tuple[float, float]) -> str:
+def _label(shard: PictureShard, scale: tuple[float, float]) -> str:
     """The devices, where there is room."""
     if not has_room(shard, scale):
         return ""
@@ -97,7 +97,7 @@ def _label(shard: Shard, scale: tuple[float, float]) -> str:
     return f'<text x="{middle[0]:g}" y="{middle[1]:g}">{shard.label}</text>'
 
 
-def has_room(shard: Shard, scale: tuple[float, float]) -> bool:
+def has_room(shard: PictureShard, scale: tuple[float, float]) -> bool:
     """Whether a label fits into a shard.
 
     Args:
