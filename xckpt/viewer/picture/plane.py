@@ -1,6 +1,7 @@
 """What a picture of a tensor shows, as rectangles of elements: shards, chunks, zarr shards, arrays.
 
-1. A plane lies along one or two dimensions (`PicturePlane`), and cuts the others open at a position.
+1. A plane lies along one or two dimensions, and cuts the others open at a position
+   (`PicturePlane`).
 2. `picture_of` takes the shards from the sharding that wrote the tensor, and the rest from the
    zarr arrays that hold it; only what has a part in the plane is kept.
 
