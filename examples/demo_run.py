@@ -53,6 +53,7 @@ def ranks(root: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    place["USE_FLAX"] = "0"  # of transformers: JAX has a phase of its own
     command = [sys.executable, "-m", "examples.run_torch", str(root)]
     started: list[subprocess.Popen[str]] = []
     with ExitStack() as stack:
@@ -93,10 +94,15 @@ def train(console: Console, root: Path, count: int, *, kill: int = 0, end: int =
 
 
 def damage_newest(root: Path) -> str:
-    """Change a byte of the newest step, in a file of its own; what was done."""
+    """Change a byte of the newest step, in a pack or chunk that no other step shares.
+
+    Returns:
+        What was done.
+    """
     newest = max(root.glob("step-*"))
-    files = [path for path in newest.rglob("*") if path.is_file() and "/c/" in str(path)]
-    path = max(files, key=lambda file: (file.stat().st_nlink == 1, file.stat().st_size))
+    data = [*newest.glob("xckpt.packs/*"), *newest.glob("**/c/**/*")]
+    own = [path for path in data if path.is_file() and path.stat().st_nlink == 1]
+    path = max(own, key=lambda file: file.stat().st_size)
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
