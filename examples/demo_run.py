@@ -142,7 +142,8 @@ def show(console: Console, title: str, root: Path) -> None:
     console.print(f"[bold]{title}[/]\n{done.stdout.rstrip()}", highlight=False, soft_wrap=True)
     console.print(
         f"  {sum(file.st_size for file in files) / mib:.1f} MiB in all steps, "
-        f"{sum(own.values()) / mib:.1f} MiB on disk: the frozen model is there once",
+        f"{sum(own.values()) / mib:.1f} MiB on disk: the frozen model is there once for each "
+        "way of cutting it",
         highlight=False,
     )
 

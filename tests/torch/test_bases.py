@@ -50,6 +50,18 @@ def on_rank_save(rank: int, root: str, base: str | None, name: str, changed: boo
     return taken[0].shared
 
 
+def on_rank_save_own(rank: int, root: str, base: str | None, name: str, step: int) -> int:
+    """Leaves that one rank alone has, and leaves that each rank names in an order of its own."""
+    # By its place among the leaves of rank 0, "b" of this step would be "a" of the step before.
+    common = {letter: torch.full((4,), number + step) for number, letter in enumerate("cba")}
+    mine = {f"of-{rank}": torch.full((6,), rank), f"also-of-{rank}": torch.full((5,), rank)}
+    state = mine | common if rank else dict(reversed(common.items())) | mine
+    taken: list[xckpt.Metrics] = []
+    options = xckpt.SaveOptions(metrics=taken.append)
+    xckpt.save(f"{root}/{name}", state, base=base and f"{root}/{base}", options=options)
+    return taken[0].shared
+
+
 def on_rank_fail(rank: int, root: str, base: str) -> tuple[str, str]:
     chosen = f"{root}/{base}" if base != "differs" else f"{root}/a-{rank}"
     try:
@@ -79,6 +91,16 @@ def test_each_rank_shares_its_own_chunks(ranks: Ranks, tmp_path: Path) -> None:
     assert all(one_file(a / key, alone / key) for key in ("rows/c/0/0", "rows/c/3/0", "both/c/0"))
     assert sum(ranks.run(on_rank_save, str(tmp_path), "alone", "c", False)) == whole
     assert xckpt.open(tmp_path / "c").verify() == []
+
+
+@pytest.mark.parametrize("step, shared", [(0, 2 * 11 * 8 + 3 * 4 * 8), (1, 2 * 11 * 8)])
+def test_leaves_that_some_ranks_have(ranks: Ranks, tmp_path: Path, step: int, shared: int) -> None:
+    ranks.run(on_rank_save_own, str(tmp_path), None, "a", 0)
+    assert sum(ranks.run(on_rank_save_own, str(tmp_path), "a", "b", step)) == shared
+    assert xckpt.open(tmp_path / "b").verify() == []
+    loaded = xckpt.load(tmp_path / "b")
+    assert [loaded[letter][0] for letter in "cba"] == [step, 1 + step, 2 + step]
+    assert (loaded["of-1"] == 1).all() and (loaded["also-of-0"] == 0).all()
 
 
 def test_all_ranks_fail_alike(ranks: Ranks, tmp_path: Path) -> None:

@@ -160,10 +160,10 @@ def test_a_failure_on_one_rank_is_raised_on_all_at_one_step(ranks: Ranks, tmp_pa
     assert all(steps == [61] for _, _, steps in answers)
 
 
-def on_rank_resume(rank: int, root: str) -> tuple[int, list[int], str]:
+def on_rank_resume(rank: int, root: str) -> tuple[int, str, list[str]]:
     with xckpt.CheckpointManager(root) as run, pytest.warns(UserWarning, match="damaged"):
         step = run.restore(state_of(0))["step"]
-    return step, [each.number for each in run.skipped], type(run.skipped[0].error).__name__
+    return step, type(run.skipped[0].error).__name__, [*map(str, run.skipped)]
 
 
 def test_a_damaged_newest_falls_back_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
@@ -173,7 +173,10 @@ def test_a_damaged_newest_falls_back_on_all_ranks(ranks: Ranks, tmp_path: Path) 
     chunk = tmp_path / "step-00000002" / "w" / "c" / "0"
     chunk.write_bytes(b"\1" + chunk.read_bytes()[1:])
     answers = ranks.run(on_rank_resume, str(tmp_path))
-    assert answers == [(1, [2], "CorruptCheckpointError")] * 3
+    step, kind, [skipped] = answers[0]
+    assert answers == [answers[0]] * 3 and (step, kind) == (1, "CorruptCheckpointError")
+    # Which step, and why: not only that ranks have failed.
+    assert skipped.startswith("step 2: 3 ranks failed to read") and "w: " in skipped, skipped
 
 
 def on_rank_mistaken(rank: int, root: str) -> tuple[str, str, bool]:

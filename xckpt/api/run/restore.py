@@ -37,7 +37,10 @@ class Skipped:
     """What its load raised."""
 
     def __str__(self) -> str:
-        return f"step {self.number}: {str(self.error).splitlines()[0]}"
+        # Of several ranks' failures the first line says how many there are, the next one why.
+        summary, *listed = str(self.error).splitlines()
+        why = f" ({listed[0].strip().removeprefix('- ')})" if listed else ""
+        return f"step {self.number}: {summary}{why}"
 
 
 @dataclass(frozen=True, slots=True)

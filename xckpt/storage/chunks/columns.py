@@ -54,7 +54,7 @@ prepare_structs(BriefOrders)
 
 
 def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
-    """Orders for a rank that knows the table of its leaves."""
+    """Orders for a rank that knows the table of its leaves: of other leaves they say nothing."""
     whole: dict[str, ZarrArray] = {}
     others: list[ZarrArray] = []
     for array in orders.arrays:
@@ -85,8 +85,21 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
         firsts.tobytes(),
         tuple(others),
         orders.draft,
-        orders.base,
+        _base_of(orders, [*listed, *others]),
         orders.pack_bytes,
+    )
+
+
+def _base_of(orders: WriteOrders, received: Sequence[ZarrArray]) -> BaseOrders | None:
+    """What orders say of a base, array by array as they are received."""
+    base = orders.base
+    if base is None:
+        return None
+    given = {(array.leaf, array.number): at for at, array in enumerate(orders.arrays)}
+    order = [given[array.leaf, array.number] for array in received]
+    firsts = tuple(base.firsts[at] for at in order)
+    return msgspec.structs.replace(
+        base, firsts=firsts, places=tuple(base.places[at] for at in order)
     )
 
 
