@@ -64,7 +64,7 @@ def on_rank_train(
     """
     os.environ.update(places)
     group = torch.distributed.get_world_size()
-    sure = -1
+    begun = sure = -1
     try:
         with xckpt.CheckpointManager(root, save=EverySteps(EVERY), keep=Latest(2)) as run:
             run.restore(default=None)
