@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 import xckpt
@@ -43,6 +44,13 @@ def strange_arrays() -> Iterator[tuple[str, NDArray[np.generic]]]:
     yield "read-only", frozen
     yield "scalar type", np.float32(3)  # type: ignore[misc]
     yield "odd bools", np.arange(9, dtype=np.uint8).view(np.bool_)
+
+
+def test_a_target_whose_elements_share_memory_is_refused() -> None:
+    xckpt.save("memory://shared-target", {"w": np.ones((9, 3))}, overwrite=True)
+    windows = sliding_window_view(np.zeros(11), 3, writeable=True)
+    with pytest.raises(xckpt.UnsupportedLeafError, match=r"w: .* one in memory; load into a copy"):
+        xckpt.load_into("memory://shared-target", {"w": windows})
 
 
 @pytest.mark.parametrize("name, array", list(strange_arrays()))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapter
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.strides import is_one_to_one
 from xckpt.core.leaf import Copyable, HostSource, TargetPlace
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.plan.new_leaves import weightless
@@ -90,7 +91,8 @@ class NumpyAdapter(Adapter[Leaf]):
 
         Raises:
             UnsupportedLeafError: its dtype is not one of the format's, or it is to be filled in
-                place but cannot be written (a NumPy scalar, a read-only array).
+                place but cannot be written (a NumPy scalar, a read-only array), or several of its
+                elements are one in memory.
         """
         dtype = _format_dtype(like, name)
         if not in_place:
@@ -99,6 +101,11 @@ class NumpyAdapter(Adapter[Leaf]):
             raise UnsupportedLeafError(
                 f"{name}: a {type(like).__name__} that cannot be written; load_into needs a "
                 f"writable array here, or use load, which returns a new one"
+            )
+        if not is_one_to_one(like.shape, like.strides, like.itemsize):
+            raise UnsupportedLeafError(
+                f"{name}: several elements of this array of shape {like.shape} and strides "
+                f"{like.strides} are one in memory; load into a copy() of it"
             )
         return ArrayTarget(like.shape, dtype, like)
 

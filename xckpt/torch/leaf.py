@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.strides import is_one_to_one
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 
@@ -133,11 +134,10 @@ def check_writable(local: torch.Tensor, name: str) -> None:
             f"use xckpt.load, which returns a new tensor, or Module.to_empty first"
         )
     _check_storage(local, name)
-    steps = zip(local.shape, local.stride(), strict=True)
-    if any(size > 1 and stride == 0 for size, stride in steps):
+    if not is_one_to_one(local.shape, local.stride()):
         raise UnsupportedLeafError(
-            f"{name}: several elements of this expanded tensor of shape {tuple(local.shape)} and "
-            f"strides {local.stride()} are one in memory; load into a clone() of it"
+            f"{name}: several elements of this tensor of shape {tuple(local.shape)} and strides "
+            f"{local.stride()} are one in memory; load into a clone() of it"
         )
 
 
