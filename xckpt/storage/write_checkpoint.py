@@ -146,6 +146,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         metadata = with_grids(metadata, self.storage_meta())
         names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
         planned = draft(metadata, self.codecs, names, pack_bytes)
+        if self._base is not None and pack_bytes is None:
+            planned = self._base.planned(planned)
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft = planned

@@ -16,14 +16,18 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from math import prod
+from typing import Final
 
 import msgspec
 
+from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import Grid, ZarrArray
 from xckpt.core.manifest.codec import parse, to_metadata
-from xckpt.core.manifest.entries import arrays, is_packed
+from xckpt.core.manifest.entries import Manifest, arrays, is_packed
 from xckpt.core.manifest.own_keys import MANIFEST
+from xckpt.core.manifest.rules import SMALL_CHUNK
 from xckpt.core.metadata import TensorStorageMetadata
 from xckpt.core.run.names import IfThere
 from xckpt.core.text.shown import readable_bytes
@@ -43,6 +47,10 @@ from xckpt.storage.packs.places import places_of
 from xckpt.storage.read_checkpoint import read_manifest
 
 logger = logging.getLogger("xckpt")
+
+LEAST_PLAIN: Final = 4096
+"""A chunk of fewer bytes is not kept a file for the sake of its base: its zarr.json takes as much
+of a disk."""
 
 _Exact = tuple[str, Shape, Shape, Shape, Shape | None, Shape | None]
 
@@ -83,6 +91,7 @@ class Base:
         self._grids: dict[str, TensorStorageMetadata] = {}
         self._arrays: dict[tuple[str, int], ZarrArray] = {}
         """Leaf and number -> each array that may be shared."""
+        self._pack_bytes = 0
         self._orders: BaseOrders | None = None
         """What all ranks get alike."""
 
@@ -97,6 +106,25 @@ class Base:
         if leaf is None or (leaf.properties.dtype, leaf.size) != (dtype, shape):
             return None
         return leaf.grid
+
+    def planned(self, plan: Manifest) -> Manifest:
+        """The plan of a save whose caller does not say what is packed: as it is in the base.
+
+        Only so can small chunks be shared. It is not done where most of them, by bytes, are not
+        there, nor where each would be a plain file again that is hardly longer than its zarr.json.
+
+        Raises:
+            NotACheckpointError: there is no base.
+        """
+        self._open()
+        if self._orders is None or self._pack_bytes == plan.pack_bytes:
+            return plan
+        small = [array for array in arrays(plan) if is_packed(array, SMALL_CHUNK)]
+        there = [array for array in small if self._is_there(array)]
+        total, found = sum(map(_elements_bytes, small)), sum(map(_elements_bytes, there))
+        least = 0 if self._pack_bytes else LEAST_PLAIN * sum(array.count for array in there)
+        keeps = 2 * found >= total and found >= least
+        return msgspec.structs.replace(plan, pack_bytes=self._pack_bytes) if keeps else plan
 
     def orders(self, given: Sequence[WriteOrders]) -> list[WriteOrders]:
         """The orders of all ranks, with what they have to know of the base.
@@ -120,10 +148,15 @@ class Base:
 
     def _equal(self, array: ZarrArray, pack_bytes: int) -> ZarrArray | None:
         """The array there whose chunks are alike, but for their elements."""
-        stored = self._arrays.get((array.leaf, array.number))
-        if stored is None or _exact(stored) != _exact(array):
+        if not self._is_there(array):
             return None
+        stored = self._arrays[array.leaf, array.number]
         return stored if (stored.place is not None) == is_packed(array, pack_bytes) else None
+
+    def _is_there(self, array: ZarrArray) -> bool:
+        """Whether there is an array whose chunks are alike, packed or not."""
+        stored = self._arrays.get((array.leaf, array.number))
+        return stored is not None and _exact(stored) == _exact(array)
 
     def log(self, written: Sequence[Written]) -> None:
         """Say how much was shared, and why not more."""
@@ -189,6 +222,7 @@ class Base:
             problem = places_of(root, manifest).problem()
         if problem:
             return f"{self.location}: {problem}"
+        self._pack_bytes = manifest.pack_bytes
         self._take(stored, to_metadata(manifest).state_dict_metadata.items())
         verify = self._options.verify_base
         about = folder, manifest.root, seen
@@ -204,6 +238,11 @@ class Base:
             and leaf.grid.shards is None
         }
         self._arrays = {(each.leaf, each.number): each for each in stored if each.shard is None}
+
+
+def _elements_bytes(array: ZarrArray) -> int:
+    """Bytes of an array's elements."""
+    return prod(array.shape) * item_size(array.dtype)
 
 
 def _exact(array: ZarrArray) -> _Exact:
