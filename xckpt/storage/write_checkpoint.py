@@ -144,10 +144,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             ManifestError, PlanError: no reader would take it, or it is too many objects.
         """
         metadata = with_grids(metadata, self.storage_meta())
-        names, pack_bytes = self.options.dimension_names, self.options.pack_bytes
-        planned = draft(metadata, self.codecs, names, pack_bytes)
-        if self._base is not None and pack_bytes is None:
-            planned = self._base.planned(planned)
+        planned = _planned(metadata, self.codecs, self.options, self._base)
         _check(planned, self.target, self.options)
         where = self.stage(planned=planned) if self._staging is None else self._staging.location
         self._draft = planned
@@ -282,6 +279,16 @@ class ZarrStorageWriter(PlainStorageWriter):
                 self._begun.close()
             self._staging.abort()
             self._staging = self._begun = None
+
+
+def _planned(
+    metadata: Metadata, codecs: tuple[str, ...], options: SaveOptions, base: Base | None
+) -> Manifest:
+    """The manifest as far as it is known before the values are."""
+    planned = draft(metadata, codecs, options.dimension_names, options.pack_bytes)
+    if base is None or options.pack_bytes is not None:
+        return planned
+    return base.planned(planned)
 
 
 def _check(planned: Manifest, target: Location, options: SaveOptions) -> None:
