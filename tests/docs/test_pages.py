@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import xckpt
 from tests.support import jax_jobs, snippets
 from tests.support.ranks import Ranks
 from xckpt import errors
@@ -29,7 +30,8 @@ from xckpt.cli.commands import commands
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("start", "how-to", "torch", "why")
-ELSEWHERE = (*snippets.GIVEN_TO, "docs/torch/xla.md")
+PLANNER = "docs/why/planner.md"
+ELSEWHERE = (*snippets.GIVEN_TO, "docs/torch/xla.md", PLANNER)
 BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 MANY = re.compile(r"# on each of (\d) (ranks|JAX processes)\b")
 PAGES = [
@@ -78,6 +80,18 @@ def test_there_are_pages() -> None:
 )
 def test_a_page_runs(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_blocks(page, tmp_path, request)
+
+
+@pytest.mark.thorough
+def test_the_planner_draws_the_pictures_of_its_page(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    run_blocks(PLANNER, tmp_path, request)
+    view = xckpt.view(tmp_path / "ckpt")
+    for name in ("even", "rows", "uneven", "replicated"):
+        shown = ROOT / "docs" / "images" / f"planner-{name}.svg"
+        assert shown.read_text(encoding="utf-8") == view.svg(name) + "\n"
+        assert f"../images/{shown.name}" in (ROOT / PLANNER).read_text(encoding="utf-8")
 
 
 def run_blocks(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -6,12 +6,15 @@ from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.snippets import BLOCK
 from tests.xla import meshes
 
 PAGE = Path(__file__).parents[2] / "docs" / "torch" / "xla.md"
 
 
+@pytest.mark.filterwarnings("ignore:XLA_USE_SPMD")  # the page turns SPMD on once more
 def test_the_page_runs(tmp_path: Path) -> None:
     assert meshes.DEVICES == 8
     names: dict[str, Any] = {"__name__": "page"}
