@@ -119,16 +119,23 @@ def test_info_of_a_leaf(saved: Path) -> None:
 
 
 def test_info_draws_a_leaf(saved: Path) -> None:
-    assert run("info", saved, "model/wte").stdout.endswith(
-        """
+    chunks = """
    0       8       16      24     32
  0 ┏━━━━━━━┯━━━━━━━┯━━━━━━━┯━━━━━━━┓
    ┃       │       │       │       ┃
+   ┃       │       │       │       ┃
+   ┃       │       │       │       ┃
  8 ┠───────┼───────┼───────┼───────┨
    ┃       │       │       │       ┃
+   ┃       │       │       │       ┃
+   ┃       │       │       │       ┃
 16 ┗━━━━━━━┷━━━━━━━┷━━━━━━━┷━━━━━━━┛
+
+shards
+   0                                             32
 """
-    )
+    output = run("info", saved, "model/wte").stdout
+    assert chunks in "".join(f"{line.rstrip()}\n" for line in output.splitlines())
     assert run("info", saved, "scalar").stdout.endswith("\na scalar, in one chunk\n")
     assert run("info", saved, "model/layers/1/w").stdout.endswith("\nno elements, so no chunks\n")
     assert "chunk" not in run("info", saved, "step").stdout

@@ -35,6 +35,7 @@ from xckpt.errors import CorruptCheckpointError, ManifestError, VersionError, Xc
 if TYPE_CHECKING:
     from xckpt.cli.report import LeafReport
     from xckpt.core.geometry.box import Box
+    from xckpt.core.manifest.entries import Manifest, TensorEntry
     from xckpt.storage.checkpoint import Checkpoint
 
 INTERRUPTED = 130
@@ -126,13 +127,32 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         with collector_at_rest():
             click.echo("\n".join(checkpoint_lines(report)))
         return
-    from xckpt.cli.render.tables import checkpoint_table, console, leaf_drawing, leaf_table
+    from xckpt.cli.render.tables import (
+        checkpoint_table,
+        console,
+        leaf_drawing,
+        leaf_table,
+        shard_drawing,
+    )
 
     screen = console()
     screen.print(leaf_table(one) if one else checkpoint_table(report))
-    if one and one.kind == "tensor" and not screen.options.ascii_only:
-        screen.print()
-        screen.print(leaf_drawing(one, box, screen.width))
+    if one and one.kind == "tensor":
+        if not screen.options.ascii_only:
+            screen.print()
+            screen.print(leaf_drawing(one, box, screen.width))
+        shards = shard_drawing(_entry(checkpoint.manifest, one.name), box, screen.width)
+        if shards is not None:
+            screen.print(shards)
+
+
+def _entry(manifest: Manifest, name: str) -> TensorEntry:
+    """What the manifest says of a tensor that it has."""
+    from xckpt.core.manifest.entries import TensorEntry
+
+    [found] = [leaf for leaf in manifest.leaves if leaf.name == name]
+    assert isinstance(found, TensorEntry)
+    return found
 
 
 def _with_value(checkpoint: Checkpoint, leaf: LeafReport) -> LeafReport:

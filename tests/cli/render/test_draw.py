@@ -310,7 +310,11 @@ def test_a_regular_grid() -> None:
            0       8       16      24     32
          0 ┏━━━━━━━┯━━━━━━━┯━━━━━━━┯━━━━━━━┓
            ┃       │       │       │       ┃
+           ┃       │       │       │       ┃
+           ┃       │       │       │       ┃
          8 ┠───────┼───────┼───────┼───────┨
+           ┃       │       │       │       ┃
+           ┃       │       │       │       ┃
            ┃       │       │       │       ┃
         16 ┗━━━━━━━┷━━━━━━━┷━━━━━━━┷━━━━━━━┛""")
 
@@ -333,6 +337,7 @@ def test_pieces_and_a_slice() -> None:
         37693 ┠───────────────────────────────┨
               ┃                               ┃
         50257 ┗━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┛
+        each axis has its own scale
         ▓ wanted, ░ read with it""")
 
 
@@ -349,12 +354,12 @@ def test_one_dimension_is_a_strip() -> None:
 def test_three_dimensions_show_the_two_slowest_that_are_cut() -> None:
     layout = Layout((12, 64, 64), whole((12, 64, 64), (6, 64, 32)), None)
     assert shown(layout) == dedent("""\
-           0           32         64
-         0 ┏━━━━━━━━━━━┯━━━━━━━━━━━┓
-           ┃           │           ┃
-         6 ┠───────────┼───────────┨
-           ┃           │           ┃
-        12 ┗━━━━━━━━━━━┷━━━━━━━━━━━┛
+           0                     32                  64
+         0 ┏━━━━━━━━━━━━━━━━━━━━━┯━━━━━━━━━━━━━━━━━━━━┓
+           ┃                     │                    ┃
+         6 ┠─────────────────────┼────────────────────┨
+           ┃                     │                    ┃
+        12 ┗━━━━━━━━━━━━━━━━━━━━━┷━━━━━━━━━━━━━━━━━━━━┛
         dimension 0 down, dimension 2 across
         dimension 1 is whole: [0, 64)""")
 
@@ -366,8 +371,16 @@ def test_three_dimensions_that_are_cut_show_the_layer_of_the_slice() -> None:
     assert shown(layout) == dedent("""\
           0           2           4
         0 ┏━━━━━━━━━━━┯━━━━━━━━━━━┓
+          ┃           │           ┃
+          ┃           │           ┃
+          ┃           │           ┃
+          ┃           │           ┃
           ┃         1 │           ┃
         2 ┠───────────┼───────────┨
+          ┃░░░░░░░░░░░│░░░░░░░░░░░┃
+          ┃░░░░░░░░░░░│░░░░░░░░░░░┃
+          ┃▓▓▓▓▓▓▓▓▓▓▓│▓▓▓▓▓▓▓▓▓▓▓┃
+          ┃▓▓▓▓▓▓▓▓▓▓▓│▓▓▓▓▓▓▓▓▓▓▓┃
           ┃▓▓▓▓▓▓▓▓▓▓▓│▓▓▓▓▓▓▓▓▓▓▓┃
         4 ┗━━━━━━━━━━━┷━━━━━━━━━━━┛
         dimension 0 down, dimension 1 across
@@ -391,6 +404,7 @@ def test_chunks_and_pieces_that_are_too_thin() -> None:
          70 ┠───────────────────────┨
             ┃                       ┃
         100 ┗━━━━━━━━━━━━━━━━━━━━━━━┛
+        each axis has its own scale
         along dimension 0 a cell of the picture is up to 30 chunks
         · 19 pieces too thin for an outline
         ▓ wanted, ░ read with it""")

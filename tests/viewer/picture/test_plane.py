@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.viewer.grids import random_grids
 from xckpt.core.manifest.entries import TensorEntry
 from xckpt.core.metadata import Sharding
@@ -43,7 +44,8 @@ def test_no_such_plane(down: int | None, across: int | None, at: tuple[int, ...]
         PicturePlane.of(CUBE, down, across, at)
 
 
-@given(st.integers(0, 50))
+@examples(20)
+@given(st.integers(0, 10_000))
 def test_every_element_of_a_plane_lies_in_one_chunk(seed: int) -> None:
     manifest, _ = random_grids(seed, count=6)
     for entry in manifest.leaves:

@@ -21,6 +21,8 @@ from rich.text import Text
 
 from xckpt.core.geometry.box import Box
 
+LEAST = (2, 12)
+"""Characters down and across of what is drawn to scale, at least."""
 GAP = 2
 """Characters from a line to the next, at least: one is between them."""
 
@@ -93,6 +95,42 @@ def scale(size: int, chunk: int, *, wished: int, smallest: int, room: int) -> Ax
     """
     step = min(max(wished, -(-smallest * chunk // size)), room * chunk // size)
     return Axis(size, room if step < GAP else round(size * step / chunk))
+
+
+def to_scale(
+    axes: tuple[Axis, Axis], chunks: tuple[int, int], rooms: tuple[int, int]
+) -> tuple[Axis, Axis]:
+    """One scale for both sides: a character stands for twice as many elements down as across.
+
+    Args:
+        axes: down and across, each on its own scale.
+        chunks: elements of the smallest chunk in each.
+        rooms: most characters of each, the first one aside.
+
+    Example:
+        >>> to_scale((Axis(16, 4), Axis(32, 32)), (8, 8), (18, 60))
+        (Axis(size=16, last=8), Axis(size=32, last=32))
+        >>> to_scale((Axis(1000, 18), Axis(8, 24)), (10, 8), (18, 60))  # a strip, were it to scale
+        (Axis(size=1000, last=18), Axis(size=8, last=24))
+    """
+    down, across = axes
+    wished = max(across.last / across.size, 2 * down.last / down.size)
+    chosen = min(wished, rooms[1] / across.size, 2 * rooms[0] / down.size)
+    lengths = round(chosen * down.size / 2), round(chosen * across.size)
+    made = Axis(down.size, lengths[0]), Axis(across.size, lengths[1])
+    for own, even, chunk, least in zip(axes, made, chunks, LEAST, strict=True):
+        apart = even.last * chunk >= GAP * even.size
+        if even.last < least or (even.last < own.last and not apart):
+            return axes
+    return made
+
+
+def is_to_scale(axes: tuple[Axis, Axis]) -> bool:
+    """Whether both sides have one scale, as far as whole characters allow."""
+    down, across = axes
+    return abs(2 * down.last * across.size - across.last * down.size) <= max(
+        2 * across.size, down.size
+    )
 
 
 class Canvas:

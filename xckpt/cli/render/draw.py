@@ -2,7 +2,8 @@
 
 1. Two dimensions are drawn: the slowest two that are cut. The others are named in notes; where one
    of them is cut too, the drawing is the layer at the slice, or at its first element.
-2. The smallest chunk gets some characters, or all the room there is is shared out (`scale`).
+2. The smallest chunk gets some characters, or all the room there is is shared out (`scale`). Both
+   sides then get one scale, unless a boundary that has room on its own would be lost (`to_scale`).
 3. Each array gets a heavy outline, with thin lines between its chunks. Where chunks are too thin
    for that, a cell of the drawing is several of them, and a note says how many.
 4. What is between the lines shows what a slice reads.
@@ -16,7 +17,14 @@ from itertools import pairwise
 
 from rich.text import Text
 
-from xckpt.cli.render.canvas import Canvas, Cuts, column_labels, scale
+from xckpt.cli.render.canvas import (
+    Canvas,
+    Cuts,
+    column_labels,
+    is_to_scale,
+    scale,
+    to_scale,
+)
 from xckpt.cli.report import ArrayReport, counted, touched
 from xckpt.core.geometry.box import Box
 
@@ -82,17 +90,17 @@ def draw(
         ValueError: width or height is too small to draw in.
 
     Example:
-        >>> whole = ArrayReport("w", (0, 0), (6, 4), (2, 4), None, 3)
-        >>> for line in draw((6, 4), [whole], box=Box((0, 0), (3, 2))).lines:
+        >>> whole = ArrayReport("w", (0, 0), (6, 24), (2, 24), None, 3)
+        >>> for line in draw((6, 24), [whole], box=Box((0, 0), (3, 12))).lines:
         ...     print(line)
-          0                      4
-        0 ┏━━━━━━━━━━━━━━━━━━━━━━━┓
-          ┃▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░┃
-        2 ┠───────────────────────┨
-          ┃▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░┃
-        4 ┠───────────────────────┨
-          ┃                       ┃
-        6 ┗━━━━━━━━━━━━━━━━━━━━━━━┛
+          0                                              24
+        0 ┏━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┓
+          ┃▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░░░░░░┃
+        2 ┠───────────────────────────────────────────────┨
+          ┃▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓░░░░░░░░░░░░░░░░░░░░░░░┃
+        4 ┠───────────────────────────────────────────────┨
+          ┃                                               ┃
+        6 ┗━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┛
     """
     if width < LEAST_WIDTH or height < LEAST_HEIGHT:
         raise ValueError(f"a picture takes {LEAST_WIDTH} x {LEAST_HEIGHT} characters at least")
@@ -110,6 +118,8 @@ def draw(
         canvas.marks[canvas.span(piece.box)] = READ if piece.fills else TINY
     cuts = [_outline(canvas, piece, numbered=len(arrays) > 1) for piece in outlined]
     notes = list(_layer_notes(shape, arrays, plane) if plane.layer else ())
+    if margin and not is_to_scale(canvas.axes):
+        notes.append("each axis has its own scale")
     if len(pieces) < len(arrays):
         notes.append(f"{len(pieces):,} of {counted(len(arrays), 'piece')} lie there")
     notes += _crowd_notes(plane, outlined, cuts)
@@ -148,7 +158,7 @@ def _canvas(sizes: tuple[int, int], pieces: Sequence[Piece], width: int, height:
     row_chunk, column_chunk = (min(piece.chunk[k] for piece in pieces) for k in (0, 1))
     down = scale(sizes[0], row_chunk, wished=2, smallest=4, room=height - 2)
     across = scale(sizes[1], column_chunk, wished=8, smallest=24, room=width - 1)
-    canvas = Canvas(down, across)
+    canvas = Canvas(*to_scale((down, across), (row_chunk, column_chunk), (height - 2, width - 1)))
     canvas.rule([(0, size) for size in sizes])
     return canvas
 

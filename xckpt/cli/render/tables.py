@@ -15,6 +15,7 @@ from rich.text import Text
 
 from xckpt.cli.listing import Row, shape_text, size_text
 from xckpt.cli.render.draw import LEAST_WIDTH, draw
+from xckpt.cli.render.shards import draw_shards
 from xckpt.cli.render.tree import TREE_COLUMNS, checkpoint_facts, shortened, tree_cells
 from xckpt.cli.report import (
     ArrayReport,
@@ -25,8 +26,11 @@ from xckpt.cli.report import (
     tree_rows,
 )
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.shard_cuts import dimension_cuts
+from xckpt.core.manifest.entries import TensorEntry
 from xckpt.core.text.printable import printable, printable_lines
 from xckpt.core.text.shown import readable_bytes
+from xckpt.viewer.picture.plane import PicturePlane, shards_of
 
 if TYPE_CHECKING:
     from xckpt.storage.contents.statistics import Statistics
@@ -119,6 +123,33 @@ def leaf_drawing(leaf: LeafReport, box: Box | None = None, width: int = 64) -> R
     assert leaf.shape is not None
     drawing = draw(leaf.shape, leaf.arrays, box=box, width=max(LEAST_WIDTH, min(width, 64)))
     return Group(*drawing.lines, *(Text(note, "dim") for note in drawing.notes))
+
+
+def shard_drawing(
+    entry: TensorEntry, box: Box | None = None, width: int = 64
+) -> RenderableType | None:
+    """Which device held which part of a tensor; None where its sharding does not say, or one did.
+
+    Args:
+        entry: the tensor.
+        box: a slice; dimensions that are not drawn are cut open where it begins.
+        width: most characters of a line.
+    """
+    if 0 in entry.shape or dimension_cuts(entry.sharding, entry.shape) is None:
+        return None
+    at = None
+    if box is not None:
+        at = [min(offset, size - 1) for offset, size in zip(box.offsets, entry.shape, strict=True)]
+    plane = PicturePlane.of(entry, at=at)
+    picture = shards_of(entry, plane)
+    if [len(shard.devices) for shard in picture.shards] in ([], [1]):
+        return None
+    drawing = draw_shards(picture, width=max(LEAST_WIDTH, min(width, 64)))
+    others = [d for d in range(len(entry.shape)) if d not in (plane.down, plane.across)]
+    notes = [f"dimension {plane.down} down, dimension {plane.across} across"] if others else []
+    notes += [f"dimension {d} is cut open at {plane.at[d]}" for d in others]
+    dim = (Text(note, "dim") for note in (*notes, *drawing.notes))
+    return Group(Text(), Text("shards", "bold"), *drawing.lines, *dim)
 
 
 def _reading(reading: SliceReport) -> list[tuple[str, str]]:

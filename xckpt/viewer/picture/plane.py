@@ -136,6 +136,11 @@ class Picture:
     arrays: tuple[Place, ...]
 
 
+def shards_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
+    """The picture of a plane without what is stored, which may be more than can be drawn."""
+    return Picture(leaf.name, *_sizes(leaf, plane), tuple(_shards(leaf, plane)), (), (), ())
+
+
 def picture_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
     """The rectangles of a plane of a tensor.
 
@@ -151,13 +156,18 @@ def picture_of(leaf: TensorEntry, plane: PicturePlane) -> Picture:
     units = [(array, array.shard) for array in stored if array.shard is not None]
     return Picture(
         leaf.name,
-        1 if plane.down is None else leaf.shape[plane.down],
-        1 if plane.across is None else leaf.shape[plane.across],
+        *_sizes(leaf, plane),
         tuple(_shards(leaf, plane)),
         tuple(_cells(leaf.name, plane, [(array, array.chunk) for array in stored])),
         tuple(_cells(leaf.name, plane, units)),
         tuple(_placed(plane, [array.box for array in stored])),
     )
+
+
+def _sizes(leaf: TensorEntry, plane: PicturePlane) -> tuple[int, int]:
+    """Rows and columns of a plane."""
+    rows, columns = (1 if d is None else leaf.shape[d] for d in (plane.down, plane.across))
+    return rows, columns
 
 
 def _ranked(leaf: TensorEntry) -> list[int]:
