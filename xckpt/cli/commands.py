@@ -127,23 +127,28 @@ def info(path: str, leaf: str | None, slice_: str | None, as_json: bool) -> None
         with collector_at_rest():
             click.echo("\n".join(checkpoint_lines(report)))
         return
-    from xckpt.cli.render.tables import (
-        checkpoint_table,
-        console,
-        leaf_drawing,
-        leaf_table,
-        shard_drawing,
-    )
+    from xckpt.cli.render.tables import checkpoint_table, console
+
+    if one is None:
+        console().print(checkpoint_table(report))
+    else:
+        _print_leaf(checkpoint, one, box)
+
+
+def _print_leaf(checkpoint: Checkpoint, leaf: LeafReport, box: Box | None) -> None:
+    """Print all of a leaf, with its drawings."""
+    from xckpt.cli.render.tables import console, leaf_drawing, leaf_table, shard_drawing
 
     screen = console()
-    screen.print(leaf_table(one) if one else checkpoint_table(report))
-    if one and one.kind == "tensor":
-        if not screen.options.ascii_only:
-            screen.print()
-            screen.print(leaf_drawing(one, box, screen.width))
-        shards = shard_drawing(_entry(checkpoint.manifest, one.name), box, screen.width)
-        if shards is not None:
-            screen.print(shards)
+    screen.print(leaf_table(leaf))
+    if leaf.kind != "tensor":
+        return
+    if not screen.options.ascii_only:
+        screen.print()
+        screen.print(leaf_drawing(leaf, box, screen.width))
+    shards = shard_drawing(_entry(checkpoint.manifest, leaf.name), box, screen.width)
+    if shards is not None:
+        screen.print(shards)
 
 
 def _entry(manifest: Manifest, name: str) -> TensorEntry:
