@@ -30,6 +30,7 @@ SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64"
 @click.option("--overwrite", is_flag=True, help="Replace what is at DESTINATION.")
 @click.option("--allow-lossy", is_flag=True, help="Allow steps that lose information.")
 @click.option("--accept-assumed", is_flag=True, help="Accept what rules of the mapping assume.")
+@click.option("--plain", is_flag=True, help="Make a zarr array of each leaf, however small.")
 @as_json
 def convert_command(
     source: str,
@@ -41,6 +42,7 @@ def convert_command(
     overwrite: bool,
     allow_lossy: bool,
     accept_assumed: bool,
+    plain: bool,
     as_json: bool,
     **options: Unpack[FamilyOptions],
 ) -> None:
@@ -66,7 +68,7 @@ def convert_command(
             overwrite=overwrite,
             format=format,
             allow_lossy=allow_lossy,
-            options=SaveOptions(progress=bar),
+            options=SaveOptions(progress=bar, pack_bytes=0 if plain else None),
         )
     if as_json:
         sizes = {"bytes": done.bytes, "bytes_before": done.bytes_before}

@@ -233,7 +233,7 @@ class _Work:
         """Write an xckpt checkpoint."""
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
-        sizes = (options.chunk_bytes, options.shard_bytes, options.crc32c)
+        sizes = (options.chunk_bytes, options.shard_bytes, options.pack_bytes, options.crc32c)
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(

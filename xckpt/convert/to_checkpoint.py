@@ -3,7 +3,8 @@
 1. Every leaf is a `LazySource` of the boxes that this rank is to make; the planner merges all
    ranks' boxes and chooses grids, as it does for any save.
 2. `ConvertingWriter.write_data` makes this rank's units (`xckpt.convert.units.run`); the chunks of
-   each unit are written as soon as it is made. The digests are the unit's report.
+   each unit are written as soon as it is made, small ones into packs of its own, so that a unit is
+   durable by itself. The digests and places are the unit's report.
 3. On local folders reports go to a journal beside the place where the save is staged. Whatever ends
    this process before the commit, the next conversion of the same source in the same way finds
    both, and makes what is missing. Another conversion clears them away.
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from xckpt.convert.journal import noted_units
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import TargetPart, WorkUnit
+from xckpt.core.manifest.packs import PACKS
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
@@ -32,6 +34,7 @@ from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
 from xckpt.storage.commit.staging import StagedCheckpoint, begin
 from xckpt.storage.location import Location
+from xckpt.storage.packs.write_packs import joined
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
 IDENTITY = "conversion"
@@ -77,7 +80,7 @@ class CheckpointOutput:
         from xckpt.storage.commit.batch import synced_together
 
         leaves = {self.items[part].index.fqn for part in unit.parts}
-        paths = [array.path for array in self.orders.arrays if array.leaf in leaves]
+        paths = [PACKS, *(array.path for array in self.orders.arrays if array.leaf in leaves)]
         with synced_together(self.orders.location, paths):
             return self._write(unit, made)
 
@@ -88,7 +91,9 @@ class CheckpointOutput:
             for item, part, array in zip(items, unit.parts, made, strict=True)
         }
         progress = ProgressCounter(0, None)
-        with closing(ChunkWrites(self.orders, _Made(arrays), progress, self.where, 0)) as writes:
+        # What was read is no longer there: packs have its memory, half of what they are given.
+        about = self.orders, _Made(arrays), progress, self.where, 2 * unit.source_bytes
+        with closing(ChunkWrites(*about)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
                 writes.write_tensors(writes.begin_largest(items, pool), pool)
             return _encode(writes.finish())
@@ -114,8 +119,7 @@ class ConvertingWriter(ZarrStorageWriter):
         *,
         overwrite: bool,
     ) -> None:
-        # Units report their progress themselves. Each is durable by itself, so nothing is packed.
-        options = replace(share.options, progress=None, pack_bytes=0)
+        options = replace(share.options, progress=None)  # Units report theirs themselves.
         super().__init__(path, overwrite=overwrite, options=options)
         self.lasting = False
         self._digest = digest
@@ -160,8 +164,7 @@ class ConvertingWriter(ZarrStorageWriter):
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
         reports = self._share.make(output, self._digest, folder if resumable else None)
-        arrays = [array for report in reports for array in _decode(report).arrays]
-        return msgspec.structs.replace(written, arrays=[*written.arrays, *arrays])
+        return joined([written, *map(_decode, reports)])
 
     def _by_part(self, items: Sequence[WriteItem]) -> dict[TargetPart, WriteItem]:
         """The tensor items by the parts that they are of."""

@@ -6,7 +6,7 @@ An `Opaque` value is passed on as the bytes that hold it.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -72,6 +72,15 @@ class TensorSource(abc.ABC):
             CorruptCheckpointError: what is stored is not what was saved; names leaf and range.
             StorageError: the storage refused.
         """
+
+    def read_all(self, wanted: Iterable[tuple[str, Box, NDArray[np.generic]]]) -> None:
+        """Read several boxes; together, where they lie together. See `read`.
+
+        Args:
+            wanted: tensor, box and memory of each.
+        """
+        for name, box, into in wanted:
+            self.read(name, box, into)
 
     def identity(self) -> bytes:
         """A digest of what the source is: another where its contents may be others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import cast
 
@@ -20,6 +20,7 @@ from xckpt.mapping.spec import TensorSpec
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.checkpoint import Checkpoint
+from xckpt.storage.chunks.window import read_boxes
 from xckpt.storage.stored_array import StoredArray
 
 
@@ -107,6 +108,12 @@ class XckptSource(TensorSource):
     def read(self, name: str, box: Box, into: NDArray[np.generic]) -> None:
         """Read a box of a tensor, verified; see `TensorSource.read`."""
         self._tensors[name].read(box, into)
+
+    def read_all(self, wanted: Iterable[tuple[str, Box, NDArray[np.generic]]]) -> None:
+        """Read several boxes, verified, each chunk once; what lies in a pack in long ranges."""
+        boxes = [(self._tensors[name].pieces, *rest) for name, *rest in wanted]
+        self.checkpoint.location.access.start()
+        read_boxes(self.checkpoint.chunk_source, boxes)
 
     def identity(self) -> bytes:
         """The digest of the manifest, which has the digest of all digests in it."""

@@ -15,7 +15,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from xckpt.convert.units.unit import TargetPart, source_reads
+from xckpt.convert.units.unit import SourceRead, TargetPart, source_reads
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.geometry.box import Box
 from xckpt.formats.source import TensorSource
@@ -46,17 +46,20 @@ def make(
                 copies.append((number, copy))
             else:
                 copy_elements(copy, None, made[number], target_origin=part.box.offsets)
+    wanted: list[tuple[str, Box, Array]] = []
+    rest: list[tuple[SourceRead, Array]] = []
     for read in source_reads(copies):
         memory = None
         if len(read.copies) == 1:
             number, copy = read.copies[0]
             memory = direct_view(copy, read.box, made[number], parts[number].box.offsets)
-        if memory is not None:
-            source.read(read.name, read.box, memory)
-            continue
-        dtype = numpy_dtype(source.specs[read.name].dtype)
-        memory = allocate(read.box.sizes, dtype, read.name)
-        source.read(read.name, read.box, memory)
+        if memory is None:
+            dtype = numpy_dtype(source.specs[read.name].dtype)
+            memory = allocate(read.box.sizes, dtype, read.name)
+            rest.append((read, memory))
+        wanted.append((read.name, read.box, memory))
+    source.read_all(wanted)
+    for read, memory in rest:
         for number, copy in read.copies:
             copy_elements(
                 copy,

@@ -291,13 +291,32 @@ def read_box(
         CorruptCheckpointError: a chunk or zarr.json is not what was saved.
         StorageError: the storage refused, or the checkpoint was replaced meanwhile.
     """
-    stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
-    _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
+    read_boxes(source, [(arrays, box, into)], threads=threads, budget=budget)
+
+
+def read_boxes(
+    source: ChunkSource,
+    wanted: Iterable[tuple[Sequence[ZarrArray], Box, NDArray[np.generic]]],
+    *,
+    threads: int | None = 1,
+    budget: int = 0,
+) -> None:
+    """Read boxes of several tensors, each chunk once; see `read_box`.
+
+    Args:
+        source: the checkpoint's chunks.
+        wanted: of each box the arrays that hold its tensor, where it is, and its memory.
+        threads: see `read_box`.
+        budget: see `read_box`.
+    """
     requests = ChunkRequests(source.memory_bytes)
     views: list[NDArray[np.generic]] = []
-    for number, part in zip(numbers.tolist(), shared, strict=True):
-        requests.add(arrays[number], part.relative_to(arrays[number].offset))
-        views.append(into[(*part.slices(box.offsets), ...)])
+    for arrays, box, into in wanted:
+        stored = Boxes.of([(array.offset, array.shape) for array in arrays], rank=len(box.sizes))
+        _, numbers, shared = intersect(Boxes.of([(box.offsets, box.sizes)]), stored)
+        for number, part in zip(numbers.tolist(), shared, strict=True):
+            requests.add(arrays[number], part.relative_to(arrays[number].offset))
+            views.append(into[(*part.slices(box.offsets), ...)])
     largest = max((request.held for request in requests.values()), default=0)
     budget = min(budget, requests.budget) or IN_FLIGHT * largest
     with (

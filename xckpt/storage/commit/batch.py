@@ -80,10 +80,15 @@ def synced_together(place: Location, paths: Iterable[str]) -> Iterator[None]:
 
 
 def _below(folders: Iterable[Path]) -> Iterator[str]:
-    """The files below some folders, then the folders themselves, from the innermost up."""
+    """The files below some folders, then the folders themselves, from the innermost up.
+
+    What is still being written is another rank's, which may rename it at any moment and syncs it.
+    """
     for top in folders:
         for folder, _, names in os.walk(top, topdown=False):
-            yield from (os.path.join(folder, name) for name in names)
+            yield from (
+                os.path.join(folder, name) for name in names if not name.endswith(".__lock")
+            )
             yield folder
 
 

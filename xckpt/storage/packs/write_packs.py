@@ -178,6 +178,18 @@ class PackWrites:
                 answer(self._writing.popleft(), self._where)
 
 
+def joined(reports: Sequence[Written]) -> Written:
+    """The first report, with the arrays and packs of the others, which have nothing else."""
+    arrays, packs = list(reports[0].arrays), list(reports[0].packs)
+    for report in reports[1:]:
+        for part in report.arrays:
+            places = np.frombuffer(part.places, PLACE).copy()
+            places["pack"] += len(packs)
+            arrays.append(msgspec.structs.replace(part, places=places.tobytes()))
+        packs += report.packs
+    return msgspec.structs.replace(reports[0], arrays=arrays, packs=packs)
+
+
 def with_places(
     manifest: Manifest, written: Sequence[Written], numbers: Sequence[NDArray[np.int64]]
 ) -> tuple[Manifest, bytes]:
