@@ -111,7 +111,7 @@ class XckptSource(TensorSource):
 
     def read_all(self, wanted: Iterable[tuple[str, Box, NDArray[np.generic]]]) -> None:
         """Read several boxes, verified, each chunk once; what lies in a pack in long ranges."""
-        boxes = [(self._tensors[name].pieces, *rest) for name, *rest in wanted]
+        boxes = [(self._tensors[name].pieces, box, into) for name, box, into in wanted]
         self.checkpoint.location.access.start()
         read_boxes(self.checkpoint.chunk_source, boxes)
 
