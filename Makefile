@@ -1,5 +1,5 @@
 # make test | make test-thorough | make test-xla | make test-lowest | make test-newest | make test-dist | make test-models
-# make test-integrations | make test-browser | make conformance | make conformance-long | make coverage | make mutation
+# make test-integrations | make test-browser | make conformance | make conformance-long | make judge-trainers | make coverage | make mutation
 # make docs | make test-docs | make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
@@ -215,7 +215,7 @@ test-models: env
 JUDGE = $(BIN)/python -W ignore -m conformance --impl conformance.implementations
 RESHARDS := $(addprefix judge-reshards-,xckpt xckpt_torch xckpt_jax reader crossed)
 TWINS := $(addprefix judge-twins-,xckpt reader)
-.PHONY: $(RESHARDS) $(TWINS) judge-peers judge-managers
+.PHONY: $(RESHARDS) $(TWINS) judge-peers judge-managers judge-trainers
 
 conformance-reshard: RESHARD_CASES = 700
 conformance-reshard: $(RESHARDS)
@@ -241,6 +241,10 @@ judge-peers: env
 
 judge-managers: env
 	$(BIN)/python -W ignore -m conformance.runs.peers --examples $(PEER_CASES)
+
+# The managers of trainers, in their environment.
+judge-trainers: env-integrations
+	$(INTEGRATIONS_VENV)/bin/python -W ignore -m conformance.runs.peers --trainers --examples 100
 
 # A million inputs by default; `make fuzz FUZZ_RUNS=20000` is a quick one.
 fuzz: $(FUZZ_STAMP)

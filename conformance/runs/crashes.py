@@ -38,7 +38,8 @@ class Savable:
 
     def save(self, path: Path, ranks: object, *, overwrite: bool = False) -> None:
         """Save a step: the savers try first whether that goes in a forked process."""
-        run = find(self.module).open(path, Keep(latest=1))
+        manager = find(self.module)
+        run = manager.open(path, Keep(latest=manager.fewest))
         run.save(0, state_of(0), 0.0)
         run.wait()
         run.close()

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from conformance.implementation import Refused
 from conformance.runs.manager import (
     EVERY,
     Keep,
@@ -75,7 +76,7 @@ NEXT: dict[str, Callable[[Run], object]] = {
 
 def failures(manager: Manager, folder: Path) -> Iterator[str]:
     """Step 2 fails: raised at once, or by the next call; then step 2 or 3 is saved all the same."""
-    cases = itertools.product(NEXT.items(), (2, 3), (1, 2))
+    cases = itertools.product(NEXT.items(), (2, 3), (manager.fewest, 2))
     for number, ((name, call), again, latest) in enumerate(cases):
         root = folder / str(number)
         run = manager.open(root, Keep(latest))
@@ -214,10 +215,13 @@ def stale(manager: Manager, folder: Path) -> Iterator[str]:
 
 
 def last_good(manager: Manager, folder: Path) -> Iterator[str]:
-    """Keep nothing, only the best, only the newest beside damage and failures."""
-    for keep in (Keep(), Keep(best=1), Keep(latest=1)):
+    """Keep nothing, only the best, only the newest, as far as it can; then beside damage."""
+    for keep in (Keep(), Keep(best=1), Keep(latest=manager.fewest)):
         root = folder / f"{keep.latest}-{keep.best}"
-        run = manager.open(root, keep)
+        try:
+            run = manager.open(root, keep)
+        except Refused:
+            continue
         for step in range(4):
             saved(run, step)
             whole = whole_steps(manager, root, range(4))
@@ -231,14 +235,14 @@ def last_good(manager: Manager, folder: Path) -> Iterator[str]:
 
 
 def _good_beside_damage(manager: Manager, root: Path) -> Iterator[str]:
-    """Step 1 is damaged; a run that keeps one step goes on, and its first save fails."""
+    """Step 1 is damaged; a run that keeps few steps goes on, and its first save fails."""
     run = manager.open(root, EVERY)
     saved(run, 0)
     for path in files_of(root, run, 1):
         if path.stat().st_size > LIMIT:
             _change(path, _flip)
     run.close()
-    run = manager.open(root, Keep(latest=1))
+    run = manager.open(root, Keep(latest=manager.fewest))
     error_of(run.restore)
     with full_disk():
         error_of(lambda: run.save(2, state_of(2), loss_of(2)))

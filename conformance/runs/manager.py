@@ -92,8 +92,17 @@ class Manager(Protocol):
         """Its name and version, for reports."""
         ...
 
+    @property
+    def fewest(self) -> int:
+        """How few newest steps it can be asked to keep: 1, if it can."""
+        ...
+
     def open(self, root: Path, keep: Keep) -> Run:
-        """Go to work on a root, which may hold steps of an earlier run."""
+        """Go to work on a root, which may hold steps of an earlier run.
+
+        Raises:
+            Refused: it cannot be asked to keep these.
+        """
         ...
 
     def begin(self, root: Path, step: int) -> Callable[[], State]:

@@ -6,7 +6,9 @@
 3. What is printed is kept in ``conformance/runs/managers.md`` and goes into a page between two
    marks, with ``--write``.
 
-``--judge MODULE`` judges any other manager: a module that has a ``MANAGER``.
+``--judge MODULE`` judges any other manager: a module that has a ``MANAGER``. ``--trainers`` judges
+those of trainers, which have an environment of their own (``make judge-trainers``), in a table of
+their own.
 """
 
 from __future__ import annotations
@@ -17,22 +19,44 @@ import multiprocessing
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.outcome import Outcome
-from conformance.peers import PAGE, table, updated
+from conformance.peers import PAGE, updated
+from conformance.peers import table as peers_table
 from conformance.runs.manager import find
 from conformance.runs.promises import run
 
-__all__ = ["BEGIN", "END", "KNOWN", "MANAGERS", "PRINTED", "known", "main", "printed"]
-
-MANAGERS = {name: f"conformance.implementations.managers.{name}" for name in ("xckpt", "orbax")}
-"""The first one is this project's."""
+__all__ = ["KNOWN", "MANAGERS", "TRAINERS", "Table", "known", "main", "printed"]
 
 KNOWN = Path(__file__).parent / "known.json"
-PRINTED = Path(__file__).parent / "managers.md"
-BEGIN = "<!-- managers: make conformance -->\n"
-END = "<!-- end of managers -->\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Managers that are judged together."""
+
+    modules: Mapping[str, str]
+    printed: Path
+    """The file that has what was printed of them."""
+    begin: str
+    end: str
+    """The marks in the page."""
+
+
+def _table(names: Sequence[str], title: str, made_by: str) -> Table:
+    modules = {name: f"conformance.implementations.managers.{name}" for name in names}
+    begin, end = f"<!-- {title}: {made_by} -->\n", f"<!-- end of {title} -->\n"
+    return Table(modules, Path(__file__).parent / f"{title}.md", begin, end)
+
+
+MANAGERS = _table(["xckpt", "orbax"], "managers", "make conformance")
+"""The first one is this project's."""
+
+TRAINERS = _table(
+    ["torchtitan:disabled", "torchtitan:async", "lightning"], "trainers", "make judge-trainers"
+)
 
 Judged = Mapping[str, tuple[str, Sequence[Outcome]]]
 """Module -> the manager's name with its version, and what came of each law."""
@@ -61,7 +85,7 @@ def printed(judged: Judged, examples: int, seed: int) -> str:
     lines = [
         f"{examples} power cuts, seed {seed}; cases kept / refused / broken:",
         "",
-        table(judged).replace("| property |", "| promise |", 1),
+        peers_table(judged).replace("| property |", "| promise |", 1),
         "",
     ]
     for name, outcomes in judged.values():
@@ -79,10 +103,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--examples", type=int, default=200, metavar="N", help="power cuts")
     parser.add_argument("--seed", type=int, default=0, metavar="S")
     parser.add_argument("--judge", action="append", metavar="MODULE", help="judge these alone")
+    parser.add_argument("--trainers", action="store_true", help="judge those of trainers")
     parser.add_argument("--promise", default="", metavar="NAME", help="by this one alone")
     parser.add_argument("--write", action="store_true", help="show the table in the page")
     chosen = parser.parse_args(arguments)
-    modules = chosen.judge or [*MANAGERS.values()]
+    table = TRAINERS if chosen.trainers else MANAGERS
+    modules = chosen.judge or [*table.modules.values()]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, context, max_tasks_per_child=1) as pool:
         futures = {
@@ -93,8 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     text = printed(judged, chosen.examples, chosen.seed)
     print(text)
     if chosen.write:
-        PRINTED.write_text(text)
-        PAGE.write_text(updated(PAGE.read_text(), text, BEGIN, END))
+        table.printed.write_text(text)
+        PAGE.write_text(updated(PAGE.read_text(), text, table.begin, table.end))
     wrong = list(unexplained(judged))
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

@@ -51,6 +51,20 @@ class Judge:
     def manager(self) -> Manager:
         return find(self.module)
 
+    @property
+    def few(self) -> Keep:
+        """As few newest steps as it can be asked to keep."""
+        return Keep(latest=self.manager.fewest)
+
+    @property
+    def least(self) -> Keep:
+        """No step; where it cannot be asked for that, as few as it can."""
+        try:
+            self.manager.open(self.folder / "least", Keep()).close()
+        except Refused:
+            return self.few
+        return Keep()
+
     def trained(self, keep: Keep) -> Trained:
         """A recorded run.
 
@@ -76,7 +90,7 @@ Law = Callable[[Judge], Iterator[str]]
 def successor_first(judge: Judge) -> Iterator[str]:
     """No kill takes back what was there."""
     before = -1
-    for left in judge.kills(Keep(latest=1)):
+    for left in judge.kills(judge.few):
         least = max(before, left.said)
         before = max(before, left.newest)
         yield _older(left, least)
@@ -84,7 +98,7 @@ def successor_first(judge: Judge) -> Iterator[str]:
 
 def power_cuts(judge: Judge) -> Iterator[str]:
     """No power cut takes back what the manager has said to be saved."""
-    trained = judge.trained(Keep(latest=1))
+    trained = judge.trained(judge.few)
     for left in crashes.losses_of_power(trained, judge.examples, judge.seed):
         yield _older(left, left.said)
 
@@ -98,7 +112,7 @@ def _older(left: Left, least: int) -> str:
 
 def latest_committed(judge: Judge) -> Iterator[str]:
     """What a manager says in the place of one that was killed, and beside one that is at work."""
-    for left in judge.kills(Keep(latest=1)):
+    for left in judge.kills(judge.few):
         run = judge.manager.open(left.root, Keep(latest=1000))
         try:
             said = run.latest()
@@ -112,7 +126,7 @@ def latest_committed(judge: Judge) -> Iterator[str]:
 def last_good_stays(judge: Judge) -> Iterator[str]:
     """Whatever is kept, something is there once a step was saved."""
     was = False
-    for left in judge.kills(Keep()):
+    for left in judge.kills(judge.least):
         was = was or bool(left.whole)
         missing = was and not left.whole
         yield f"{left.text}: no step loads any longer" if missing else ""
@@ -128,7 +142,7 @@ LAWS: dict[str, Law] = {
     "last-good-stays": last_good_stays,
     "ranks-agree": lambda judge: ranks.agreeing(judge.manager, judge.folder / "ranks"),
     "reader-finishes": lambda judge: readers.readers(
-        judge.manager, judge.kills(Keep(latest=1)), judge.folder / "readers"
+        judge.manager, judge.kills(judge.few), judge.folder / "readers"
     ),
 }
 

@@ -2,7 +2,8 @@
 
    ODD_ROOT   the folder, without symbolic links
    ODD_LACKS  words: dirsync (fsync of a folder is EINVAL), locks (ENOSYS), exchange (EINVAL),
-              case (names are stored in lower case), local (statfs says FUSE)
+              case (names are stored in lower case), local (statfs says FUSE), links (a second
+              name is EPERM), clones (FICLONE is EOPNOTSUPP; else it copies)
    ODD_NAMES  the longest name, in bytes
    ODD_FAILS  call:errno:n, the call fails from its n-th time on; call is one of write, fsync,
               rename, unlink, mkdir, create, link */
@@ -19,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <sys/uio.h>
@@ -213,17 +215,40 @@ int renameat2(int one, const char *from, int other, const char *to, unsigned int
   PATH(to, -1);
   return NEXT(renameat2)(one, from, other, to, flags);
 }
+/* Whether a second name is refused; a file without any (O_TMPFILE) may get its first. */
+static int links_refused(const char *from, const char *to) {
+  if (!lacks("links") || !below(to) || !*from || !strncmp(from, "/proc/", 6)) return 0;
+  errno = EPERM;
+  return 1;
+}
 int link(const char *from, const char *to) {
-  if (below(to) && fails("link")) return -1;
+  if (links_refused(from, to) || (below(to) && fails("link"))) return -1;
   PATH(from, -1);
   PATH(to, -1);
   return NEXT(link)(from, to);
 }
 int linkat(int one, const char *from, int other, const char *to, int flags) {
-  if (below(to) && fails("link")) return -1;
+  if (links_refused(from, to) || (below(to) && fails("link"))) return -1;
   PATH(from, -1);
   PATH(to, -1);
   return NEXT(linkat)(one, from, other, to, flags);
+}
+
+int ioctl(int fd, unsigned long request, ...) {
+  va_list rest;
+  va_start(rest, request);
+  void *argument = va_arg(rest, void *);
+  va_end(rest);
+  if (request != 0x40049409 || !fd_below(fd)) return NEXT(ioctl)(fd, request, argument);
+  if (lacks("clones")) {
+    errno = EOPNOTSUPP;
+    return -1;
+  }
+  char block[65536];
+  off_t at = 0;
+  for (ssize_t size; (size = pread((int)(long)argument, block, sizeof block, at)); at += size)
+    if (size < 0 || pwrite(fd, block, size, at) != size) return -1;
+  return 0;
 }
 
 int fsync(int fd) {

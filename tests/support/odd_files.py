@@ -36,6 +36,7 @@ class Attempt(msgspec.Struct):
     """See ``ODD_LACKS`` in `odd_files.c`; the others are there too."""
     fails: str = ""
     names: int = 0
+    base: str = ""
 
 
 class Outcome(msgspec.Struct):
@@ -48,6 +49,8 @@ class Outcome(msgspec.Struct):
     """The step that loads at the path, verified; 0 if there is no checkpoint."""
     left: list[str]
     """Names beside the path."""
+    shared: int = 0
+    """Bytes that were not written, for the base has them."""
 
 
 class OddFiles(LineProcess):
@@ -89,8 +92,17 @@ def _attempt(attempt: Attempt) -> Outcome:
         inner[name] = np.full((64, 64), attempt.step, np.int32)
     _set(ODD_LACKS=attempt.lacks, ODD_FAILS=attempt.fails, ODD_NAMES=attempt.names or "")
     error = text = ""
+    taken: list[xckpt.Metrics] = []
+    options = xckpt.SaveOptions(metrics=taken.append)
+    state["step"] = attempt.step
     try:
-        xckpt.save(attempt.path, {**state, "step": attempt.step}, overwrite=attempt.overwrite)
+        xckpt.save(
+            attempt.path,
+            state,
+            overwrite=attempt.overwrite,
+            base=attempt.base or None,
+            options=options,
+        )
     except Exception as failure:
         error, text = type(failure).__name__, str(failure)
     _set(ODD_LACKS=attempt.lacks, ODD_FAILS="", ODD_NAMES="")
@@ -106,7 +118,7 @@ def _attempt(attempt: Attempt) -> Outcome:
         pass
     parent = os.path.dirname(attempt.path)
     left = sorted(os.listdir(parent)) if os.path.isdir(parent) else []
-    return Outcome(error, text, there, left)
+    return Outcome(error, text, there, left, sum(each.shared for each in taken))
 
 
 def _set(**settings: object) -> None:

@@ -67,6 +67,7 @@ class OrbaxRun:
 class Orbax:
     """What a training loop in JAX has by default."""
 
+    fewest = 1
     name = f"Orbax {version('orbax-checkpoint')}"
 
     def __init__(self) -> None:

@@ -186,6 +186,7 @@ def number(folder: Path) -> int:
 class Simple:
     """Files and threads."""
 
+    fewest = 1
     name = "simple"
     run: type[SimpleRun] = SimpleRun
 

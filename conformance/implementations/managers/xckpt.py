@@ -57,6 +57,7 @@ class XckptRun:
 class Xckpt:
     """This project's."""
 
+    fewest = 1
     name = f"xckpt {xckpt.__version__}"
 
     def open(self, root: Path, keep: Keep) -> Run:
