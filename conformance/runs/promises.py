@@ -44,7 +44,9 @@ class Judge:
     seed: int
     folder: Path
     recorder: Callable[[], Recorder]
-    _trained: dict[Keep, Trained] = field(default_factory=dict[Keep, Trained])
+    _trained: dict[Keep, Trained | Exception] = field(
+        default_factory=dict[Keep, "Trained | Exception"]
+    )
     _kills: dict[Keep, list[Left]] = field(default_factory=dict[Keep, list[Left]])
 
     @property
@@ -71,11 +73,19 @@ class Judge:
         Raises:
             ActionError: the manager raised.
             CannotRecordError: it cannot be recorded.
+            Refused: it cannot be asked to keep these.
         """
         if keep not in self._trained:
             place = self.folder / f"crashes-{len(self._trained)}"
-            self._trained[keep] = crashes.record(self.recorder(), self.module, keep, place)
-        return self._trained[keep]
+            try:
+                trained = crashes.record(self.recorder(), self.module, keep, place)
+            except (Refused, CannotRecordError) as refusal:
+                trained = refusal
+            self._trained[keep] = trained
+        found = self._trained[keep]
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def kills(self, keep: Keep) -> list[Left]:
         """What kills leave of it."""

@@ -65,3 +65,94 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(xckpt.CorruptCheckpointError):
         XckptTransport(tmp_path).recv_checkpoint(0, sender.metadata(), 0, LONG)
+
+
+REPLICAS, STEPS = 2, 5
+
+
+class Watched(XckptTransport):
+    """Notes which steps it has received."""
+
+    def __init__(self, root: Path, received: list[int]) -> None:
+        super().__init__(root)
+        self.received = received
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        state = super().recv_checkpoint(src_rank, metadata, step, timeout)
+        self.received.append(step)
+        return state
+
+
+def life(
+    replica: int, lighthouse: str, transport: XckptTransport, seed: int, end: int
+) -> dict[str, Any]:
+    """Train until a step is reached, from weights of its own; the state at the end."""
+    from torch.distributed import TCPStore
+    from torchft import Manager, Optimizer, ProcessGroupGloo
+
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    model = torch.nn.Linear(4, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(seed)
+    adamw = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def state() -> dict[str, Any]:
+        return {"model": model.state_dict(), "optim": adamw.state_dict()}
+
+    def load(found: dict[str, Any]) -> None:
+        model.load_state_dict(found["model"])
+        adamw.load_state_dict(found["optim"])
+
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=LONG),
+        load_state_dict=load,
+        state_dict=state,
+        min_replica_size=REPLICAS,
+        timeout=LONG,
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica-{replica}",
+        checkpoint_transport=transport,
+    )
+    try:
+        optimizer = Optimizer(manager, adamw)
+        while manager.current_step() < end:
+            optimizer.zero_grad()
+            model(torch.full((2, 4), 1.0 + replica)).sum().backward()
+            for parameter in model.parameters():
+                manager.allreduce(parameter.grad).wait()
+            optimizer.step()
+        return state() | {"step": manager.current_step()}
+    finally:
+        manager.shutdown(wait=False)
+
+
+@pytest.mark.timeout(240)
+def test_a_replica_that_comes_back_is_healed_by_a_manager(tmp_path: Path) -> None:
+    """Two replicas of torchft's manager, in threads as its own tests have them; one ends early."""
+    from torchft.coordination import LighthouseServer
+
+    lighthouse = LighthouseServer(
+        bind="[::]:0", min_replicas=REPLICAS, join_timeout_ms=100, heartbeat_timeout_ms=1000
+    )
+    received: list[int] = []
+    try:
+        with ThreadPoolExecutor(REPLICAS) as threads:
+            address = lighthouse.address()
+            stays = threads.submit(life, 0, address, Watched(tmp_path, received), 1, STEPS)
+
+            def lives() -> dict[str, Any]:
+                life(1, address, Watched(tmp_path, received), 2, 2)
+                return life(1, address, Watched(tmp_path, received), 3, STEPS)
+
+            comes_back = threads.submit(lives)
+            one, other = stays.result(), comes_back.result()
+    finally:
+        lighthouse.shutdown()
+    assert one["step"] == STEPS and same(one, other)
+    # Once for the weights that all begin with, once for the replica that came back.
+    assert len(received) >= 2 and max(received) >= 2, received

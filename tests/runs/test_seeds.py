@@ -50,20 +50,33 @@ _roots = itertools.count()
 
 
 def run_by(
-    seed: int, root: str, *, size: int, lives: int, operations: int, kills: bool = False
+    seed: int,
+    root: str,
+    *,
+    size: int,
+    lives: int,
+    operations: int,
+    kills: bool = False,
+    steps: int = 0,
 ) -> None:
-    """A run of some lives."""
+    """A run of some lives, and of more until it has come to a step."""
     draw = random.Random(seed)
     keep, every = draw.choice(KEEPING), draw.choice([1, 5, 20])
     worlds = [World(root, keep) for _ in range(size)]
+    reached = 0
 
     def live(place: Place, number: int, operations: Sequence[Operation]) -> None:
-        Life(worlds[place.rank], place, number, every).live(operations)
+        nonlocal reached
+        life = Life(worlds[place.rank], place, number, every)
+        life.live(operations)
+        reached = max(reached, life.step)
 
     with failing_disk(), warnings.catch_warnings():
         # Of damaged steps; every thread that sets this for itself would undo it for others.
         warnings.simplefilter("ignore", UserWarning)
-        for number in range(1, lives + 1):
+        for number in itertools.count(1):
+            if number > lives and reached >= steps:
+                break
             done = plan(draw, operations)
             on_threads(size, partial(live, number=number, operations=done))
             if kills and draw.random() < 0.5:
@@ -105,6 +118,18 @@ def test_a_thousand_runs(block: int, tmp_path: Path, request: pytest.FixtureRequ
         operations = 5 if bucket else 10
         size = 1 + seed % 2 * 2
         run_by(seed, root, size=size, lives=2, operations=operations, kills=block >= 10)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("place", ["files", "bucket"])
+def test_a_run_of_a_thousand_steps(
+    place: str, size: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    bucket = place == "bucket"
+    root = f"{request.getfixturevalue('s3')}/long-{size}" if bucket else str(tmp_path / "run")
+    run_by(7 + size, root, size=size, lives=4, operations=10, kills=not bucket, steps=1000)
 
 
 def deletes_first(patch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 A state is the model: a module whose buffers are the arrays, trained by one batch before each save.
 `ModelCheckpoint` keeps by a metric: the number of the step for the newest, the loss for the best. A
-run goes on with ``ckpt_path="last"``.
+run goes on with ``ckpt_path="last"``. Lightning writes a file where temporary files go, and moves
+it; so that this is a rename, they go beside the run here. (On another file system it is a copy.)
 """
 
 # Lightning has an environment of its own; where the types are checked, it isn't installed.
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -79,6 +81,7 @@ class LightningRun:
         )
         self.model = Model()
         self.data: Any = torch.ones(1)
+        self.beside = str(root.parent)
         self.trainer = Trainer(
             callbacks=[self.callback],
             max_steps=0,
@@ -95,7 +98,8 @@ class LightningRun:
 
     def _fit(self, steps: int, path: str | None = None) -> None:
         self.trainer.fit_loop.epoch_loop.max_steps = steps
-        self.trainer.fit(self.model, DataLoader(self.data), ckpt_path=path)
+        with mock.patch("tempfile.tempdir", self.beside):
+            self.trainer.fit(self.model, DataLoader(self.data), ckpt_path=path)
 
     def wait(self) -> None:
         """Nothing goes on in the background."""
