@@ -155,9 +155,14 @@ def unflatten(leaves: Mapping[str, object], containers: Mapping[str, str]) -> ob
         return leaves[""]
     root = Container()
     problems: dict[str, None] = {}
+    parents: dict[str, tuple[Container, str]] = {}
+    """Of names up to the last key: where the container is."""
     for name, leaf in leaves.items():
-        *above, last = split_name(name)
-        parent, clash = _descend(root, above)
+        above = name.rpartition("/")[0]
+        if above not in parents:
+            parents[above] = _descend(root, split_name(above))
+        parent, clash = parents[above]
+        last = split_name(name)[-1]
         if clash or last in parent:
             problems[clash or name] = None
         else:

@@ -204,9 +204,7 @@ class _Load:
         with self.step("plan"):
             metadata = self.reader.set_up_storage_reader(manifest, 1)
             planner.set_up_planner(self.state_dict, metadata, True)
-            plan = planner.create_local_plan()
-            check_sources(plan, metadata)
-            plan = self.reader.prepare_local_plan(plan)
+            plan = self.reader.prepare_local_plan(planner.create_local_plan())
             (plan,) = self.reader.prepare_global_plan(planner.create_global_plan([plan]))
             plan = planner.finish_plan(plan)
             check_sources(plan, metadata)

@@ -36,6 +36,7 @@ from xckpt.core.manifest.entries import (
     DocumentTree,
     Manifest,
     arrays,
+    is_packed,
 )
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
@@ -187,7 +188,8 @@ class ZarrStorageWriter(PlainStorageWriter):
                 return self._write(plan, orders, planner)
             from xckpt.storage.commit.batch import synced_together
 
-            paths = [PACKS, *(array.path for array in orders.arrays)]
+            lying = (each for each in orders.arrays if not is_packed(each, orders.pack_bytes))
+            paths = [PACKS, *(array.path for array in lying)]
             with synced_together(orders.location, paths):
                 return self._write(plan, orders, planner)
         except StorageError as error:

@@ -233,6 +233,8 @@ class Boxes(Sequence[Box]):
             yield Box(tuple(offsets), tuple(sizes))
 
     def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
         if isinstance(other, Boxes):
             return np.array_equal(self.offsets, other.offsets) and np.array_equal(
                 self.sizes, other.sizes

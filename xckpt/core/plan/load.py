@@ -30,7 +30,6 @@ from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.load_checks import (
     compare,
     decide_load,
-    opaque_differences,
     stands_for_nothing,
     target_problems,
 )
@@ -41,6 +40,7 @@ from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.assign import assign
 from xckpt.core.targets.find import find_targets, with_names_of, with_stored_names
 from xckpt.core.targets.numbers import fill
+from xckpt.core.targets.objects import opaque_differences
 from xckpt.core.tree import FlatTree, flatten, rebuild, unflatten
 from xckpt.core.values import Deserialise, decode_content
 from xckpt.errors import PlanError
@@ -223,9 +223,9 @@ class DefaultLoadPlanner(LoadPlanner):
         items: list[ReadItem] = []
         stored = self.metadata.state_dict_metadata
         for name, wanted in self._wanted.items():
-            if name not in stored or name in problems:
+            leaf = stored.get(name)
+            if leaf is None or name in problems:
                 continue
-            leaf = stored[name]
             if isinstance(leaf, BytesStorageMetadata):
                 index = MetadataIndex(name)
                 items.append(ReadItem(LoadItemType.BYTE_IO, index, (), index, (), ()))

@@ -27,7 +27,7 @@ from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, misma
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import NumberTarget, number_difference
-from xckpt.errors import PlanError, UnsupportedLeafError
+from xckpt.errors import PlanError
 
 NOT_STORED = "wanted, but not in the checkpoint"
 
@@ -68,58 +68,12 @@ def compare(
             )
         elif isinstance(target, NumberTarget):
             difference = number_difference(target.stored, target.kind, cast=cast)
-        else:
-            differences = list(_tensor_differences(target, stored, cast))
-            difference = "; ".join(differences)
+        elif not _is_alike(target, stored):
+            difference = "; ".join(_tensor_differences(target, stored, cast))
             kind = difference.partition(" ")[0]
         if difference:
             differing[name] = Problem(name, kind=kind, text=difference)
     return differing
-
-
-def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
-    """Leaf name -> that an object stored as bytes has no place in a value of another type.
-
-    Args:
-        likes: leaf name -> what it is to be like.
-        metadata: the checkpoint's.
-
-    Example:
-        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
-        >>> list(opaque_differences({"a": 0}, stored)), list(opaque_differences({"a": b""}, stored))
-        (['a'], [])
-    """
-    stored = metadata.state_dict_metadata
-    return {
-        name: Problem(name, kind="value", text=_OPAQUE.format(type(like).__name__))
-        for name, like in likes.items()
-        if stored.get(name) == BytesStorageMetadata("opaque")
-        and type(like) in (bool, int, float, complex, str)
-    }
-
-
-def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
-    """Refuse an object of an unknown class as a target, but for one that is made of bytes.
-
-    Raises:
-        UnsupportedLeafError: names the leaf and says what to give.
-    """
-    advice = "give an array, a tensor or a jax.ShapeDtypeStruct"
-    if metadata.state_dict_metadata.get(name) == BytesStorageMetadata("opaque"):
-        if deserialises:
-            return
-        advice = (
-            "the checkpoint holds what a serialiser made of it: pass "
-            "options=LoadOptions(deserialise=...), or b'' to take the bytes"
-        )
-    kind = f"{type(like).__module__}.{type(like).__qualname__}"
-    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is no target; {advice}")
-
-
-_OPAQUE = (
-    "the checkpoint holds an object that its writer serialised, not a Python {}; a target of bytes "
-    "takes it as it is"
-)
 
 
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
@@ -127,6 +81,12 @@ def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
     if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
         return f"the checkpoint holds a Python {kind}, not a tensor"
     return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
+
+
+def _is_alike(target: TargetLeaf, stored: TensorStorageMetadata) -> bool:
+    """Whether a target asks for what is stored, as most do; it is quickly seen."""
+    same = target.dtype == stored.properties.dtype and not target.annotation
+    return same and target.shape == stored.size
 
 
 def _tensor_differences(
@@ -292,16 +252,18 @@ def target_problems(
         >>> target_problems([], {"w": [Box((4,), (2,))], "step": None})
         ['w: [4, 6) is wanted, but no item reads it', 'step: wanted, but no item reads it']
     """
-    by_leaf: dict[tuple[str, LoadItemType], list[ReadItem]] = {}
+    by_leaf: dict[str, list[ReadItem]] = {}
     for item in items:
-        by_leaf.setdefault((item.dest_index.fqn, item.type), []).append(item)
+        by_leaf.setdefault(item.dest_index.fqn, []).append(item)
     faults: list[str] = []
     for name, boxes in wanted.items():
+        kind = LoadItemType.BYTE_IO if boxes is None else LoadItemType.TENSOR
+        here = [item for item in by_leaf.get(name, ()) if item.type is kind]
         if boxes is not None:
-            problems = _box_problems(boxes, by_leaf.get((name, LoadItemType.TENSOR), ()))
-            faults += [f"{name}: {problem}" for problem in problems]
+            if not (len(here) == len(boxes) == 1 and _fills_all(here[0], 0, boxes[0])):
+                faults += [f"{name}: {problem}" for problem in _box_problems(boxes, here)]
             continue
-        count = len(by_leaf.get((name, LoadItemType.BYTE_IO), ()))
+        count = len(here)
         if count != 1:
             what = f"{count} items read it" if count else "wanted, but no item reads it"
             faults.append(f"{name}: {what}")
@@ -323,8 +285,7 @@ def _box_problems(boxes: Sequence[Box], items: Sequence[ReadItem]) -> Iterator[s
 
 def _fills_all(item: ReadItem, number: int, box: Box) -> bool:
     """Whether an item fills the whole of a box, as most do."""
-    is_all = _is_all(item.dest_offsets, item.lengths, box.sizes)
-    return is_all and item.dest_index.index == number
+    return item.dest_index.index == number and _is_all(item.dest_offsets, item.lengths, box.sizes)
 
 
 def _cover_problem(box: Box, items: Sequence[ReadItem]) -> Iterator[str]:

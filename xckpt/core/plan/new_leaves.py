@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,8 +29,9 @@ def numpy_leaves(metadata: Metadata) -> Mapping[str, object]:
     }
 
 
+@functools.lru_cache(maxsize=1024)
 def weightless(shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    """An array of one element's memory, whatever its shape.
+    """An array of one element's memory, whatever its shape; made once for all that are alike.
 
     Example:
         >>> weightless((1 << 40,), "bfloat16").base.nbytes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,7 +107,7 @@ class WantedLeaf:
 
     def reads(self, stored: TensorStorageMetadata) -> list[ReadItem]:
         """The read items that fill all boxes, whose elements are expected from now on."""
-        self.missing = [Countdown(count) for count in self.boxes.elements.tolist()]
+        self.missing = [Countdown(prod(sizes)) for sizes in self.boxes.sizes.tolist()]
         return local_reads(self.name, self.boxes, stored)
 
     def commit_empty(self) -> None:
@@ -121,7 +122,7 @@ class WantedLeaf:
         Raises:
             LeafTooLargeError: there is no memory for the buffer.
         """
-        number, region = _filled_by(item)
+        number = _box_of(item)
         try:
             buffer = self.target.buffer(number)
         except MemoryError as error:
@@ -129,11 +130,11 @@ class WantedLeaf:
                 f"{self.name or 'the root'}: no memory for it; load it sharded, or a part of it "
                 f"with xckpt.open ({error})"
             ) from error
-        if self.boxes[number].sizes == region.sizes:
+        if self.boxes[number].sizes == item.lengths:
             return buffer
         # Every framework's buffer slices like NumPy's.
         sliceable: NDArray[np.generic] = buffer  # type: ignore[assignment]
-        return sliceable[region.slices()]
+        return sliceable[_region(item).slices()]
 
     def land(self, item: ReadItem) -> None:
         """Count the elements that an item has brought; publish a box with the last of its own.
@@ -141,18 +142,23 @@ class WantedLeaf:
         Raises:
             PlanError: the box had all its elements before.
         """
-        number, region = _filled_by(item)
-        missing = self.missing[number].land(region.elements)
+        number = _box_of(item)
+        missing = self.missing[number].land(prod(item.lengths))
         if missing == 0:
             self.target.commit(number)
         elif missing < 0:
             raise PlanError(
-                f"{self.name}: {region} of box {number} was committed, but the box has got "
+                f"{self.name}: {_region(item)} of box {number} was committed, but the box has got "
                 f"{-missing} elements too many; each read item must be committed once"
             )
 
 
-def _filled_by(item: ReadItem) -> tuple[int, Box]:
-    """The number of the box that an item fills, and the elements, counted from the box's first."""
+def _box_of(item: ReadItem) -> int:
+    """The number of the box that an item fills."""
     assert item.dest_index.index is not None
-    return item.dest_index.index, Box(item.dest_offsets, item.lengths)
+    return item.dest_index.index
+
+
+def _region(item: ReadItem) -> Box:
+    """The elements that an item fills, counted from its box's first."""
+    return Box(item.dest_offsets, item.lengths)

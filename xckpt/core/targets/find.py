@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 from xckpt.core.adapter import Adapters
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 from xckpt.core.plan.items import ReadItem
-from xckpt.core.plan.load_checks import check_object_target
 from xckpt.core.plan.wanted import WantedLeaf
 from xckpt.core.targets.numbers import number_target
+from xckpt.core.targets.objects import check_object_target
 from xckpt.core.tree import FlatTree
 from xckpt.core.values import value_kind
 from xckpt.errors import UnsupportedLeafError
@@ -99,7 +99,9 @@ def _untouched(
     like: object, name: str, stored: Stored, containers: Mapping[str, str], adapters: Adapters
 ) -> bool:
     """Whether a leaf is no state, and the checkpoint does not say otherwise."""
-    if value_kind(like) is not None or stored not in (None, BytesStorageMetadata("None")):
+    if isinstance(stored, TensorStorageMetadata) or value_kind(like) is not None:
+        return False
+    if stored not in (None, BytesStorageMetadata("None")):
         return False
     has_elements = hasattr(like, "shape") and hasattr(like, "dtype")
     if has_elements or not (callable(like) or in_class(name, containers)):

@@ -84,7 +84,8 @@ class Destination:
         self.is_scratch = memory is None
         if memory is None:
             memory = allocate(item.lengths, numpy_dtype(self._dtype), item.dest_index.fqn)
-        if memory.shape != tuple(item.lengths) or dtype_name(memory.dtype) is None:
+        usual = memory.dtype == numpy_dtype(self._dtype)
+        if memory.shape != tuple(item.lengths) or not (usual or dtype_name(memory.dtype)):
             raise PlanError(
                 f"{item.dest_index.fqn}: resolve_tensor must return {item.lengths} elements, got "
                 f"{memory.dtype} of shape {memory.shape}"

@@ -9,8 +9,8 @@ claim billions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from xckpt.core.dtypes import item_size, numpy_dtype
@@ -34,8 +34,7 @@ ENUMERATED = 1 << 16
 """Chunks of an array that are listed at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """One chunk of a zarr array."""
 
     array: ZarrArray
@@ -67,8 +66,7 @@ def chunks_of(array: ZarrArray, box: Box | None = None) -> Iterator[Chunk]:
                 yield Chunk(array, number, cell)
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True):
     """A part of a chunk that goes to one destination."""
 
     destination: int
@@ -79,12 +77,11 @@ class Part:
     """Where they go in the destination; empty for all of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRequest:
+class ChunkRequest(msgspec.Struct, frozen=True):
     """A chunk and everything that is wanted of it."""
 
     chunk: Chunk
-    parts: list[Part] = field(default_factory=list)
+    parts: list[Part] = msgspec.field(default_factory=list[Part])
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +119,8 @@ class ChunkRequests(dict[int, ChunkRequest]):
         Raises:
             LeafTooLargeError: so many chunks are within the box that the list of them has no room.
         """
-        count = len(self) + (1 if array.count == 1 else count_met(box, array.chunk))
+        one = array.shape == array.chunk or array.count == 1  # as most leaves are
+        count = len(self) + (1 if one else count_met(box, array.chunk))
         if count > max(FEWEST_CHUNKS, self._memory_bytes // REQUEST_BYTES):
             raise LeafTooLargeError(
                 f"{array.leaf or 'the root'}: {box} lies in chunks of {array.chunk}: the list of "
@@ -132,7 +130,8 @@ class ChunkRequests(dict[int, ChunkRequest]):
             )
         chunks = list(chunks_of(array, box))
         for chunk in chunks:
-            request = self.setdefault(array.first + chunk.number, ChunkRequest(chunk))
+            number = array.first + chunk.number
+            request = self.get(number) or self.setdefault(number, ChunkRequest(chunk))
             request.parts.append(_part(len(self.destinations), box, chunk.box))
         self.destinations.append((array, len(chunks)))
 
@@ -144,8 +143,9 @@ class ChunkRequests(dict[int, ChunkRequest]):
     @property
     def arrays(self) -> list[ZarrArray]:
         """The arrays that are read, each once."""
-        by_path = {request.chunk.array.path: request.chunk.array for request in self.values()}
-        return list(by_path.values())
+        # A chunk has one array, and an array that has chunks a first digest of its own.
+        by_first = {request.chunk.array.first: request.chunk.array for request in self.values()}
+        return list(by_first.values())
 
 
 def _part(destination: int, wanted: Box, chunk: Box) -> Part:

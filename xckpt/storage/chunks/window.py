@@ -102,7 +102,8 @@ class ChunkWindow:
         while large and self.pool.has_room(large[0].held) and not self.pool.failed:
             self.submit(large.popleft())
         # Now that there is work to do with large chunks.
-        wanted, integrity = list(arrays), self._source.integrity
+        wanted = [array for array in arrays if array.place is None]  # others have no zarr.json
+        integrity = self._source.integrity
         documents: list[RequestedDocument] = []
         if self._source.root.driver == "file" and not self.pool.single:
             self.pool.submit(partial(integrity.check_documents, wanted))
@@ -200,22 +201,35 @@ class ChunkWindow:
             data: its elements, or those of the box ``at``, which counts from the chunk's first.
         """
         whole = Box.whole(request.chunk.box.sizes)
-        at = at or whole
         for part in request.parts:
-            wanted = part.box or whole
-            shared = wanted.meets(at)
+            if part.box is None and at is None:
+                into = self._memory(part.destination)[(*part.region, ...)]
+                self._copy(request, into, data, whole)
+                continue
+            wanted, given = part.box or whole, at or whole
+            shared = wanted.meets(given)
             if shared is not None:
                 target = self._memory(part.destination)[(*part.region, ...)]
-                source = data[(*shared.slices(at.offsets), ...)]
+                source = data[(*shared.slices(given.offsets), ...)]
                 into = target[(*shared.slices(wanted.offsets), ...)]
-                if into.dtype != source.dtype:
-                    chunk = request.chunk
-                    moved = shared.shifted(chunk.box.offsets).shifted(chunk.array.offset)
-                    self._casts.copy(chunk.array.leaf, into, source, moved.offsets)
-                elif source.nbytes > SMALL_BYTES:
-                    copy_bits(into, source)
-                else:
-                    np.copyto(into, source)
+                self._copy(request, into, source, shared)
+
+    def _copy(
+        self,
+        request: ChunkRequest,
+        into: NDArray[np.generic],
+        source: NDArray[np.generic],
+        shared: Box,
+    ) -> None:
+        """Copy elements of a chunk, those of the box ``shared`` in it, to where they go."""
+        if into.dtype != source.dtype:
+            chunk = request.chunk
+            moved = shared.shifted(chunk.box.offsets).shifted(chunk.array.offset)
+            self._casts.copy(chunk.array.leaf, into, source, moved.offsets)
+        elif source.nbytes > SMALL_BYTES:
+            copy_bits(into, source)
+        else:
+            np.copyto(into, source)
 
     def landed(self, request: ChunkRequest) -> None:
         """Every part of a chunk has been delivered and verified."""

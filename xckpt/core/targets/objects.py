@@ -1,0 +1,59 @@
+"""Objects that a serialiser made bytes of: which targets take them.
+
+1. `opaque_differences`: bytes have no place in a Python value of another type.
+2. `check_object_target`: an object of an unknown class is a target only where a deserialiser makes
+   it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from xckpt.core.metadata import BytesStorageMetadata, Metadata
+from xckpt.core.problem import Problem
+from xckpt.errors import UnsupportedLeafError
+
+
+def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
+    """Leaf name -> that an object stored as bytes has no place in a value of another type.
+
+    Args:
+        likes: leaf name -> what it is to be like.
+        metadata: the checkpoint's.
+
+    Example:
+        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
+        >>> list(opaque_differences({"a": 0}, stored)), list(opaque_differences({"a": b""}, stored))
+        (['a'], [])
+    """
+    stored = metadata.state_dict_metadata
+    return {
+        name: Problem(name, kind="value", text=_OPAQUE.format(type(like).__name__))
+        for name, like in likes.items()
+        if type(like) in (bool, int, float, complex, str)
+        and stored.get(name) == BytesStorageMetadata("opaque")
+    }
+
+
+def check_object_target(name: str, like: object, metadata: Metadata, deserialises: bool) -> None:
+    """Refuse an object of an unknown class as a target, but for one that is made of bytes.
+
+    Raises:
+        UnsupportedLeafError: names the leaf and says what to give.
+    """
+    advice = "give an array, a tensor or a jax.ShapeDtypeStruct"
+    if metadata.state_dict_metadata.get(name) == BytesStorageMetadata("opaque"):
+        if deserialises:
+            return
+        advice = (
+            "the checkpoint holds what a serialiser made of it: pass "
+            "options=LoadOptions(deserialise=...), or b'' to take the bytes"
+        )
+    kind = f"{type(like).__module__}.{type(like).__qualname__}"
+    raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is no target; {advice}")
+
+
+_OPAQUE = (
+    "the checkpoint holds an object that its writer serialised, not a Python {}; a target of bytes "
+    "takes it as it is"
+)
