@@ -21,8 +21,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
 import tensorstore as ts
 import xxhash
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.own_keys import DIGESTS
@@ -156,6 +158,27 @@ class Digests:
         start = number % BLOCK * DIGEST_BYTES
         return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
 
+    def rows(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Many digests at once, (n, 16), and which of them are there; `of` gives the others.
+
+        Args:
+            numbers: of digests in the file, (n,).
+        """
+        rows = np.zeros((len(numbers), DIGEST_BYTES), np.uint8)
+        if self.few:
+            content = self._whole[self.before :]
+            return _take(rows, content, numbers), numbers < len(content) // DIGEST_BYTES
+        found = np.zeros(len(numbers), bool)
+        with self._lock:
+            at = np.searchsorted(np.array(self._starts, np.int64), numbers, side="right") - 1
+            for number in np.unique(at[at >= 0]).tolist():
+                content = self._content(self._ranges[number])
+                own = np.flatnonzero(at == number)
+                within = numbers[own] - self._starts[number]
+                rows[own] = _take(rows[own], content, within)
+                found[own] = within < len(content) // DIGEST_BYTES
+        return rows, found
+
     def blocks(self, array: ZarrArray) -> Iterator[bytes]:
         """All digests of a prepared array's chunks, `BLOCK` at a time.
 
@@ -192,11 +215,16 @@ class Digests:
             if at is None:
                 return None
             start, part = self._starts[at], self._ranges[at]
-            if part.content is None:
-                part.content = _content(part.asked, self.root, self.key)
+            content = self._content(part)
         low = (first - start) * DIGEST_BYTES
-        found = part.content[low : low + count * DIGEST_BYTES]
+        found = content[low : low + count * DIGEST_BYTES]
         return found if len(found) == count * DIGEST_BYTES else None
+
+    def _content(self, part: _Range) -> bytes:
+        """What is there of a range that was asked for; the lock is held."""
+        if part.content is None:
+            part.content = _content(part.asked, self.root, self.key)
+        return part.content
 
     def whole(self) -> bytes:
         """The content of a file that is read as a whole.
@@ -255,6 +283,17 @@ class Digests:
             return f"{self.key}: altered"
         self._whole = content.value
         return ""
+
+
+def _take(
+    rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]
+) -> NDArray[np.uint8]:
+    """The rows, with the digests of a part of the file where it has them."""
+    count = len(content) // DIGEST_BYTES
+    stored = np.frombuffer(content, np.uint8, count * DIGEST_BYTES).reshape(-1, DIGEST_BYTES)
+    there = numbers < count
+    rows[there] = stored[numbers[there]]
+    return rows
 
 
 def _content(asked: _Read, root: Location, key: str) -> bytes:

@@ -66,10 +66,24 @@ class Places(Digests):
             raise CorruptCheckpointError(
                 f"{self.root}: {PLACES} has no byte {offset:,} of a pack {pack:,}"
             )
+        return ChunkPlace(self._key(pack), offset)
+
+    def places(self, numbers: NDArray[np.int64]) -> list[ChunkPlace | None]:
+        """Many places at once, by their numbers; None for those that only `place` can find."""
+        rows, found = self.rows(numbers)
+        given = rows.reshape(-1).view(PLACE)
+        found &= (given["pack"] < self.packs) & (given["offset"] <= MOST_OFFSET)
+        columns = zip(
+            found.tolist(), given["pack"].tolist(), given["offset"].tolist(), strict=True
+        )
+        return [
+            ChunkPlace(self._key(pack), offset) if there else None for there, pack, offset in columns
+        ]
+
+    def _key(self, pack: int) -> str:
+        """The key of a pack, one text for all of its chunks."""
         key = self._keys.get(pack)
-        if key is None:
-            key = self._keys.setdefault(pack, pack_key(self._name(pack)))
-        return ChunkPlace(key, offset)
+        return key or self._keys.setdefault(pack, pack_key(self._name(pack)))
 
     def names(self) -> list[str]:
         """The keys of all packs.

@@ -52,10 +52,14 @@ class PackReads:
     def read(self, requests: Iterable[ChunkRequest]) -> None:
         """Begin to read chunks, within the pool's budget."""
         packs: dict[str, list[tuple[int, ChunkRequest]]] = {}
-        for request in requests:
+        places, wanted = self.source.integrity.places, list(requests)
+        chunks = [request.chunk for request in wanted]
+        numbers = [places.first(chunk.array) + chunk.number for chunk in chunks]
+        known = places.places(np.array(numbers, np.int64))
+        for request, place in zip(wanted, known, strict=True):
             try:
-                array, number = request.chunk.array, request.chunk.number
-                place = self.source.integrity.places.place(array, number)
+                chunk = request.chunk
+                place = place or places.place(chunk.array, chunk.number)
             except XckptError as error:
                 self.refuse(error)
                 continue
@@ -102,15 +106,27 @@ class PackReads:
         except XckptError as error:
             self.refuse(error)
             return
-        for offset, request in members:
+        digests = self._digests(members)
+        for number, (offset, request) in enumerate(members):
             chunk, low = request.chunk, offset - each.start
             elements = content[low : low + request.nbytes]
             try:
-                self.source.verify(chunk, digest_bytes(elements))
+                self.source.verify(chunk, digest_bytes(elements), digests[number])
                 data = np.frombuffer(elements, chunk.dtype).reshape(chunk.box.sizes)
                 self.land(request, data)
             except XckptError as error:
                 self.refuse(error)
+
+    def _digests(self, members: Sequence[tuple[int, ChunkRequest]]) -> list[bytes | None]:
+        """The digests of chunks; None for those that only `ChunkSource.verify` can find."""
+        chunks = [request.chunk for _, request in members]
+        numbers = [chunk.array.first + chunk.number for chunk in chunks]
+        rows, found = self.source.integrity.digests.rows(np.array(numbers, np.int64))
+        content, size = rows.tobytes(), rows.shape[1]
+        return [
+            content[number * size : (number + 1) * size] if there else None
+            for number, there in enumerate(found.tolist())
+        ]
 
     def _content(self, asked: ts.Future[ts.KvStore.ReadResult], first: Chunk) -> bytes:
         """A range of a pack, unverified; ``first`` is the first chunk there.
