@@ -32,6 +32,7 @@ from xckpt.core.manifest.codec import (
     parse,
     to_metadata,
 )
+from xckpt.core.manifest.counts import count_chunks
 from xckpt.core.manifest.entries import (
     DocumentTree,
     Manifest,
@@ -40,7 +41,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
-from xckpt.core.manifest.rules import count_chunks, many_pieces
+from xckpt.core.manifest.rules import many_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.core.plan.layout import with_grids
@@ -188,9 +189,7 @@ class ZarrStorageWriter(PlainStorageWriter):
                 return self._write(plan, orders, planner)
             from xckpt.storage.commit.batch import synced_together
 
-            lying = (each for each in orders.arrays if not is_packed(each, orders.pack_bytes))
-            paths = [PACKS, *(array.path for array in lying)]
-            with synced_together(orders.location, paths):
+            with synced_together(orders.location, _paths(orders)):
                 return self._write(plan, orders, planner)
         except StorageError as error:
             from xckpt.storage.commit.explain import explained
@@ -310,6 +309,12 @@ def _write_files(
         for key, content in contents:
             path, synced = f"{location.path}/{key}", not location.unsynced
             write_file(path, [content], within=location.path, synced=synced)
+
+
+def _paths(orders: WriteOrders) -> list[str]:
+    """The folders that a rank writes to."""
+    alone = (array for array in orders.arrays if not is_packed(array, orders.pack_bytes))
+    return [PACKS, *(array.path for array in alone)]
 
 
 def _orders_of(plan: SavePlan) -> WriteOrders:

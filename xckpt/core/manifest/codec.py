@@ -27,6 +27,7 @@ import msgspec
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json
+from xckpt.core.manifest.counts import count_pieces
 from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes, encode_body
 from xckpt.core.manifest.entries import (
     EDITION,
@@ -38,7 +39,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.memory import check_memory, described_bytes, maybe_small
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces, default_pack_bytes, problems
+from xckpt.core.manifest.rules import SMALL_CHUNK, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,
@@ -116,10 +117,8 @@ def draft(
     }
     names = dimension_names or {}
     if not names.keys() <= described.keys():
-        raise ValueError(
-            f"dimension_names: {', '.join(sorted(names.keys() - described.keys())[:5])}: no tensor"
-            " of the state has this name"
-        )
+        listed = ", ".join(sorted(names.keys() - described.keys())[:5])
+        raise ValueError(f"dimension_names: {listed}: no tensor of the state has this name")
     for name, given in names.items():
         described[name] = replace(described[name], dimension_names=tuple(given))
     tensors = tuple(_tensor_entry(name, tensor, grids) for name, tensor in described.items())

@@ -110,7 +110,7 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
     for leaf in manifest.leaves:
         if isinstance(leaf, TensorEntry) and leaf.chunk is not None:  # as most are
             about = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
-            origin, count, packed = _regular(*about, manifest.pack_bytes)
+            origin, count, packed = regular(*about, manifest.pack_bytes)
             shape, names, at = about[1:], leaf.dimension_names, place if packed else None
             yield ZarrArray(leaf.name, 0, leaf.dtype, origin, *shape, first, None, names, at)
             first, place = first + count, place + count * packed
@@ -125,19 +125,12 @@ def arrays(manifest: Manifest) -> Iterator[ZarrArray]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _regular(
+def regular(
     dtype: str, shape: Shape, chunk: Shape, shard: Shape | None, pack_bytes: int
 ) -> tuple[Shape, int, bool]:
     """Origin, chunks, and whether it is packed, of all arrays that are alike."""
     array = ZarrArray("", 0, dtype, (0,) * len(shape), shape, chunk, shard)
     return array.offset, array.count, is_packed(array, pack_bytes)
-
-
-def count_packed(manifest: Manifest) -> int:
-    """How many chunks lie in packs."""
-    if not manifest.pack_bytes:
-        return 0
-    return sum(array.count for array in arrays(manifest) if array.place is not None)
 
 
 def is_packed(array: ZarrArray, pack_bytes: int) -> bool:

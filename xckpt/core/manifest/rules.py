@@ -11,7 +11,6 @@ Beside them: what is packed where a caller does not say (`default_pack_bytes`).
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -23,14 +22,22 @@ import numpy as np
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import Grid, ZarrArray, count_cells
+from xckpt.core.geometry.grid import Grid, ZarrArray
+from xckpt.core.manifest.counts import (
+    Kind,
+    chunks_of,
+    count_chunks,
+    count_packed,
+    count_pieces,
+    kind_of,
+    kinds,
+)
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
     Manifest,
     TensorEntry,
     ValueEntry,
-    count_packed,
     is_packed,
 )
 from xckpt.core.manifest.pieces import MAX_PIECES, MAX_RANK, Pieces
@@ -61,9 +68,13 @@ def problems(manifest: Manifest) -> list[str]:
     if count_pieces(manifest) > MAX_PIECES:
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
+    bad = {kind: lines for kind, _ in kinds(manifest) if (lines := [*_regular_problems(kind)])}
     known: _Known = {}
     for leaf in manifest.leaves:
-        faults.extend(f"{leaf.name[:80]}: {problem}" for problem in _leaf_problems(leaf, known))
+        kind = kind_of(leaf)
+        if kind is None or kind in bad:
+            lines = bad[kind] if kind is not None else _leaf_problems(leaf, known)
+            faults.extend(f"{leaf.name[:80]}: {problem}" for problem in lines)
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
@@ -188,7 +199,7 @@ def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry, known: _Known) -
         if leaf.dimension_names is not None:
             yield from dimension_name_faults(leaf.dimension_names, len(leaf.shape))
         if leaf.pieces is None:
-            yield from _regular_problems(leaf.dtype, leaf.shape, leaf.chunk, leaf.shard)
+            yield from _tensor_problems(leaf)
         else:
             key = id(leaf.pieces), leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
             if key not in known:
@@ -218,12 +229,9 @@ def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
         yield f"dimension_names {given} are not {rank} different, non-empty strings"
 
 
-@functools.lru_cache(maxsize=1024)
-def _regular_problems(
-    dtype: str, shape: Shape, chunk: Shape | None, shard: Shape | None
-) -> tuple[str, ...]:
-    """`_tensor_problems` of a leaf that is one array, found once for all that are alike."""
-    return tuple(_tensor_problems(TensorEntry("", dtype, shape, chunk, shard)))
+def _regular_problems(kind: Kind) -> Iterator[str]:
+    """`_tensor_problems` of each leaf of a kind; they need no names."""
+    return _tensor_problems(TensorEntry("", *kind))
 
 
 def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
@@ -305,12 +313,6 @@ def _grid_problems(shape: Shape, chunk: Shape, shard: Shape | None, item: int) -
         yield f"shard shape {shard} is no multiple of chunk shape {chunk}"
 
 
-def count_pieces(manifest: Manifest) -> int:
-    """How many pieces the leaves of a checkpoint have together."""
-    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    return sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
-
-
 def many_pieces(manifest: Manifest, most: int = 0) -> str:
     """How many pieces there are and what can be done about it; empty if not more than ``most``.
 
@@ -330,19 +332,3 @@ multiples of one, and a leaf is one array'
         f"{len(worst.pieces or ()):,}: shard evenly, in blocks of one size or of multiples of one, "
         f"and a leaf is one array"
     )
-
-
-def count_chunks(manifest: Manifest) -> int:
-    """How many chunks a checkpoint has; each has a digest."""
-    return sum(map(chunks_of, manifest.leaves))
-
-
-def chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
-    """How many chunks a leaf has."""
-    if isinstance(leaf, ValueEntry):
-        return 0
-    if isinstance(leaf, BytesEntry):
-        return count_cells((leaf.size,), (leaf.chunk,))
-    if leaf.chunk is not None:
-        return count_cells(leaf.shape, leaf.chunk)
-    return leaf.pieces.chunks if leaf.pieces is not None else 0

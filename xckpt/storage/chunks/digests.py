@@ -158,27 +158,6 @@ class Digests:
         start = number % BLOCK * DIGEST_BYTES
         return self._block(array, number // BLOCK)[start : start + DIGEST_BYTES]
 
-    def rows(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Many digests at once, (n, 16), and which of them are there; `of` gives the others.
-
-        Args:
-            numbers: of digests in the file, (n,).
-        """
-        rows = np.zeros((len(numbers), DIGEST_BYTES), np.uint8)
-        if self.few:
-            content = self._whole[self.before :]
-            return _take(rows, content, numbers), numbers < len(content) // DIGEST_BYTES
-        found = np.zeros(len(numbers), bool)
-        with self._lock:
-            at = np.searchsorted(np.array(self._starts, np.int64), numbers, side="right") - 1
-            for number in np.unique(at[at >= 0]).tolist():
-                content = self._content(self._ranges[number])
-                own = np.flatnonzero(at == number)
-                within = numbers[own] - self._starts[number]
-                rows[own] = _take(rows[own], content, within)
-                found[own] = within < len(content) // DIGEST_BYTES
-        return rows, found
-
     def blocks(self, array: ZarrArray) -> Iterator[bytes]:
         """All digests of a prepared array's chunks, `BLOCK` at a time.
 
@@ -285,9 +264,33 @@ class Digests:
         return ""
 
 
-def _take(
-    rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def many(
+    digests: Digests, numbers: NDArray[np.int64]
+) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """Many digests at once, (n, 16), and which of them are there; `Digests.of` gives the others.
+
+    Args:
+        digests: of arrays that are prepared.
+        numbers: of digests in the file, (n,).
+    """
+    rows = np.zeros((len(numbers), DIGEST_BYTES), np.uint8)
+    if digests.few:
+        content = digests._whole[digests.before :]
+        return _take(rows, content, numbers), numbers < len(content) // DIGEST_BYTES
+    found = np.zeros(len(numbers), bool)
+    with digests._lock:
+        starts = np.array(digests._starts, np.int64)
+        at = np.searchsorted(starts, numbers, side="right") - 1
+        for number in np.unique(at[at >= 0]).tolist():
+            content = digests._content(digests._ranges[number])
+            own = np.flatnonzero(at == number)
+            within = numbers[own] - starts[number]
+            rows[own] = _take(rows[own], content, within)
+            found[own] = within < len(content) // DIGEST_BYTES
+    return rows, found
+
+
+def _take(rows: NDArray[np.uint8], content: bytes, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
     """The rows, with the digests of a part of the file where it has them."""
     count = len(content) // DIGEST_BYTES
     stored = np.frombuffer(content, np.uint8, count * DIGEST_BYTES).reshape(-1, DIGEST_BYTES)

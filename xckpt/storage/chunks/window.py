@@ -204,7 +204,7 @@ class ChunkWindow:
         for part in request.parts:
             if part.box is None and at is None:
                 into = self._memory(part.destination)[(*part.region, ...)]
-                self._copy(request, into, data, whole)
+                _copy(self._casts, request, into, data, whole)
                 continue
             wanted, given = part.box or whole, at or whole
             shared = wanted.meets(given)
@@ -212,24 +212,7 @@ class ChunkWindow:
                 target = self._memory(part.destination)[(*part.region, ...)]
                 source = data[(*shared.slices(given.offsets), ...)]
                 into = target[(*shared.slices(wanted.offsets), ...)]
-                self._copy(request, into, source, shared)
-
-    def _copy(
-        self,
-        request: ChunkRequest,
-        into: NDArray[np.generic],
-        source: NDArray[np.generic],
-        shared: Box,
-    ) -> None:
-        """Copy elements of a chunk, those of the box ``shared`` in it, to where they go."""
-        if into.dtype != source.dtype:
-            chunk = request.chunk
-            moved = shared.shifted(chunk.box.offsets).shifted(chunk.array.offset)
-            self._casts.copy(chunk.array.leaf, into, source, moved.offsets)
-        elif source.nbytes > SMALL_BYTES:
-            copy_bits(into, source)
-        else:
-            np.copyto(into, source)
+                _copy(self._casts, request, into, source, shared)
 
     def landed(self, request: ChunkRequest) -> None:
         """Every part of a chunk has been delivered and verified."""
@@ -280,6 +263,24 @@ class ChunkWindow:
         if self._on_error is None:
             raise error
         self._on_error(error)
+
+
+def _copy(
+    casts: CastingCopies,
+    request: ChunkRequest,
+    into: NDArray[np.generic],
+    source: NDArray[np.generic],
+    shared: Box,
+) -> None:
+    """Copy elements of a chunk, those of the box ``shared`` in it, to where they go."""
+    if into.dtype != source.dtype:
+        chunk = request.chunk
+        moved = shared.shifted(chunk.box.offsets).shifted(chunk.array.offset)
+        casts.copy(chunk.array.leaf, into, source, moved.offsets)
+    elif source.nbytes > SMALL_BYTES:
+        copy_bits(into, source)
+    else:
+        np.copyto(into, source)
 
 
 def read_box(

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray, cells
-from xckpt.core.manifest.entries import Manifest, arrays, count_packed
+from xckpt.core.manifest.counts import count_packed
+from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.packs import (
     NAME_BYTES,
     PLACE,
@@ -24,7 +25,7 @@ from xckpt.core.manifest.packs import (
     pack_key,
 )
 from xckpt.errors import CorruptCheckpointError
-from xckpt.storage.chunks.digests import BLOCK, Digests
+from xckpt.storage.chunks.digests import BLOCK, Digests, many
 from xckpt.storage.location import Location
 
 MOST_OFFSET = 1 << 62
@@ -70,14 +71,13 @@ class Places(Digests):
 
     def places(self, numbers: NDArray[np.int64]) -> list[ChunkPlace | None]:
         """Many places at once, by their numbers; None for those that only `place` can find."""
-        rows, found = self.rows(numbers)
+        rows, found = many(self, numbers)
         given = rows.reshape(-1).view(PLACE)
         found &= (given["pack"] < self.packs) & (given["offset"] <= MOST_OFFSET)
-        columns = zip(
-            found.tolist(), given["pack"].tolist(), given["offset"].tolist(), strict=True
-        )
+        columns = zip(found.tolist(), given["pack"].tolist(), given["offset"].tolist(), strict=True)
         return [
-            ChunkPlace(self._key(pack), offset) if there else None for there, pack, offset in columns
+            ChunkPlace(self._key(pack), offset) if there else None
+            for there, pack, offset in columns
         ]
 
     def _key(self, pack: int) -> str:

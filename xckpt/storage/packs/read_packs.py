@@ -21,6 +21,7 @@ from xckpt.errors import CorruptCheckpointError, XckptError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.budget import Pool
 from xckpt.storage.chunks.chunk import ChunkSource, allocate
+from xckpt.storage.chunks.digests import many
 from xckpt.storage.chunks.requests import Chunk, ChunkRequest
 from xckpt.storage.location import answer, open_store
 
@@ -121,7 +122,7 @@ class PackReads:
         """The digests of chunks; None for those that only `ChunkSource.verify` can find."""
         chunks = [request.chunk for _, request in members]
         numbers = [chunk.array.first + chunk.number for chunk in chunks]
-        rows, found = self.source.integrity.digests.rows(np.array(numbers, np.int64))
+        rows, found = many(self.source.integrity.digests, np.array(numbers, np.int64))
         content, size = rows.tobytes(), rows.shape[1]
         return [
             content[number * size : (number + 1) * size] if there else None
