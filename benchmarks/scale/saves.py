@@ -25,8 +25,8 @@ from benchmarks.scale.ranks import Coordinator, Rank
 from xckpt.core.geometry.box import Block
 from xckpt.core.geometry.grid import cells
 from xckpt.core.leaf import HostSource
-from xckpt.core.manifest.counts import count_pieces
 from xckpt.core.manifest.entries import arrays
+from xckpt.core.manifest.rules import count_pieces
 from xckpt.core.plan.items import BriefData, LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.engine.ranks.group import KeptPlans

@@ -26,7 +26,6 @@ import pytest
 import xxhash
 
 import xckpt
-from xckpt.core.manifest.counts import count_chunks
 from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import (
     BytesEntry,
@@ -36,6 +35,7 @@ from xckpt.core.manifest.entries import (
     array_metadata,
 )
 from xckpt.core.manifest.pieces import Pieces
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 KeyPath = tuple[str | int, ...]
 
@@ -90,6 +90,18 @@ def zarr_path(name: str) -> str:
         ('model/layers.0.weight', 'a%2Fb/na%C3%AFve', '%7Aarr.json')
     """
     return "/".join(_stored(part) for part in name.split("/")) if name else "%root"
+
+
+def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
+    """What is wrong with the names of a tensor's dimensions.
+
+    Example:
+        >>> list(dimension_name_faults(["embed", "embed"], 2))
+        ["dimension_names ('embed', 'embed') are not 2 different, non-empty strings"]
+    """
+    if len(names) != rank or len(set(names)) < rank or not all(names):
+        given = str(tuple(names))[:80]
+        yield f"dimension_names {given} are not {rank} different, non-empty strings"
 
 
 def _component(key: str | int) -> str:

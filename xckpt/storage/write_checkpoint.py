@@ -32,7 +32,6 @@ from xckpt.core.manifest.codec import (
     parse,
     to_metadata,
 )
-from xckpt.core.manifest.counts import count_chunks
 from xckpt.core.manifest.entries import (
     DocumentTree,
     Manifest,
@@ -41,7 +40,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
-from xckpt.core.manifest.rules import many_pieces
+from xckpt.core.manifest.rules import count_chunks, many_pieces
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.core.plan.layout import with_grids

@@ -27,7 +27,6 @@ import msgspec
 from xckpt.core.geometry.box import Boxes, Shape
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.json_values import check_json
-from xckpt.core.manifest.counts import count_pieces
 from xckpt.core.manifest.decode import Entry, decode, decode_body, decoded_bytes, encode_body
 from xckpt.core.manifest.entries import (
     EDITION,
@@ -39,7 +38,7 @@ from xckpt.core.manifest.entries import (
 )
 from xckpt.core.manifest.memory import check_memory, described_bytes, maybe_small
 from xckpt.core.manifest.pieces import Pieces
-from xckpt.core.manifest.rules import SMALL_CHUNK, default_pack_bytes, problems
+from xckpt.core.manifest.rules import SMALL_CHUNK, count_pieces, default_pack_bytes, problems
 from xckpt.core.metadata import (
     BytesStorageMetadata,
     Metadata,

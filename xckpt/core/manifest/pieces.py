@@ -6,7 +6,7 @@ each leaf says which. A column is numbers of 64 bits, little-endian, row by row:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import Final
 
@@ -14,11 +14,16 @@ import msgspec
 import numpy as np
 
 from xckpt.core.geometry.box import Boxes, Int64s, Shape
+from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid
 from xckpt.core.text.shown import brief
 
 MAX_RANK: Final = 32
 """Most dimensions of a tensor; TensorStore's limit."""
+MAX_TENSOR_BYTES: Final = 1 << 56
+"""Largest tensor, bytes."""
+MAX_CHUNK_BYTES: Final = 1 << 32
+"""Largest chunk, bytes: what a reader may have to hold at once."""
 MAX_PIECES: Final = 1 << 24
 """Most pieces of a checkpoint: each is a zarr array."""
 
@@ -118,3 +123,53 @@ class Pieces(
         for row in zip(*(column.tolist() for column in columns), strict=True):
             offset, shape, chunk, unit = map(tuple, row)
             yield offset, shape, chunk, None if grid.shards is None else unit
+
+
+def pieces_problems(
+    shape: Shape,
+    pieces: Pieces,
+    item: int,
+    grid_problems: Callable[[Shape, Shape, Shape | None, int], Iterable[str]],
+) -> Iterator[str]:
+    """What is wrong with the pieces of a tensor.
+
+    Args:
+        shape: the tensor's.
+        pieces: its pieces.
+        item: bytes an element.
+        grid_problems: what is wrong with the shape, chunk and zarr shard of one array.
+    """
+    if pieces.fault() or pieces.rank != len(shape):
+        yield pieces.fault() or f"pieces of {pieces.rank} dimensions, the tensor has {len(shape)}"
+        return
+    grid = pieces.grid
+    offsets, sizes = grid.arrays.offsets, grid.arrays.sizes
+    # Sizes and what is left behind an offset: no sum of two may wrap around.
+    outside = (offsets < 0) | (sizes < 0) | (sizes > np.array(shape) - np.maximum(offsets, 0))
+    if outside.any():
+        number = int(np.flatnonzero(outside.any(axis=1))[0])
+        yield f"piece {number}, at {offsets[number].tolist()}, lies outside the shape {shape}"
+        return
+    fault = _first_bad_grid(grid, item)
+    if fault is not None:
+        piece, chunk, shard = (
+            tuple(column[fault].tolist()) for column in (sizes, grid.chunks, grid.units)
+        )
+        (found,) = grid_problems(piece, chunk, shard, item)
+        yield f"piece {fault}: {found}"
+        return
+    cover = cover_fault(shape, grid.arrays)
+    if cover is not None:
+        where = str(cover.box)
+        yield f"{cover.kind} among the pieces at {where}"
+
+
+def _first_bad_grid(grid: Grid, item: int) -> int | None:
+    """The first piece whose chunk or zarr shard is impossible."""
+    bad = np.zeros(len(grid.arrays), bool)
+    for cells in (grid.chunks, grid.units):
+        bad |= ((cells < 1) | (cells > MAX_TENSOR_BYTES)).any(axis=1)
+        # As floats, which do not wrap around and are exact where it matters.
+        bad |= np.prod(cells, axis=1, dtype=np.float64) * item > MAX_CHUNK_BYTES
+    bad[~bad] |= (grid.units[~bad] % grid.chunks[~bad]).any(axis=1)
+    return int(np.argmax(bad)) if bad.any() else None

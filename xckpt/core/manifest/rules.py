@@ -12,26 +12,15 @@ Beside them: what is packed where a caller does not say (`default_pack_bytes`).
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from math import prod
-from typing import Final
-
-import numpy as np
+from typing import Final, cast
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
-from xckpt.core.geometry.cover import cover_fault
-from xckpt.core.geometry.grid import Grid, ZarrArray
-from xckpt.core.manifest.counts import (
-    Kind,
-    chunks_of,
-    count_chunks,
-    count_packed,
-    count_pieces,
-    kind_of,
-    kinds,
-)
+from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.manifest.entries import (
     EDITION,
     BytesEntry,
@@ -39,17 +28,21 @@ from xckpt.core.manifest.entries import (
     TensorEntry,
     ValueEntry,
     is_packed,
+    leaf_arrays,
+    regular,
 )
-from xckpt.core.manifest.pieces import MAX_PIECES, MAX_RANK, Pieces
-from xckpt.core.names import is_name, split_name
+from xckpt.core.manifest.pieces import (
+    MAX_CHUNK_BYTES,
+    MAX_PIECES,
+    MAX_RANK,
+    MAX_TENSOR_BYTES,
+    pieces_problems,
+)
+from xckpt.core.names import dimension_name_faults, is_name, split_name
 from xckpt.core.tree import DEEPEST, Container, close_container, refuse_clashes, unflatten
 from xckpt.core.values import KINDS, decode_value
 from xckpt.errors import ManifestError
 
-MAX_TENSOR_BYTES: Final = 1 << 56
-"""Largest tensor, bytes."""
-MAX_CHUNK_BYTES: Final = 1 << 32
-"""Largest chunk, bytes: what a reader may have to hold at once."""
 MAX_CHUNKS: Final = 1 << 32
 """Most chunks of a checkpoint: each has a digest."""
 MAX_PACK_BYTES: Final = 1 << 29
@@ -59,6 +52,12 @@ SMALL_CHUNK: Final = 1 << 18
 """A chunk up to this size, bytes, takes as long as any smaller one where it is an object."""
 FEW_OBJECTS: Final = 256
 """So many small objects are no burden, and any zarr reader lists them."""
+
+Kind = tuple[str, Shape, Shape, Shape | None]
+"""What leaves that are one array have in common: dtype, shape, chunk, zarr shard."""
+
+TOGETHER: Final = 512
+"""Leaves that are counted at a time."""
 
 _ROOT = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 
@@ -217,18 +216,6 @@ def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry, known: _Known) -
             yield str(error)
 
 
-def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
-    """What is wrong with the names of a tensor's dimensions.
-
-    Example:
-        >>> list(dimension_name_faults(["embed", "embed"], 2))
-        ["dimension_names ('embed', 'embed') are not 2 different, non-empty strings"]
-    """
-    if len(names) != rank or len(set(names)) < rank or not all(names):
-        given = str(tuple(names))[:80]
-        yield f"dimension_names {given} are not {rank} different, non-empty strings"
-
-
 def _regular_problems(kind: Kind) -> Iterator[str]:
     """`_tensor_problems` of each leaf of a kind; they need no names."""
     return _tensor_problems(TensorEntry("", *kind))
@@ -250,44 +237,7 @@ def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
         yield from _grid_problems(leaf.shape, leaf.chunk, leaf.shard, item)
     else:
         assert leaf.pieces is not None
-        yield from _pieces_problems(leaf.shape, leaf.pieces, item)
-
-
-def _pieces_problems(shape: Shape, pieces: Pieces, item: int) -> Iterator[str]:
-    if pieces.fault() or pieces.rank != len(shape):
-        yield pieces.fault() or f"pieces of {pieces.rank} dimensions, the tensor has {len(shape)}"
-        return
-    grid = pieces.grid
-    offsets, sizes = grid.arrays.offsets, grid.arrays.sizes
-    # Sizes and what is left behind an offset: no sum of two may wrap around.
-    outside = (offsets < 0) | (sizes < 0) | (sizes > np.array(shape) - np.maximum(offsets, 0))
-    if outside.any():
-        number = int(np.flatnonzero(outside.any(axis=1))[0])
-        yield f"piece {number}, at {offsets[number].tolist()}, lies outside the shape {shape}"
-        return
-    fault = _first_bad_grid(grid, item)
-    if fault is not None:
-        piece, chunk, shard = (
-            tuple(column[fault].tolist()) for column in (sizes, grid.chunks, grid.units)
-        )
-        (found,) = _grid_problems(piece, chunk, shard, item)
-        yield f"piece {fault}: {found}"
-        return
-    cover = cover_fault(shape, grid.arrays)
-    if cover is not None:
-        where = str(cover.box)
-        yield f"{cover.kind} among the pieces at {where}"
-
-
-def _first_bad_grid(grid: Grid, item: int) -> int | None:
-    """The first piece whose chunk or zarr shard is impossible."""
-    bad = np.zeros(len(grid.arrays), bool)
-    for cells in (grid.chunks, grid.units):
-        bad |= ((cells < 1) | (cells > MAX_TENSOR_BYTES)).any(axis=1)
-        # As floats, which do not wrap around and are exact where it matters.
-        bad |= np.prod(cells, axis=1, dtype=np.float64) * item > MAX_CHUNK_BYTES
-    bad[~bad] |= (grid.units[~bad] % grid.chunks[~bad]).any(axis=1)
-    return int(np.argmax(bad)) if bad.any() else None
+        yield from pieces_problems(leaf.shape, leaf.pieces, item, _grid_problems)
 
 
 def _shape_fault(shape: Shape, item_bytes: int) -> str:
@@ -332,3 +282,64 @@ multiples of one, and a leaf is one array'
         f"{len(worst.pieces or ()):,}: shard evenly, in blocks of one size or of multiples of one, "
         f"and a leaf is one array"
     )
+
+
+def kind_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> Kind | None:
+    """The kind of a leaf that is one array; None for any other, and where dimensions have names."""
+    if not isinstance(leaf, TensorEntry) or leaf.chunk is None:
+        return None
+    if leaf.pieces is not None or leaf.dimension_names is not None:
+        return None
+    return leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+
+
+def kinds(manifest: Manifest) -> Iterator[tuple[Kind, int]]:
+    """How many leaves there are of each kind, `TOGETHER` at a time: all may be different.
+
+    Example:
+        >>> entry = TensorEntry("w", "int8", (4,), (2,))
+        >>> list(kinds(Manifest((entry, entry), "")))
+        [(('int8', (4,), (2,), None), 2)]
+    """
+    rest = map(kind_of, manifest.leaves)
+    while some := Counter(islice(rest, TOGETHER)):
+        del some[None]
+        yield from cast("Counter[Kind]", some).items()
+
+
+def count_chunks(manifest: Manifest) -> int:
+    """How many chunks a checkpoint has; each has a digest."""
+    alike = sum(
+        count_cells(shape, chunk) * count for (_, shape, chunk, _), count in kinds(manifest)
+    )
+    return alike + sum(chunks_of(leaf) for leaf in manifest.leaves if kind_of(leaf) is None)
+
+
+def count_packed(manifest: Manifest) -> int:
+    """How many chunks lie in packs."""
+    most, total = manifest.pack_bytes, 0
+    if not most:
+        return 0
+    for kind, count in kinds(manifest):
+        _, chunks, packed = regular(*kind, most)
+        total += chunks * count * packed
+    others = (leaf for leaf in manifest.leaves if kind_of(leaf) is None)
+    listed = (array for leaf in others for array in leaf_arrays(leaf))
+    return total + sum(array.count for array in listed if is_packed(array, most))
+
+
+def count_pieces(manifest: Manifest) -> int:
+    """How many pieces the leaves of a checkpoint have together."""
+    tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
+    return sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
+
+
+def chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+    """How many chunks a leaf has."""
+    if isinstance(leaf, ValueEntry):
+        return 0
+    if isinstance(leaf, BytesEntry):
+        return count_cells((leaf.size,), (leaf.chunk,))
+    if leaf.chunk is not None:
+        return count_cells(leaf.shape, leaf.chunk)
+    return leaf.pieces.chunks if leaf.pieces is not None else 0

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.counts import count_chunks
 from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.packs import PACKS
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
 from xckpt.errors import CorruptCheckpointError, LeafTooLargeError, XckptError
 from xckpt.storage.array import SMALL_BYTES, digest_array, open_array

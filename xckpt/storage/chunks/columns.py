@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.counts import chunks_of, count_chunks
 from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import Manifest
+from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.plan.items import BriefData, LeafTable
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError

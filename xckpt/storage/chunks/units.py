@@ -22,7 +22,6 @@ from xckpt.core.dtypes import dtype_name
 from xckpt.core.geometry.box import Box, Boxes
 from xckpt.core.geometry.box_lookup import BoxLookup
 from xckpt.core.geometry.grid import ZarrArray, cells
-from xckpt.core.manifest.counts import chunks_of, count_chunks
 from xckpt.core.manifest.entries import (
     BytesEntry,
     Manifest,
@@ -33,6 +32,7 @@ from xckpt.core.manifest.entries import (
     leaf_arrays,
 )
 from xckpt.core.manifest.pieces import Pieces
+from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.plan.items import SavePlan, WriteItem
 from xckpt.core.values import ValueText

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.grid import ZarrArray, cells
-from xckpt.core.manifest.counts import count_packed
 from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.packs import (
     NAME_BYTES,
@@ -24,6 +23,7 @@ from xckpt.core.manifest.packs import (
     overlap,
     pack_key,
 )
+from xckpt.core.manifest.rules import count_packed
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.chunks.digests import BLOCK, Digests, many
 from xckpt.storage.location import Location
