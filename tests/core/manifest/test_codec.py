@@ -17,6 +17,7 @@ from conformance.twins.pieces import cut_of
 from tests.support.examples import examples
 from tests.support.manifests import digest, example, manifests, metadata
 from xckpt.core.manifest import codec as module
+from xckpt.core.manifest import pieces as manifest_pieces
 from xckpt.core.manifest import rules
 from xckpt.core.manifest.codec import build, encode, parse, to_metadata
 from xckpt.core.manifest.entries import BytesEntry, Manifest, TensorEntry, arrays, documents
@@ -411,7 +412,7 @@ def test_leaves_that_are_cut_alike_share_their_pieces():
 
 def test_pieces_beyond_the_limit_are_refused_before_they_are_looked_at(monkeypatch):
     monkeypatch.setattr(rules, "MAX_PIECES", 99)
-    monkeypatch.setattr(rules, "cover_fault", None)
+    monkeypatch.setattr(manifest_pieces, "cover_fault", None)
     rows = [piece([n], [1]) for n in range(50)]
     leaves = [tensor(shape=[50], pieces=pieces(*rows)) | {"name": f"w{n}"} for n in range(2)]
     with pytest.raises(ManifestError, match=r"100 pieces.*w0 alone has 50.*; at most 99"):

@@ -1,0 +1,56 @@
+"""A save or a load of very many leaves does little for each: counted in calls, not in seconds."""
+
+import sys
+import threading
+from collections.abc import Callable
+from itertools import count
+from types import FrameType
+
+import numpy as np
+import pytest
+
+import xckpt
+
+SAVE_CALLS = 195
+LOAD_CALLS = 165
+"""Python functions that may be entered for a leaf."""
+FEW, MANY = 500, 1500
+
+
+def calls_of(call: Callable[[], object]) -> int:
+    """How many Python functions a call enters, in all threads that it starts."""
+    counter, entered = count(), [0]
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            entered[0] = next(counter)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    return entered[0]
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[float, float]:
+    """Calls of a save and of a load, for each leaf more."""
+    made: list[list[int]] = []
+    for size in (FEW, FEW, MANY):  # the first fills what is kept between calls
+        state = {"layer": {f"w{n}": np.full(4 + n % 3, n, np.float32) for n in range(size)}}
+        path = tmp_path_factory.mktemp("many") / "checkpoint"
+        saving = calls_of(lambda path=path, state=state: xckpt.save(path, state))
+        made.append([saving, calls_of(lambda path=path: xckpt.load(path))])
+    save, load = ((b - a) / (MANY - FEW) for a, b in zip(*made[1:], strict=True))
+    return save, load
+
+
+def test_a_save_makes_few_calls_for_a_leaf(calls: tuple[float, float]) -> None:
+    assert calls[0] < SAVE_CALLS
+
+
+def test_a_load_makes_few_calls_for_a_leaf(calls: tuple[float, float]) -> None:
+    assert calls[1] < LOAD_CALLS
