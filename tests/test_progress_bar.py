@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
+import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import xckpt
 import xckpt.options
 from conformance.implementations.threads import ThreadGroup, results
+from xckpt.progress_bar import ProgressBar
 
 STATE = {"w": np.zeros((512, 256), np.float32)}
 
@@ -31,6 +37,90 @@ def test_a_bar_is_drawn_on_a_terminal(tmp_path: Path, monkeypatch: pytest.Monkey
     xckpt.load(path, options=xckpt.LoadOptions(progress=True))
     drawn = terminal.getvalue()
     assert "save" in drawn and "load" in drawn and "KiB" in drawn
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def lines_of(
+    capsys: pytest.CaptureFixture[str], steps: list[tuple[float, int]], total: int = 100
+) -> list[str]:
+    """What a log holds of work whose bytes come at some seconds."""
+    clock = Clock()
+    with ProgressBar("save run/[red]7", clock) as bar:
+        for seconds, done in steps:
+            clock.now = seconds
+            bar(xckpt.Progress(done, total))
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err.splitlines()
+
+
+def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    each_tenth = [(n / 10, n) for n in range(1, 401)]
+    assert lines_of(capsys, each_tenth, total=400) == [
+        "save run/[red]7: 5%, 20 B of 400 B, 10 B/s, 0:00:38 left",
+        "save run/[red]7: 30%, 120 B of 400 B, 10 B/s, 0:00:28 left",
+        "save run/[red]7: 55%, 220 B of 400 B, 10 B/s, 0:00:18 left",
+        "save run/[red]7: 80%, 320 B of 400 B, 10 B/s, 0:00:08 left",
+        "save run/[red]7: 100%, 400 B of 400 B, 10 B/s, after 0:00:40",
+    ]
+
+
+def test_short_work_writes_nothing_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines_of(capsys, [(n / 100, n) for n in range(101)]) == []
+
+
+def test_nothing_done_yet_has_no_time_left(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lines_of(capsys, [(3, 0)]) == [
+        "save run/[red]7: 0%, 0 B of 100 B, 0 B/s, time left unknown"
+    ]
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 1 << 40)), max_size=30))
+def test_lines_of_a_log_are_ten_seconds_apart(steps: list[tuple[float, int]]) -> None:
+    """And the last byte may have one more."""
+    clock, said = Clock(), io.StringIO()
+    times = sorted(at for at, _ in steps)
+    dones = [done + n for n, done in enumerate(sorted(done for _, done in steps))]
+    written: list[float] = []
+    with contextlib.redirect_stderr(said), ProgressBar("x", clock) as bar:
+        for clock.now, done in zip(times, dones, strict=True):
+            before = said.tell()
+            bar(xckpt.Progress(done, dones[-1]))
+            if said.tell() > before:
+                written.append(clock.now)
+    assert all(at >= 2 for at in written)
+    assert all(b - a >= 10 for a, b in pairwise(written[:-1]))
+    assert len(said.getvalue().splitlines()) == len(written)
+
+
+def test_a_bar_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "1")
+    with ProgressBar("save") as bar:
+        bar(xckpt.Progress(1, 2))
+    assert "50%" in terminal.getvalue() or "1/2 bytes" in terminal.getvalue()
+    assert not re.search(r"\x1b\[(?:\d+;)*(?:3[0-7]|9[0-7]|38|48)", terminal.getvalue())
+
+
+def test_a_comparison_of_contents_has_progress() -> None:
+    first, second = "memory://progress-diff/1", "memory://progress-diff/2"
+    for place, value in ((first, 0), (second, 1)):
+        xckpt.save(place, {"w": np.full(1000, value), "v": np.zeros(10), "n": 3})
+    seen: list[xckpt.Progress] = []
+    options = xckpt.LoadOptions(progress=seen.append)
+    assert len(xckpt.diff(first, second, values=True, options=options)) == 1
+    assert seen[-1] == xckpt.Progress(8080, 8080)
+    assert [each.done for each in seen] == sorted(each.done for each in seen)
 
 
 def test_only_one_rank_draws() -> None:

@@ -216,7 +216,8 @@ class SaveOptions(StorageOptions):
     `LoadOptions.deserialise` is its inverse."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
-    progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
+    bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
+    installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 
@@ -262,7 +263,8 @@ class LoadOptions(StorageOptions):
     A load by a planner of one's own does as that planner says."""
     progress: Callable[[Progress], None] | bool | None = None
     """Called with this rank's progress, from worker threads, one call at a time; True shows a
-    progress bar on rank 0, for which rich must be installed (``pip install "xckpt[progress]"``)."""
+    bar on rank 0, or in a log a line every 10 seconds with the time left, for which rich must be
+    installed (``pip install "xckpt[progress]"``)."""
     metrics: Callable[[Metrics], object] | None = None
     """Called once at the end, on every rank, with what the call took; also after a failure."""
 

@@ -1,33 +1,48 @@
-"""A ready progress bar: what ``progress=True`` shows, and the command line."""
+"""Ready progress: what ``progress=True`` shows, and the command line.
+
+On a terminal or in a notebook it is a bar; in a log, a line now and then (`line_of`). Work that is
+done before `PATIENCE` writes nothing there.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 import rich.progress
 from rich.console import Console
 
 from xckpt.core.text.printable import printable
+from xckpt.core.text.shown import readable_bytes
 from xckpt.progress import Progress
 
-LONGEST = 30
+LONGEST: Final = 30
 """Most characters before the bar."""
+PATIENCE: Final = 2.0
+"""Seconds before the first line in a log."""
+EVERY: Final = 10.0
+"""Seconds from one line to the next."""
 
 
 class ProgressBar:
-    """A progress callback that moves a bar on stderr, where that is a terminal or a notebook.
+    """A progress callback: a bar on stderr where that is a terminal or a notebook, else lines.
 
     Args:
         doing: what stands before the bar.
+        clock: seconds that pass.
 
     Example:
         >>> with ProgressBar("save run/7") as bar:
         ...     bar(Progress(1 << 20, 2 << 20))
     """
 
-    def __init__(self, doing: str) -> None:
+    def __init__(self, doing: str, clock: Callable[[], float] = time.monotonic) -> None:
         # What is done may hold a path, which is not to be read as markup.
         console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+        self._drawn = console.is_terminal or console.is_jupyter
         self._bar = rich.progress.Progress(
             rich.progress.TextColumn("{task.description}", markup=False),
             rich.progress.BarColumn(),
@@ -36,16 +51,32 @@ class ProgressBar:
             rich.progress.TimeRemainingColumn(),
             console=console,
             transient=True,
-            disable=not (console.is_terminal or console.is_jupyter),
+            disable=not self._drawn,
         )
         shown = doing if len(doing) <= LONGEST else f"{doing[: LONGEST - 3]}..."
         self._task = self._bar.add_task(printable(shown), total=None)
+        self._doing, self._clock = printable(doing), clock
+        self._started = clock()
+        self._next = self._started + PATIENCE
+        self._last: Progress | None = None
+        """What the last line said; None before the first."""
 
     def __call__(self, now: Progress) -> None:
-        """Move the bar."""
-        self._bar.update(self._task, completed=now.done, total=now.total)
+        """Move the bar, or write a line if it is time."""
+        if self._drawn:
+            self._bar.update(self._task, completed=now.done, total=now.total)
+            return
+        is_end = self._last is not None and now.done >= now.total > self._last.done
+        if self._clock() >= self._next or is_end:
+            self._last = now
+            self._next = self._clock() + EVERY
+            line = line_of(self._doing, now, self._clock() - self._started)
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
     def __enter__(self) -> ProgressBar:
+        self._started = self._clock()
+        self._next = self._started + PATIENCE
         self._bar.start()
         return self
 
@@ -53,3 +84,38 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: object, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+def line_of(doing: str, now: Progress, seconds: float) -> str:
+    """How far something is, for a log.
+
+    Args:
+        doing: what is done.
+        now: how many bytes of how many.
+        seconds: since it began.
+
+    Example:
+        >>> line_of("save run/7", Progress(1 << 30, 4 << 30), 5.0)
+        'save run/7: 25%, 1.0 GiB of 4.0 GiB, 204.8 MiB/s, 0:00:15 left'
+        >>> line_of("save run/7", Progress(4 << 30, 4 << 30), 20.0)
+        'save run/7: 100%, 4.0 GiB of 4.0 GiB, 204.8 MiB/s, after 0:00:20'
+    """
+    rate = now.done / seconds if seconds > 0 else 0.0
+    part = f"{100 * now.done // now.total if now.total else 100}%"
+    sizes = f"{readable_bytes(now.done)} of {readable_bytes(now.total)}"
+    if now.done >= now.total:
+        left = f"after {_duration(seconds)}"
+    else:
+        left = f"{_duration((now.total - now.done) / rate)} left" if rate else "time left unknown"
+    return f"{doing}: {part}, {sizes}, {readable_bytes(int(rate))}/s, {left}"
+
+
+def _duration(seconds: float) -> str:
+    """Hours, minutes and seconds.
+
+    Example:
+        >>> _duration(3725.4)
+        '1:02:05'
+    """
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"

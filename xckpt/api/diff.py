@@ -5,7 +5,7 @@ from __future__ import annotations
 from xckpt.api.open import open
 from xckpt.api.save import Path
 from xckpt.core.manifest.differences import Difference
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, with_progress
 
 
 def diff(
@@ -20,7 +20,7 @@ def diff(
         second: where the other is.
         values: also compare elements, Python values and the user metadata. Digests tell where both
             are cut into the same chunks; else both are read, within the memory of ``options``.
-        options: threads and memory.
+        options: threads, memory, progress.
 
     Returns:
         Each difference in structure, type, dtype and shape, in the order of the first checkpoint,
@@ -41,4 +41,6 @@ def diff(
     """
     from xckpt.storage.contents.differences import differences
 
-    return differences(open(first, options=options), open(second, options=options), values=values)
+    with with_progress(options or LoadOptions(), "diff", rank=0) as chosen:
+        one, other = open(first, options=chosen), open(second, options=chosen)
+        return differences(one, other, values=values)

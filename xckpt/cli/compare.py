@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from xckpt.cli.output import as_json, print_json, say
+from xckpt.cli.output import as_json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.core.manifest.differences import Difference
@@ -34,7 +34,9 @@ def diff_command(
     """
     import xckpt
 
-    found = xckpt.diff(first, second, values=values)
+    with progress_bar("comparing") as bar:
+        options = xckpt.LoadOptions(progress=bar)
+        found = xckpt.diff(first, second, values=values, options=options)
     if as_json:
         rows = [
             {"name": d.name, "kind": d.kind, "first": d.first, "second": d.second} for d in found

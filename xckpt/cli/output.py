@@ -59,7 +59,7 @@ def print_json(document: object) -> None:
 
 @contextmanager
 def progress_bar(doing: str) -> Iterator[Callable[[Progress], None]]:
-    """A progress callback that moves a bar, where stderr is a terminal."""
+    """A progress callback: a bar where stderr is a terminal, else a line now and then."""
     from xckpt.progress_bar import ProgressBar
 
     with ProgressBar(doing) as bar:

@@ -20,6 +20,7 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.values import encode_value, shown_value
 from xckpt.storage.array import DIGEST_BYTES
+from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.digests import BLOCK
@@ -33,7 +34,7 @@ def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[
     """All that differs, structure first.
 
     Args:
-        first: one checkpoint.
+        first: one checkpoint; its options say what is called with the progress.
         second: another.
         values: also compare elements, Python values and user metadata.
 
@@ -56,12 +57,15 @@ def _contents(first: Checkpoint, second: Checkpoint, names: Sequence[str]) -> It
     """How leaves differ that have the same type, dtype and shape."""
     _prepare(first, names)
     _prepare(second, names)
-    for name in names:
-        ours, theirs = first[name], second[name]
+    pairs = [(name, first[name], second[name]) for name in names]
+    total = sum(ours.nbytes for _, ours, _ in pairs if isinstance(ours, StoredArray))
+    progress = ProgressCounter(total, first.options.progress)
+    for name, ours, theirs in pairs:
         if isinstance(ours, StoredArray) and isinstance(theirs, StoredArray):
             where = _by_digests(first, second, name)
             if where is None:
                 where = _by_reading(ours, theirs, first.options.memory_bytes // 2)
+            progress.add(ours.nbytes)
             if where:
                 yield Difference(name, "content", where, where)
         elif encode_value(ours) != encode_value(theirs):
