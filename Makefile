@@ -55,6 +55,9 @@ FUZZ_CONSTRAINTS := tests/fuzz/constraints.txt
 FUZZ_STAMP := $(FUZZ_PACKAGES)/.stamp
 FUZZ_RUNS ?= 1000000
 
+# Tests start hundreds of processes; each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What a run leaves: each test's result and seconds, and the slowest on the screen.
 REPORT = --junit-xml=build/reports/$(1).xml --durations=25 --durations-min=1
 
@@ -76,8 +79,9 @@ env-xla: $(XLA_STAMP)
 $(XLA_STAMP):
 	rm -f $(XCKPT_XLA_VENV)/.stamp-*
 	$(PYTHON) -m venv $(XCKPT_XLA_VENV)
-	@# The list is complete. What torch asks for besides (triton) is never imported.
-	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $(XLA_CONSTRAINTS)
+	@# The list is complete. What torch asks for besides (triton) is never imported. Of what is there, the
+	@# tests import a part: that part is compiled when they do.
+	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps --requirement $(XLA_CONSTRAINTS)
 	@touch $@
 
 $(LOWEST_STAMP): pyproject.toml tests/lowest.txt
