@@ -14,7 +14,7 @@ from tests.support.examples import examples
 
 @pytest.mark.parametrize("law", LAWS)
 @given(case=cases())
-@examples(20)
+@examples(10, 200)
 def test_xckpt_keeps(law: str, case: Case) -> None:
     try:
         LAWS[law](find("conformance.implementations.xckpt"), case)

@@ -100,7 +100,7 @@ def theirs(data: bytes) -> list[tuple[object, ...]] | str:
 
 
 @given(altered())
-@examples(150)
+@examples(75, 1500)
 def test_both_refuse_the_same_manifests(body: dict[str, Any]) -> None:
     data = sealed(body)
     one, other = ours(data), theirs(data)

@@ -64,7 +64,7 @@ def load_job(job: Job, path: str | Path) -> list[Any]:
 
 
 @given(jobs())
-@examples(25)
+@examples(12, 250)
 def test_every_rank_gets_every_element_that_it_wants(job):
     """The property that the project is about: save by N ranks, load by M, NumPy slices agree."""
     path = fresh_path()
@@ -83,7 +83,7 @@ def test_every_rank_gets_every_element_that_it_wants(job):
 
 
 @given(jobs())
-@examples(25)
+@examples(12, 250)
 def test_one_process_reads_what_many_ranks_saved(job):
     """The whole tree as NumPy arrays, slices of the open checkpoint, and every digest."""
     path = fresh_path()
@@ -221,7 +221,7 @@ def expect_failures(outcomes: list[Outcome[Any]], ranks: set[int], text: str) ->
 
 
 @given(st.sampled_from(SAVE_HOOKS), st.sets(st.integers(0, 1), min_size=1), st.integers(0, 1))
-@examples(20)
+@examples(10, 200)
 def test_a_rank_that_fails_to_save_fails_all_and_commits_nothing(hook, unwell, coordinator):
     path = fresh_path()
     if hook == "create_global_plan":
@@ -251,7 +251,7 @@ def test_a_rank_that_fails_to_save_fails_all_and_commits_nothing(hook, unwell, c
 
 
 @given(st.sampled_from(LOAD_HOOKS), st.sets(st.integers(0, 1), min_size=1), st.booleans())
-@examples(20)
+@examples(10, 200)
 def test_a_rank_that_fails_to_load_fails_all(hook, unwell, share_reads):
     path = fresh_path()
     save_rows(path)

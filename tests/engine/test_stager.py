@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import xckpt
+from tests.support.examples import examples
 from tests.support.sharded_arrays import Sharded, cut
 from xckpt.core.leaf import HostSource, RemotePart
 from xckpt.engine import host_copy
@@ -60,6 +61,7 @@ def views(draw: st.DrawFn) -> list[NDArray[Any]]:
 
 
 @given(views())
+@examples(50, 1000)
 def test_copies_are_equal_and_apart(parts: list[NDArray[Any]]) -> None:
     expected = [np.array(part) for part in parts]
     copies = copies_of(parts)
@@ -71,6 +73,7 @@ def test_copies_are_equal_and_apart(parts: list[NDArray[Any]]) -> None:
 
 
 @given(views())
+@examples(40, 1000)
 def test_nothing_is_copied_twice(parts: list[NDArray[Any]]) -> None:
     """Never more bytes than the parts have; and none where memory overlaps."""
     sizes: list[int] = []

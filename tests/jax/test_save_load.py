@@ -74,7 +74,7 @@ def same_tree(found: object, expected: object) -> None:
         same(a, b)
 
 
-@examples(30)
+@examples(15, 300)
 @given(cases=st.lists(moves(), min_size=1, max_size=4), chunk=st.sampled_from([16, 1 << 20]))
 def test_any_mesh_to_any_other(
     cases: list[Case], chunk: int, tmp_path_factory: pytest.TempPathFactory

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 from numpy.typing import NDArray
 
+from tests.support.examples import examples
 from tests.support.jax_meshes import DTYPES, same, shardings, slices, values, with_64_bits
 from xckpt.core.adapter import Adapters
 from xckpt.core.leaf import TargetLeaf
@@ -45,6 +46,7 @@ def mesh(*sizes: int) -> Mesh:
 
 
 @given(case=shardings(), dtype=st.sampled_from(DTYPES), concrete=st.booleans())
+@examples(50, 1000)
 def test_a_loaded_array_has_content_and_sharding_of_its_target(
     case: tuple[NamedSharding, tuple[int, ...]], dtype: str, concrete: bool
 ) -> None:

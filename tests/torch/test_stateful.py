@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 import xckpt
 from tests.core.test_tree import same, trees
+from tests.support.examples import examples
 from tests.support.ranks import Ranks
 from xckpt.errors import (
     CorruptCheckpointError,
@@ -222,6 +223,7 @@ def grown(draw: st.DrawFn) -> tuple[dict[Any, Any], dict[Any, Any]]:
 @example(case=({"": {"": 1}}, {"": None}))
 @example(case=({"a": [1, {"b": None}], "a-b": 2}, {"a": [], "a-b": None}))
 @example(case=({0: {"0": (1, ())}, "0": b""}, {0: (), "0": b"x"}))
+@examples(40, 1000)
 def test_the_checkpoint_decides_where_there_is_nothing(
     case: tuple[dict[Any, Any], dict[Any, Any]],
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from tests.support.examples import examples
 from tests.support.tilings import Shape, tilings
 from xckpt.cli.render import draw as drawing
 from xckpt.cli.render.canvas import JOINTS, Axis
@@ -185,6 +186,7 @@ def test_a_drawing_is_no_larger_than_asked_and_always_the_same(
 
 
 @given(layout=layouts(), size=sizes)
+@examples(40, 1000)
 def test_every_boundary_that_can_be_distinguished_is_a_line(
     layout: Layout, size: dict[str, int]
 ) -> None:
@@ -203,6 +205,7 @@ def test_every_boundary_that_can_be_distinguished_is_a_line(
 
 
 @given(layout=layouts(), size=sizes)
+@examples(40, 1000)
 def test_every_line_is_a_boundary(layout: Layout, size: dict[str, int]) -> None:
     seen = Seen(draw(layout, **size), layout)
     for held in seen.outlined():
@@ -218,6 +221,7 @@ def test_every_line_is_a_boundary(layout: Layout, size: dict[str, int]) -> None:
 
 
 @given(layout=layouts(), size=sizes)
+@examples(50, 1000)
 def test_labels_are_boundaries_at_their_lines(layout: Layout, size: dict[str, int]) -> None:
     seen = Seen(draw(layout, **size), layout)
     known = {
@@ -239,6 +243,7 @@ def test_labels_are_boundaries_at_their_lines(layout: Layout, size: dict[str, in
 
 
 @given(layout=layouts(), size=sizes)
+@examples(50, 1000)
 def test_what_a_slice_reads_is_filled(layout: Layout, size: dict[str, int]) -> None:
     """The element in the middle of a character decides, unless cells are several chunks."""
     drawn = draw(layout, **size)

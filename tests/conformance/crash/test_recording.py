@@ -46,7 +46,7 @@ def image_after(found: Recording) -> dict[str, bytes | None]:
 
 
 @given(some_operations)
-@examples(40)
+@examples(20, 400)
 def test_operations_are_recorded(recorder: Recorder, operations: list[Operation]) -> None:
     with tempfile.TemporaryDirectory(dir=memory()) as one, tempfile.TemporaryDirectory() as other:
         found = recorder.record(Path(one), perform_in_saver, operations, Path(one))

@@ -34,7 +34,7 @@ Shape = tuple[int, ...]
 
 
 @given(cases(), st.integers(1, 4096), st.data())
-@examples(60)
+@examples(30, 600)
 def test_the_parts_cover_every_target_once(case: Case, size: int, data: st.DataObject) -> None:
     resolved = case.mapping.resolve(case.source_specs, case.target_specs)
 

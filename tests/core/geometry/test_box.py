@@ -142,6 +142,7 @@ def pair(chunk: ChunkStorageMetadata) -> Pair:
 
 @pytest.mark.parametrize("few, many", [(1 << 12, 1 << 20), (0, 1), (0, 5)])
 @given(sets=two_sets())
+@examples(50, 1000)
 def test_intersect_finds_every_pair_that_shares_elements(few, many, sets):
     rank, a, b = sets
     with patch.multiple(box_lookup, FEW_PAIRS=few, MANY_PAIRS=many):
@@ -337,6 +338,7 @@ def test_a_whole_box_is_shared_and_cannot_be_changed():
 
 
 @given(st.data(), st.integers(1, 3))
+@examples(50, 1000)
 def test_a_lookup_finds_what_a_search_finds(data: st.DataObject, rank: int) -> None:
     """Also where boxes of several sizes stand side by side, and for boxes that none holds."""
     cuts = [sorted({0, 8, *data.draw(st.sets(st.integers(1, 7), max_size=3))}) for _ in range(rank)]

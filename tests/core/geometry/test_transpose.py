@@ -43,7 +43,7 @@ def orders(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(orders=orders(), tile=st.integers(1, 64), across=st.integers(1, 8), short=st.integers(0, 4))
-@examples(300)
+@examples(120, 3000)
 def test_the_bits_are_those_that_numpy_copies(
     orders: tuple[np.ndarray, np.ndarray], tile: int, across: int, short: int
 ) -> None:

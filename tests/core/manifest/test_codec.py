@@ -73,6 +73,7 @@ def test_metadata_comes_back_as_planned(case):
 
 
 @given(manifests())
+@examples(40, 1000)
 def test_arrays_number_their_digests_without_gaps(manifest):
     first = 0
     for array in arrays(manifest):
@@ -216,7 +217,7 @@ HOSTILE: list[Any] = [
 
 
 @given(st.sampled_from(list(nodes(content()))), st.sampled_from(HOSTILE), st.booleans())
-@examples(400)
+@examples(200, 4000)
 def test_a_hostile_manifest_is_refused_or_harmless(where, value, delete):
     """Any part replaced or removed, and the digest put right: no other error, nothing huge."""
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from tests.support.sharded_arrays import Target, Wanted, cut, holds, wish
 from tests.support.tilings import Box, Shape, Tiling, holders, region, tiled_shapes, tilings
 from xckpt.core.geometry.box import Boxes
@@ -112,6 +113,7 @@ def wishes(draw: st.DrawFn) -> tuple[np.ndarray, Tiling, Tiling]:
 
 
 @given(wishes(), st.booleans())
+@examples(40, 1000)
 def test_reads_fill_each_wanted_box_exactly_once(case, with_grid):
     array, pieces, wanted = case
     target = Target(array.shape, "int32", Boxes.of(wanted, rank=array.ndim))
@@ -133,6 +135,7 @@ def test_reads_fill_each_wanted_box_exactly_once(case, with_grid):
 
 
 @given(wishes(), st.integers(0, 9))
+@examples(50, 1000)
 def test_a_planner_loads_what_is_wanted_in_any_order(case, seed):
     array, pieces, wanted = case
     store = Store({"w": array, "step": 3}, {"w": pieces})

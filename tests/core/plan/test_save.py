@@ -89,6 +89,7 @@ def many_rank_states(draw: st.DrawFn) -> tuple[dict[str, np.ndarray], list[State
 
 
 @given(many_rank_states(), st.sampled_from([8, 64, 1 << 20]), st.sampled_from([0, 256]))
+@examples(40, 1000)
 def test_every_element_is_written_once_by_a_rank_that_has_it(case, chunk_bytes, shard_bytes):
     arrays, states = case
     grid = GridOptions(chunk_bytes, shard_bytes)
@@ -120,7 +121,7 @@ def test_every_element_is_written_once_by_a_rank_that_has_it(case, chunk_bytes, 
     assert metadata.containers["steps"] == "list"
 
 
-@examples(20)
+@examples(10, 200)
 @given(many_rank_states(), many_rank_states(), st.data())
 def test_leaves_of_a_kind_are_planned_as_if_each_were_alone(case, other, data):
     """What a layer has in common with another makes the plan small, and no other one."""

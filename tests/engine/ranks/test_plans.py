@@ -131,7 +131,7 @@ of_a_save = st.tuples(
 )
 
 
-@examples(40)
+@examples(20, 400)
 @given(st.lists(of_a_save, min_size=2, max_size=6))
 def test_kept_plans_are_those_that_would_be_made(saves):
     """Whatever changed since, on whichever rank, and whichever rank has forgotten what it kept."""
@@ -247,7 +247,7 @@ class LastingThreads(ThreadGroup):
     kept_plans: KeptPlans = field(default_factory=KeptPlans)
 
 
-@examples(20)
+@examples(10, 200)
 @given(st.lists(st.fixed_dictionaries({}, optional=OPTIONS), min_size=2, max_size=4))
 def test_options_that_change_what_is_written_are_not_kept(saves):
     """A group that has saved with other options writes what a new group does."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 import xckpt
 from tests.formats.arrays import check_source, filled, read, same_bits
 from tests.formats.sinks import specs_of, write
+from tests.support.examples import examples
 from tests.support.tilings import guillotine_tilings, region
 from xckpt.core.dtypes import numpy_dtype
 from xckpt.core.metadata import ChunkStorageMetadata
@@ -100,6 +101,7 @@ def test_sharded_out_and_in_again(tmp_path: Path, most: int) -> None:
 
 
 @given(st.data())
+@examples(50, 1000)
 def test_boxes_in_any_order_and_twice(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.errors import ManifestError, UnsafePickleError, XckptError
 from xckpt.formats.dcp import metadata
 from xckpt.formats.torch_save import values
@@ -52,12 +53,14 @@ TREES = st.recursive(
 
 
 @given(TREES, st.sampled_from(PROTOCOLS))
+@examples(40, 1000)
 def test_what_the_pickler_writes_is_read(tree: Any, protocol: int) -> None:
     data = pickle.dumps(tree, protocol)
     assert load(data, values.NAMES) == pickle.loads(data)
 
 
 @given(TREES, st.sampled_from(PROTOCOLS), st.data())
+@examples(50, 1000)
 def test_a_truncated_pickle_is_refused(tree: Any, protocol: int, data: st.DataObject) -> None:
     whole = pickle.dumps(tree, protocol)
     length = data.draw(st.integers(0, len(whole) - 1))
@@ -66,6 +69,7 @@ def test_a_truncated_pickle_is_refused(tree: Any, protocol: int, data: st.DataOb
 
 
 @given(TREES, st.data())
+@examples(50, 1000)
 def test_a_damaged_pickle_is_refused_or_read_as_plain_values(
     tree: Any, data: st.DataObject
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.formats.torch_save.pickle_machine import Record, Symbol, load
 from xckpt.formats.torch_save.pickle_writer import call, dump, instance, outside
 from xckpt.formats.torch_save.values import NAMES
@@ -46,6 +47,7 @@ def typed(value: Any) -> Any:
 
 
 @given(VALUES)
+@examples(50, 1000)
 def test_plain_values(value: object) -> None:
     pickled = dump(value)
     assert typed(pickle.loads(pickled)) == typed(value)

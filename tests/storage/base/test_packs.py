@@ -161,7 +161,7 @@ def test_ranks_share_a_pack_that_one_rank_wrote(tmp_path: Path) -> None:
     assert len(shared) <= 1
 
 
-@examples(15)
+@examples(8, 150)
 @given(
     st.lists(st.lists(st.integers(0, 15), max_size=12), min_size=1, max_size=5),
     st.sampled_from([0, 64, 128]),

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.examples import examples
 from xckpt.core.geometry.box import Block, Box, Boxes
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.entries import TensorEntry, leaf_arrays
@@ -53,6 +54,7 @@ def brute(entry: TensorEntry, first: int, held: Boxes) -> list[ZarrArray]:
 
 
 @given(st.randoms(use_true_random=False))
+@examples(40, 1000)
 def test_each_rank_learns_of_the_pieces_that_it_writes(chance: random.Random) -> None:
     cuts = [(size, cut(chance, size)) for size in (20, 20, 33)]
     entries, firsts = {}, {}

@@ -19,7 +19,7 @@ from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.foreign.zarr_arrays import ZarrFolder
 
 
-@examples(40)
+@examples(20, 400)
 @given(st.data())
 def test_boxes_of_chunks_in_and_any_boxes_out(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -62,7 +62,7 @@ def same(one: Any, other: Any) -> None:
             assert value == other[name]
 
 
-@examples(8)
+@examples(5, 80)
 @given(
     leaves=st.integers(0, 9),
     seed=st.integers(0, 9),

@@ -123,7 +123,7 @@ STATES = st.dictionaries(
 )
 
 
-@examples(15)
+@examples(8, 150)
 @given(state=STATES)
 def test_from_dcp_to_a_checkpoint_and_back(
     tmp_path_factory: pytest.TempPathFactory, state: dict[str, Any]

@@ -230,7 +230,7 @@ def on_rank_group(mesh: str) -> Any:
     return GROUPS[mesh] if dist.get_rank() in ranks else None
 
 
-@examples(15)
+@examples(8, 150)
 @given(case=cases(meshes=["4", "2x2", "2x1x2", "three", "two", "one", "4x1"]))
 def test_dtensors_of_one_to_four_ranks(
     four_ranks: Ranks, tmp_path_factory: pytest.TempPathFactory, case: Case

@@ -62,7 +62,7 @@ def on_rank_describe(rank: int, case: Case) -> tuple[Held, bool, Sharding | None
     return held_by(source), source.sharded, source.sharding, shared
 
 
-@examples(60)
+@examples(30, 600)
 @given(case=cases())
 @example(case=Case((), "float32", "2x2", (None, None)))
 @example(case=Case((7, 5), "bfloat16", "2x1x2", (0, 0, 0)))
@@ -113,7 +113,7 @@ def on_rank_load(rank: int, case: Case, in_place: bool, meta: bool) -> list[bool
     ]
 
 
-@examples(40)
+@examples(20, 400)
 @given(case=cases())
 def test_targets_like_any_distribution(four_ranks: Ranks, case: Case) -> None:
     for in_place, meta in [(False, False), (False, True), (True, False)]:
