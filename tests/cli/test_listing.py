@@ -24,8 +24,6 @@ from xckpt.core.manifest.entries import Manifest, TensorEntry
 from xckpt.storage.array import digest_bytes
 
 LEAVES = 100_000
-SECONDS = 5.0
-"""Of processor time, on a machine that runs other tests beside this one."""
 TURNED = "a\u202eb\x1b[31m"
 
 
@@ -101,13 +99,17 @@ def test_no_name_reaches_the_terminal_as_it_is(saved: Path, tmp_path: Path) -> N
 @pytest.fixture(scope="module")
 def very_many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of `LEAVES` tensors, without their chunks."""
-    path = tmp_path_factory.mktemp("many")
+    return without_chunks(tmp_path_factory.mktemp("many"), LEAVES)
+
+
+def without_chunks(path: Path, count: int) -> Path:
+    """What a checkpoint of so many tensors has beside its chunks."""
     shapes = [(1 + number % 7, 4) for number in range(7)]
     leaves = tuple(
         TensorEntry(f"model/{i // 10}/b{i % 10}/w", "float32", shapes[i % 7], chunk=shapes[i % 7])
-        for i in range(LEAVES)
+        for i in range(count)
     )
-    digests = bytes(16 * LEAVES)
+    digests = bytes(16 * count)
     manifest = Manifest(leaves, digest_bytes(digests).hex())
     (path / "xckpt.digests").write_bytes(digests)
     (path / "xckpt.json").write_bytes(encode(manifest, digest_bytes))
@@ -123,12 +125,10 @@ def piped(*arguments: str | Path) -> tuple[str, float]:
     return printed, after.ru_utime - before.ru_utime
 
 
-@untraced
-def test_very_many_leaves_are_listed_soon(very_many: Path) -> None:
-    listed, seconds = piped("ls", very_many)
-    assert listed.count("\n") == LEAVES
-    assert listed.endswith("model/9999/b9/w  float32  [5, 4]   80 B\n")
-    assert seconds < SECONDS
+def test_a_pipe_gets_a_line_for_each_of_many_leaves(tmp_path: Path) -> None:
+    listed, _ = piped("ls", without_chunks(tmp_path, 10_000))
+    assert listed.count("\n") == 10_000
+    assert listed.endswith("model/999/b9/w  float32  [4, 4]   64 B\n")
 
 
 @pytest.mark.thorough

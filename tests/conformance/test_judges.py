@@ -62,10 +62,13 @@ def failure(law: Law, implementation: Implementation, examples: int) -> str:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_simple_implementation_passes(law: str) -> None:
-    assert failure(LAWS[law], IMPLEMENTATION, 20) == ""
+    assert failure(LAWS[law], IMPLEMENTATION, 10) == ""
 
 
-def tried(name: str, law: Law, examples: int = 30) -> Outcome:
+EXAMPLES = 12
+
+
+def tried(name: str, law: Law, examples: int = EXAMPLES) -> Outcome:
     return judge(name, law, IMPLEMENTATION, examples=examples, seed=1)
 
 
@@ -78,7 +81,7 @@ def test_only_cases_that_could_be_spoilt_are_counted(law: str) -> None:
         spoilt.append(case)
 
     found = tried(law, count)
-    assert found.passed == len(spoilt) == 30 and not found.failed
+    assert found.passed == len(spoilt) == EXAMPLES and not found.failed
 
 
 def test_a_law_that_fits_no_case_passes_none() -> None:
@@ -103,7 +106,7 @@ def test_a_failure_shrinks_past_cases_that_do_not_fit() -> None:
 
 @pytest.mark.parametrize("law", OWN)
 def test_xckpt_passes(law: str) -> None:
-    assert failure(OWN[law], XCKPT, 20) == ""
+    assert failure(OWN[law], XCKPT, 10) == ""
 
 
 def named(faults: Sequence[Faulty]) -> list[object]:

@@ -106,8 +106,8 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
 }
 
 PLACES = ("path", "file", "memory", "s3", "gcs")
-OFTEN = ("path", "s3")
-"""Places from which every format is tried in the default tier; the others take turns."""
+TURNS = (("path",), ("s3", "gcs"), ("file", "memory"))
+"""The default tier tries every format from one of each; those of one line take turns."""
 _numbers = itertools.count()
 
 
@@ -144,11 +144,10 @@ def put(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Path], str]
 
 def tried() -> Iterator[Any]:
     """Each format with each place; what the default tier leaves out is thorough."""
-    others = [place for place in PLACES if place not in OFTEN]
     for number, name in enumerate(WRITERS):
+        often = {places[number % len(places)] for places in TURNS}
         for place in PLACES:
-            by_default = place in OFTEN or place == others[number % len(others)]
-            marks = () if by_default else pytest.mark.thorough
+            marks = () if place in often else pytest.mark.thorough
             yield pytest.param(place, name, marks=marks, id=f"{place}-{name}")
 
 

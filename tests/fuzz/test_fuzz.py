@@ -96,8 +96,9 @@ def test_what_takes_too_long_or_too_much_is_found_out(monkeypatch: pytest.Monkey
     with pytest.raises(AssertionError, match=r"took .* s"):
         Judge(slow)(b"")
     monkeypatch.setattr(targets, "SECONDS", 60.0)
+    monkeypatch.setattr(targets, "MEMORY", 1 << 26)
     with pytest.raises(AssertionError, match=r"took .* MiB"):
-        Judge(lambda content: str(np.ones(1 << 30, np.uint8)[-1]))(b"")
+        Judge(lambda content: str(np.ones(1 << 28, np.uint8)[-1]))(b"")
 
 
 def test_choices_come_to_an_end() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.mapping.mappings import Arrays, made_by, same_bits, specs_of
+from tests.support.steps import steps
 from tests.support.time_limit import untraced
 from xckpt.convert import Mapping
 from xckpt.errors import MappingError
@@ -526,9 +527,8 @@ def test_steps_compose_without_a_leaf_in_between() -> None:
     both.check(specs_of(source), specs_of(target))
 
 
-@untraced
-def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
-    """Of processor time; it takes about a second where nothing else runs."""
+def many_leaves(blocks: int) -> tuple[Mapping, dict[str, TensorSpec]]:
+    """Four rules for each block, and forty leaves."""
     from xckpt.mapping.operations import Reshape, Rope
 
     operations: list[list[Operation]] = [
@@ -539,21 +539,41 @@ def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
     ]
     rules = [
         Rule(f"b{b}.{k}.{{layer}}.w", f"b{b}/{{layer}}/{k}", operations[k])
-        for b in range(250)
+        for b in range(blocks)
         for k in range(4)
     ]
     mapping = Mapping(rules)
     source = {
         name: TensorSpec((64, 64), "bfloat16")
-        for b in range(250)
+        for b in range(blocks)
         for k in range(4)
         for name in (f"b{b}.{k}.{layer}.w" for layer in range(10))
     }
-    started = time.process_time()
+    return mapping, source
+
+
+def resolved_and_checked(mapping: Mapping, source: dict[str, TensorSpec]) -> int:
+    """How many leaves there are in the end."""
     resolved = mapping.resolve(source)
     mapping.check(source, resolved.targets)
+    return len(resolved.targets)
+
+
+def test_the_steps_grow_as_the_leaves_do_however_many_rules_there_are() -> None:
+    few, many = many_leaves(3), many_leaves(9)
+    assert resolved_and_checked(*few) == 120
+    each = steps(lambda: resolved_and_checked(*few)) / 120
+    assert steps(lambda: resolved_and_checked(*many)) / 360 < 1.1 * each < 2000
+
+
+@pytest.mark.thorough
+@untraced
+def test_ten_thousand_leaves_and_a_thousand_rules_are_quick() -> None:
+    """Of processor time; it takes about a second where nothing else runs."""
+    mapping, source = many_leaves(250)
+    started = time.process_time()
+    assert resolved_and_checked(mapping, source) == 10_000
     assert time.process_time() - started < 8
-    assert len(resolved.targets) == 10_000
 
 
 def test_a_constant_is_made_without_a_list_of_what_is_wanted_unless_it_cannot_be() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.steps import steps
 from xckpt.errors import MappingError
 from xckpt.mapping.pattern import Pattern
 from xckpt.mapping.spans import MOST_DIGITS, Piece, spans
@@ -32,7 +33,7 @@ def test_the_spans_are_those_of_a_regular_expression(pieces, name, longest):
     assert spans(name, pieces, longest=longest) == (None if match is None else list(match.groups()))
 
 
-@pytest.mark.parametrize(
+HOSTILE = pytest.mark.parametrize(
     ("pattern", "name"),
     [
         ("{a...}a{b...}a{c...}a{d...}a{e...}a{f...}z", "a" * 200),
@@ -42,6 +43,17 @@ def test_the_spans_are_those_of_a_regular_expression(pieces, name, longest):
         ("{a...}{b...}{c...}{d...}z", "é" * 100_000),
     ],
 )
+
+
+@HOSTILE
+def test_a_hostile_name_takes_no_more_steps(pattern, name):
+    parsed = Pattern.parse(pattern)
+    assert parsed.match(name, {}) is None
+    assert steps(lambda: parsed.match(name, {})) < 50
+
+
+@pytest.mark.thorough
+@HOSTILE
 def test_a_hostile_name_takes_no_longer(pattern, name):
     parsed = Pattern.parse(pattern)
     begun = time.process_time()

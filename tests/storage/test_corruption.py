@@ -177,7 +177,8 @@ DAMAGES: dict[str, Damage] = {
 
 
 @pytest.mark.parametrize(
-    "every", [pytest.param(9, id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)]
+    "every",
+    [pytest.param(len(DAMAGES), id="some"), pytest.param(1, id="all", marks=pytest.mark.thorough)],
 )
 def test_damaged_files(saved: Path, every: int) -> None:
     folders = array_paths(saved)
@@ -188,12 +189,13 @@ def test_damaged_files(saved: Path, every: int) -> None:
                     examine(saved, file, folders, alone=number % 2 == 0)
 
 
-@pytest.mark.parametrize("alone", [False, True])
-def test_deleted_files(saved: Path, alone: bool) -> None:
+@pytest.mark.parametrize("turn", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_deleted_files(saved: Path, turn: int) -> None:
+    """Each file; every other one is read by one thread alone, and in the other turn the rest."""
     folders = array_paths(saved)
-    for file in files(saved):
+    for number, file in enumerate(files(saved)):
         with Damaged(file, None):
-            examine(saved, file, folders, alone=alone)
+            examine(saved, file, folders, alone=number % 2 == turn)
 
 
 def test_deleted_folders(saved: Path, tmp_path: Path) -> None:

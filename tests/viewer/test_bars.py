@@ -23,7 +23,8 @@ from xckpt.viewer.server import PageServer
 pytestmark = pytest.mark.browser
 
 LEAVES = 100_000
-PAINT_SECONDS, TYPING_SECONDS, PAGE_BYTES = 2.0, 0.1, 20 << 20
+PAINT_SECONDS, TYPING_SECONDS = 2.0 * ALLOWANCE, 0.1 * ALLOWANCE
+PAGE_BYTES = 20 << 20
 
 # From the input event to the frame that shows what it found, in milliseconds.
 TYPE = """

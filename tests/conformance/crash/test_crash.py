@@ -47,7 +47,7 @@ def check(
 
 @pytest.mark.parametrize("law", LAWS)
 def test_every_kill_and_some_power_cuts(recorder_of: RecorderOf, law: str) -> None:
-    check(recorder_of, IMPLEMENTATION, law, 40, 150)
+    check(recorder_of, IMPLEMENTATION, law, 16, 120)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -57,7 +57,7 @@ def test_every_kill_and_some_power_cuts(recorder_of: RecorderOf, law: str) -> No
     ids=lambda p: p.name,
 )
 def test_other_ways_to_commit(recorder_of: RecorderOf, place: Implementation, law: str) -> None:
-    check(recorder_of, place, law, 20, 150)
+    check(recorder_of, place, law, 8, 120)
 
 
 def test_chunks_written_in_slabs(recorder_of: RecorderOf) -> None:
@@ -111,5 +111,5 @@ def test_all_laws_are_judged(recorder_of: RecorderOf) -> None:
     ids=lambda faulty: faulty.name,
 )
 def test_faults_are_found(faulty: Implementation) -> None:
-    (found,) = crash.run(faulty, examples=60, seed=1, only="crash-overwrite", stop=True)
+    (found,) = crash.run(faulty, examples=30, seed=1, only="crash-overwrite", stop=True)
     assert found.failed == 1 and found.error

@@ -70,7 +70,7 @@ def test_every_kill_and_some_power_cuts_keep_them(
 ) -> None:
     crashes = crashes_of(implementation, tmp_path)
     crashes.kills()
-    crashes.power_cuts(15, seed=1)
+    crashes.power_cuts(6, seed=1)
     assert [fault.error for fault in crashes.faults] == []
     assert crashes.found["old"] and crashes.found["new"]
 
@@ -78,7 +78,7 @@ def test_every_kill_and_some_power_cuts_keep_them(
 @pytest.mark.parametrize("implementation", [WithFiles(), InGenerations()], ids=lambda i: i.name)
 def test_the_save_after_a_kill_keeps_all_of_them(implementation: WithFiles, tmp_path: Path) -> None:
     crashes = crashes_of(implementation, tmp_path)
-    crashes.saves_afterwards(20, seed=1)
+    crashes.saves_afterwards(8, seed=1)
     assert [fault.error for fault in crashes.faults] == []
     for replayed in (tmp_path / "replayed").iterdir():
         assert {n: (replayed / "checkpoint" / n).read_text() for n in FILES} == FILES
