@@ -27,9 +27,8 @@ from xckpt.core.plan.mismatch import MISSING, UNEXPECTED, merged_problems, misma
 from xckpt.core.plan.report import Strictness
 from xckpt.core.problem import Problem
 from xckpt.core.targets.numbers import NumberTarget, number_difference
+from xckpt.core.targets.objects import TENSOR_WANTED, not_stored
 from xckpt.errors import PlanError
-
-NOT_STORED = "wanted, but not in the checkpoint"
 
 
 def compare(
@@ -57,7 +56,7 @@ def compare(
         difference, kind = "", "value"
         if stored is None:
             if strict:
-                difference, kind = NOT_STORED, MISSING
+                difference, kind = not_stored(name, metadata), MISSING
         elif isinstance(stored, BytesStorageMetadata):
             if target is not None:
                 difference = _value_difference(target, stored.kind, cast)
@@ -78,6 +77,8 @@ def compare(
 
 def _value_difference(target: TargetLeaf, kind: str, cast: bool) -> str:
     """Why a stored Python value cannot fill a tensor; empty if it may."""
+    if kind == "opaque":
+        return TENSOR_WANTED
     if tuple(target.shape) or kind not in ("bool", "int", "float", "complex"):
         return f"the checkpoint holds a Python {kind}, not a tensor"
     return number_difference(kind, target.dtype, cast=cast) if target.dtype else ""
@@ -153,7 +154,8 @@ def decide_load(
         raise mismatch(problems)
     if stored and len(missing) == len(wanted):
         # A wrong key looks like this: it must not pass for a load.
-        all_missing = [Problem(name, kind=MISSING, text=NOT_STORED) for name in missing]
+        texts = {name: not_stored(name, metadata) for name in missing}
+        all_missing = [Problem(name, kind=MISSING, text=text) for name, text in texts.items()]
         advice = "an error under any rule, since nothing would be loaded"
         raise mismatch([*all_missing, *unexpected(left)], advice)
     strictness.warn(missing, left)

@@ -3,15 +3,22 @@
 1. `opaque_differences`: bytes have no place in a Python value of another type.
 2. `check_object_target`: an object of an unknown class is a target only where a deserialiser makes
    it again.
+3. `not_stored`: what lies inside of such an object is no leaf.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.problem import Problem
 from xckpt.errors import UnsupportedLeafError
+
+TENSOR_WANTED: Final = (
+    "the checkpoint holds an object that its writer serialised, not a tensor; a target of bytes "
+    "takes it as it is"
+)
 
 
 def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
@@ -51,6 +58,33 @@ def check_object_target(name: str, like: object, metadata: Metadata, deserialise
         )
     kind = f"{type(like).__module__}.{type(like).__qualname__}"
     raise UnsupportedLeafError(f"{name or 'the root'}: a {kind} is no target; {advice}")
+
+
+def not_stored(name: str, metadata: Metadata) -> str:
+    """Why a leaf that a target wants is not in the checkpoint.
+
+    Args:
+        name: the leaf.
+        metadata: the checkpoint's.
+
+    Example:
+        >>> stored = Metadata({"a": BytesStorageMetadata("opaque")})
+        >>> not_stored("b", stored)
+        'wanted, but not in the checkpoint'
+        >>> not_stored("a/0", stored)[:70]
+        'wanted, but the checkpoint holds a as one object that its writer seria'
+    """
+    above = name
+    while "/" in above:
+        above = above.rpartition("/")[0]
+        if metadata.state_dict_metadata.get(above) == BytesStorageMetadata("opaque"):
+            return (
+                f"wanted, but the checkpoint holds {above} as one object that its writer "
+                f"serialised; b'' as the target of {above} takes its bytes (torch's DCP pickles a "
+                f"tuple as a whole: dcp.load gives it back, and so do export_checkpoint and "
+                f"import_checkpoint of xckpt.torch.dcp, as leaves)"
+            )
+    return "wanted, but not in the checkpoint"
 
 
 _OPAQUE = (
