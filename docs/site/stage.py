@@ -1,6 +1,6 @@
 """The tree of pages that Sphinx reads: docs/ at its root, spec/ and the other pages below.
 
-1. `PLACES` says where each folder or file of the repository goes.
+1. `PLACES` says where each folder or file of the repository goes; a notebook becomes a page.
 2. A relative link of a page leads to a file of the repository. It is written anew for the place
    that this file has in the tree; a file that is no page is copied, to be downloaded.
 3. A link that leads nowhere is an error.
@@ -13,6 +13,8 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+
+from docs.site import notebooks
 
 ROOT = Path(__file__).parents[2]
 PLACES = {"docs": "", "spec": "spec", "CHANGELOG.md": "CHANGELOG.md"}
@@ -62,8 +64,11 @@ def linked(page: PurePosixPath, link: str) -> PurePosixPath:
 
 def stage(tree: Path) -> None:
     """Write all pages to an empty folder."""
-    for page in pages():
-        text = (ROOT / page).read_text(encoding="utf-8")
+    texts = {page: (ROOT / page).read_text(encoding="utf-8") for page in pages()}
+    for notebook in notebooks.notebooks():
+        page = notebook.relative_to(ROOT).with_suffix(".md")
+        texts[page] = notebooks.as_page(notebook)
+    for page, text in texts.items():
         new = tree / place(PurePosixPath(page))
         new.parent.mkdir(parents=True, exist_ok=True)
         new.write_text(staged(tree, PurePosixPath(page), text), encoding="utf-8")

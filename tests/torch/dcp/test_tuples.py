@@ -1,4 +1,4 @@
-"""A tuple is one object to DCP, which pickles it: what a load of xckpt says, and how to get leaves."""
+"""A tuple is one object to DCP, which pickles it: what a load says, and how to get leaves."""
 
 from __future__ import annotations
 
