@@ -15,12 +15,15 @@ function partsTable(head, parts, id) {
   return tableOf([head, "Leaves", "Size", "Share"], rows, [1, 2], { id, class: "parts" });
 }
 
-/** What lies below the outermost containers that divide the bytes, by name. */
+const MOST_PART = 0.9;
+
+/** What lies below the root; a container with nearly all bytes is replaced by what lies below it. */
 function containerParts(tree) {
-  let node = tree.root;
-  const only = (each) => each.children.length === 1 && each.children[0].leaf === null;
-  while (only(node)) [node] = node.children;
-  return node.children.map((child) => {
+  let children = tree.root.children;
+  const large = (child) => child.leaf === null && child.bytes > 0 && child.bytes >= MOST_PART * tree.root.bytes && child.children.length > 0;
+  for (let at = children.findIndex(large); at >= 0; at = children.findIndex(large))
+    children = [...children.slice(0, at), ...children[at].children, ...children.slice(at + 1)];
+  return children.map((child) => {
     if (child.leaf === null) return { label: child.name, count: child.count, bytes: child.bytes };
     return { label: tree.leaves.names[child.leaf] || "the root", count: 1, bytes: tree.leaves.kind(child.leaf).bytes ?? 0 };
   });
@@ -40,10 +43,27 @@ function kindParts(leaves, textOf) {
   return [...parts.values()];
 }
 
+/** The leaves with most bytes: of the largest kinds, for there are few, as many as are shown. */
+function largestLeaves(leaves) {
+  const { kinds, kind } = leaves.page;
+  const bytes = (number) => kinds[number].bytes ?? 0;
+  const count = new Uint32Array(kinds.length);
+  for (const number of kind) count[number] += 1;
+  const chosen = new Set();
+  let found = 0;
+  for (const number of Array.from(kinds.keys()).sort((a, b) => bytes(b) - bytes(a))) {
+    if (found >= MOST_LARGEST || !bytes(number)) break;
+    chosen.add(number);
+    found += count[number];
+  }
+  const largest = leaves.all.filter((leaf) => chosen.has(kind[leaf]));
+  return largest.sort((a, b) => bytes(kind[b]) - bytes(kind[a]) || a - b).slice(0, MOST_LARGEST);
+}
+
 /** The panel beside the list while no leaf is chosen. */
 function overviewOf(leaves, tree, onChoose) {
   if (!leaves.count) return [make("h2", {}, "Nothing is in it"), make("p", { class: "note" }, "This checkpoint holds no leaves.")];
-  const largest = leaves.sorted(leaves.all, "bytes", true).slice(0, MOST_LARGEST).filter((leaf) => leaves.kind(leaf).bytes);
+  const largest = largestLeaves(leaves);
   const most = Math.max(1, ...largest.map((leaf) => leaves.kind(leaf).bytes));
   const rows = largest.map((leaf) => [leafButton(leaves.names[leaf], () => onChoose(leaf)), shapeText(leaves.kind(leaf).shape), bytesText(leaves.kind(leaf).bytes), partBar(leaves.kind(leaf).bytes / most)]);
   const parts = containerParts(tree);
