@@ -51,6 +51,8 @@ def test_any_options(shape, dtype, chunk_bytes, shard_bytes, crc32c, threads, me
         ("chunk_bytes", 1 << 40),
         ("shard_bytes", -1),
         ("shard_bytes", 1 << 40),
+        ("readers", -1),
+        ("readers", 1 << 21),
         ("threads", 0),
         ("memory_bytes", 0),
     ],

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.scale import hosts
+from benchmarks.scale.amplification import amplification, pairs
 from benchmarks.scale.placements import PLACEMENTS
 from benchmarks.scale.saves import Placed, simulate
 from tests.support.counted_bucket import environment_of
@@ -47,3 +48,13 @@ def test_what_hosts_want_is_read_once(monkeypatch):
     alone, three = hosts.loads_of((1, 3))
     assert alone.alone_times == alone.once_times == 1
     assert (three.alone_times, three.once_times) == (3, 1)
+
+
+def test_readers_that_cut_otherwise_read_little_in_vain():
+    """By pure planning, some of the benchmark's pairs; the objects stay as they were."""
+    drawn = pairs(60)
+    before, after = amplification(0, drawn), amplification(8, drawn)
+    assert before.mean > 3 and before.most > 8
+    assert after.mean <= 2.0 and after.most <= 8
+    assert after.host_mean <= 1.1 and after.host_most <= 2
+    assert after.objects == before.objects

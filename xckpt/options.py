@@ -42,6 +42,15 @@ def default_threads() -> int:
 MOST_CHUNK_BYTES = 1 << 29
 """A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
+MOST_READERS = 1 << 20
+
+
+_COUNTS: Final[Mapping[str, str]] = {
+    "threads": "a number of threads or None",
+    "readers": "a number of parts, an int",
+}
+"""What options take that are no bytes."""
+
 
 def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
     """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
@@ -49,9 +58,8 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
     if value is None and name in ("threads", "pack_bytes"):
         return
     if not isinstance(value, int) or isinstance(value, bool):
-        unit = "a number of threads or None" if name == "threads" else "a number of bytes, an int"
-        example = "" if name == "threads" else ", such as 8 << 20 for 8 MiB"
-        raise TypeError(f"{_where(options, name)} takes {unit}{example}, not {_shown(value)}")
+        unit = _COUNTS.get(name, "a number of bytes, an int, such as 8 << 20 for 8 MiB")
+        raise TypeError(f"{_where(options, name)} takes {unit}, not {_shown(value)}")
     if value < least or (most is not None and value > most):
         within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
         raise ValueError(f"{name} must be {within}, got {value:,}")
@@ -185,6 +193,12 @@ class SaveOptions(StorageOptions):
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
+    readers: int = 0
+    """Into how many parts those who load may cut any one dimension of a tensor: each object then
+    has up to 16 smaller chunks, of at least 64 KiB, cut along several dimensions, so that ranks
+    that load columns of saved rows read little else. As many parts as one dimension has there, or
+    8 where that is unknown, serve all cuts well. 0 for loads that cut as the save did: the
+    quickest to save."""
     pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
     many in one object: quick where there are very many. Plain zarr does not list them. By default
@@ -227,6 +241,7 @@ class SaveOptions(StorageOptions):
         StorageOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
+        _check_number(self, "readers", 0, MOST_READERS)
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)

@@ -4,7 +4,8 @@ Each case runs in a process of its own, which holds all ranks, one after the oth
 bytes are those of the real engine, and nothing is written. See `benchmarks.scale.saves`.
 
 ``--bucket`` counts requests to a bucket that is far away instead (`benchmarks.scale.bucket`), and
-``--hosts`` what hosts read that want the same (`benchmarks.scale.hosts`).
+``--hosts`` what hosts read that want the same (`benchmarks.scale.hosts`). ``--amplification``
+plans how much ranks read in vain that cut otherwise (`benchmarks.scale.amplification`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.scale.amplification import MADE_FOR, PAIRS, amplification, pairs
 from benchmarks.scale.bucket import STATES, measure
 from benchmarks.scale.hosts import HOSTS, RATE, loads_of
 from benchmarks.scale.placements import PLACEMENTS
@@ -51,6 +53,7 @@ QUICK = (("fsdp", 16, 20), ("moe", 16, 20), ("ragged", 16, 20))
 )
 @click.option("--bucket", is_flag=True, help="Requests to a bucket, and round trips.")
 @click.option("--hosts", is_flag=True, help="Hosts that load replicas from a slow bucket.")
+@click.option("--amplification", "cuts", is_flag=True, help="What is read over what is wanted.")
 @click.option("--output", type=click.Path(path_type=Path), help="The JSON file to add them to.")
 @click.option("--alone", is_flag=True, hidden=True, help="In this process; prints JSON.")
 def main(
@@ -58,6 +61,7 @@ def main(
     cases: tuple[tuple[str, int, int], ...],
     bucket: bool,
     hosts: bool,
+    cuts: bool,
     output: Path | None,
     alone: bool,
 ) -> None:
@@ -76,6 +80,11 @@ def main(
         section = "hosts"
         figures = [asdict(load) for load in loads_of((1, 3) if quick else HOSTS)]
         table = _hosts_table(figures)
+    elif cuts:
+        section = "amplification"
+        drawn = pairs(20 if quick else PAIRS)
+        figures = [asdict(amplification(readers, drawn)) for readers in MADE_FOR]
+        table = _amplification_table(figures)
     else:
         section = "scale"
         figures = [_apart(case) for case in cases or (QUICK if quick else CASES)]
@@ -157,6 +166,24 @@ def _hosts_table(loads: Sequence[dict[str, Any]]) -> Table:
             f"{load['alone_times']:.2f} x",
             f"{load['once_seconds']:.2f}",
             f"{load['once_times']:.2f} x",
+        )
+    return table
+
+
+def _amplification_table(figures: Sequence[dict[str, Any]]) -> Table:
+    table = Table(title="Bytes read over bytes wanted, by readers that cut otherwise")
+    for name in ("readers", "mean", "p90", "most", "8 a host: mean", "most", "chunks", "objects"):
+        table.add_column(name, justify="right")
+    for each in figures:
+        table.add_row(
+            str(each["readers"]),
+            f"{each['mean']:.2f}",
+            f"{each['p90']:.0f}",
+            f"{each['most']:.0f}",
+            f"{each['host_mean']:.2f}",
+            f"{each['host_most']:.0f}",
+            f"{each['chunks']:.0f}",
+            f"{each['objects']:.0f}",
         )
     return table
 

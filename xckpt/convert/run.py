@@ -233,12 +233,11 @@ class _Work:
         """Write an xckpt checkpoint."""
         options, share = self.options, self.share()
         names, tree = target_tree(self.opened, share.units, self.like)
-        sizes = (options.chunk_bytes, options.shard_bytes, options.pack_bytes, options.crc32c)
+        grid = (options.chunk_bytes, options.shard_bytes, options.readers)
+        sizes = (*grid, options.pack_bytes, options.crc32c)
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
-        planner = DefaultSavePlanner(
-            grid=GridOptions(options.chunk_bytes, options.shard_bytes), serialise=_content
-        )
+        planner = DefaultSavePlanner(grid=GridOptions.of(options), serialise=_content)
         kept = user_of(self.opened.source.metadata)
         user = kept if self.metadata is None else self.metadata
         metadata = save_state(

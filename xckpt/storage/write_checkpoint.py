@@ -97,7 +97,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.lasting = base is None
         self.shared_bytes = 0
         """Bytes that this rank did not write, for they are shared with the base."""
-        super().__init__(GridOptions(self.options.chunk_bytes, self.options.shard_bytes))
+        super().__init__(GridOptions.of(self.options))
         self._base: Base | None = None
         if base is not None:
             from xckpt.storage.base.base import Base

@@ -11,7 +11,8 @@ For a tensor of shape S and disjoint boxes that cover it (`choose_grid`):
 3. **Pieces**: where that shatters the boxes (far more chunks than their bytes ask for), each box
    becomes an array of its own, chunked freely.
 4. **Sharded**: with ``shard_bytes``, step 2 finds the zarr shard (one object, one writer) and the
-   chunk divides the shard.
+   chunk divides the shard. With ``readers``, the chunk of step 2 becomes a shard, and chunks inside
+   it suit readers that cut any dimension (`xckpt.core.geometry.inner`).
 
 `ZarrArray` is one of these arrays, from the plan over the orders of ranks to the manifest. A chunk
 of an array is named by its number in C order; `cells` enumerates those that a box meets.
@@ -23,14 +24,19 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
+from xckpt.core.geometry.inner import inner_chunk
 from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
+
+if TYPE_CHECKING:
+    from xckpt.options import SaveOptions
 
 Int64s = NDArray[np.int64]
 
@@ -112,13 +118,20 @@ class GridOptions:
     )
     """The grid of an earlier checkpoint, by name, dtype and shape of a leaf: taken where it still
     fits (`xckpt.core.geometry.kept_grid`)."""
+    readers: int = 0
+    """Into how many parts readers may cut any dimension; 0 for readers that cut as the writer."""
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < 1 or self.shard_bytes < 0:
+        if self.chunk_bytes < 1 or self.shard_bytes < 0 or self.readers < 0:
             raise ValueError(
-                f"chunk_bytes must be at least 1 and shard_bytes at least 0, "
-                f"got {self.chunk_bytes} and {self.shard_bytes}"
+                f"chunk_bytes must be at least 1, shard_bytes and readers at least 0, "
+                f"got {self.chunk_bytes}, {self.shard_bytes} and {self.readers}"
             )
+
+    @classmethod
+    def of(cls, options: SaveOptions) -> GridOptions:
+        """What the options of a save say."""
+        return cls(options.chunk_bytes, options.shard_bytes, readers=options.readers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,6 +267,8 @@ def choose_grid(
     asked = np.sum(-(-boxes.elements * item_bytes // options.chunk_bytes))
     if len(boxes) > 1 and count_cells(shape, chunk) > SHATTERED * int(asked):
         return _pieces(boxes, item_bytes, options)
+    if options.readers:
+        chunk = inner_chunk(shape, shard, item_bytes, options.readers)
     return Grid.of(Boxes.whole(shape), [chunk], [shard])
 
 

@@ -203,7 +203,11 @@ def _shared_options(
     wanted = max(SMALLEST_SHARE, -(-largest // fewest))
     if fewest == 1 or wanted >= max(options.chunk_bytes, options.shard_bytes):
         return options
-    return GridOptions(min(options.chunk_bytes, wanted), min(options.shard_bytes, wanted))
+    return replace(
+        options,
+        chunk_bytes=min(options.chunk_bytes, wanted),
+        shard_bytes=min(options.shard_bytes, wanted),
+    )
 
 
 def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: int) -> list[Parts]:

@@ -43,7 +43,7 @@ Leaves = Iterable[tuple[str, str, object]]
 
 Hashes = NDArray[np.uint64]
 
-ALIKE: Final = ("chunk_bytes", "shard_bytes", "compare_replicas", "share_reads")
+ALIKE: Final = ("chunk_bytes", "shard_bytes", "readers", "compare_replicas", "share_reads")
 """Options that all ranks must give alike."""
 
 

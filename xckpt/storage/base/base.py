@@ -190,9 +190,9 @@ class Base:
         if self._target.folder is None or self.location.folder is None:
             self._require()
             return "only local files can be shared; a bucket has no copy on the server's side"
-        if self._options.shard_bytes > self._options.chunk_bytes:
+        if self._options.shard_bytes > self._options.chunk_bytes and self._codecs:
             self._require()
-            return "zarr shards are not shared"
+            return "zarr shards of chunks with checksums are not shared"
         return ""
 
     def _require(self) -> None:
@@ -233,11 +233,9 @@ class Base:
         self._grids = {
             name: leaf
             for name, leaf in leaves
-            if isinstance(leaf, TensorStorageMetadata)
-            and leaf.grid is not None
-            and leaf.grid.shards is None
+            if isinstance(leaf, TensorStorageMetadata) and leaf.grid is not None
         }
-        self._arrays = {(each.leaf, each.number): each for each in stored if each.shard is None}
+        self._arrays = {(each.leaf, each.number): each for each in stored}
 
 
 def _elements_bytes(array: ZarrArray) -> int:

@@ -36,6 +36,8 @@ from xckpt.storage.base.packs import EqualChunk, EqualChunks
 from xckpt.storage.budget import Pool, ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
+from xckpt.storage.chunks.shard_files import shard_parts, unit_length
+from xckpt.storage.chunks.units import digests
 from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit, item_units
 from xckpt.storage.commit.batch import sync_all, syncs_at_once
 from xckpt.storage.commit.folder import sync_folder
@@ -154,20 +156,24 @@ class SharingWrites(ChunkWrites):
             super()._write_file(unit, reservation)
             return
         try:
-            digest = _digest(unit.data)
+            taken = unit_digests(unit)
+            digest = b"".join(each for _, each in taken)
             if digest != known or not self._share(unit, digest):
                 self._write_digested(unit)
         finally:
             reservation.unit_done()
-        self._note(unit, [(unit.number, digest)])
+        self._note(unit, taken)
         self.progress.add(unit.data.nbytes)
 
     def _write_digested(self, unit: Unit) -> None:
-        """Write a unit whose digest is known."""
+        """Write a unit whose digests are known."""
         slabs = (slab.data for slab in contents(unit.data))
         synced = not self._location.unsynced
         with storage_errors(f"{self.where}: {unit.array.leaf}"):
             nbytes, within = stored_bytes(unit.array), self._location.path
+            if unit.array.shard is not None:
+                slabs = (slab.data for slab in shard_parts(unit.data, unit.array, []))
+                nbytes = 0
             write_file(self._path(unit), slabs, nbytes, within=within, synced=synced)
 
     def _path(self, unit: Unit) -> str:
@@ -183,18 +189,20 @@ class SharingWrites(ChunkWrites):
         return done
 
     def _known(self, unit: Unit) -> bytes:
-        """The digest of the chunk in the base; empty if it has no such chunk."""
+        """The digests of the unit's chunks in the base; empty if it has no such chunks."""
         first = self._firsts.get((unit.array.leaf, unit.array.number))
         if first is None or self._base is None:
             return b""
-        return self._base.digest(first, unit.number)
+        if unit.array.shard is not None and self.codecs:
+            return b""
+        return b"".join(self._base.digest(first, number) for number in unit.numbers)
 
     def _share(self, unit: Unit, digest: bytes) -> bool:
         """Give the base's file of an equal chunk its new name, if that can be done."""
         assert self._base is not None
         array, key = unit.array, unit.array.key(unit.box.offsets)
         path, synced = self._path(unit), not self._location.unsynced
-        nbytes = stored_bytes(array) + self._added
+        nbytes = unit_length(array, unit.box.sizes) + self._added
         with storage_errors(f"{self.where}: {array.leaf}"):
             problem = self._base.share(array.leaf, key, path, nbytes, synced=synced)
         if not problem and self._verify and not self._is_sound(unit, digest):
@@ -212,7 +220,8 @@ class SharingWrites(ChunkWrites):
         """Whether the file that is shared holds the elements that it should."""
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             read = self._open(unit.array)[unit.box.slices()].read(order="C")
-            return digest_array(answer(read, self.where)) == digest
+            elements = np.asarray(answer(read, self.where))
+            return b"".join(each for _, each in digests(unit, elements)) == digest
         return False
 
     def finish(self) -> Written:
@@ -244,6 +253,13 @@ class SharingWrites(ChunkWrites):
         super().close()
         if self._base is not None:
             self._base.close()
+
+
+def unit_digests(unit: Unit) -> list[tuple[int, bytes]]:
+    """(number, digest) of each chunk of a unit, whose elements may have any strides."""
+    if unit.array.shard is None:
+        return [(unit.number, _digest(unit.data))]
+    return digests(unit, plain_bools(unit.data))
 
 
 def _digest(data: NDArray[np.generic]) -> bytes:

@@ -36,6 +36,7 @@ from xckpt.storage.chunks.digests import Digests
 from xckpt.storage.chunks.file_checks import file_problem, most_bytes
 from xckpt.storage.chunks.plain_files import (
     PlainFile,
+    are_plain,
     is_leading,
     is_plain,
     slab_elements,
@@ -179,11 +180,11 @@ class ChunkSource:
             return translated
 
     def is_plain_file(self, chunk: Chunk) -> bool:
-        """Whether a local file holds a chunk's elements as they are, first of all."""
+        """Whether a local file holds a chunk's elements as they are, one behind another."""
         return (
             chunk.array.place is None
             and self.root.driver == "file"
-            and is_plain(chunk.array, self.manifest.codecs)
+            and are_plain(self.manifest.codecs)
             and is_leading(chunk.box.sizes, chunk.array.chunk)
         )
 
@@ -214,6 +215,10 @@ class ChunkSource:
 
     def _open_file(self, chunk: Chunk) -> PlainFile:
         path = f"{self.root.path}/{chunk.array.key(chunk.box.offsets)}"
+        if chunk.array.shard is not None:
+            from xckpt.storage.chunks.shard_files import open_in_shard
+
+            return open_in_shard(path, chunk.array, chunk.box)
         return PlainFile(path, stored_bytes(chunk.array))
 
     @contextlib.contextmanager

@@ -45,7 +45,12 @@ SLAB_BYTES = 1 << 19
 
 def is_plain(array: ZarrArray, codecs: Sequence[str]) -> bool:
     """Whether the objects of an array hold just elements as they are in memory."""
-    return not codecs and array.shard is None and sys.byteorder == "little"
+    return array.shard is None and are_plain(codecs)
+
+
+def are_plain(codecs: Sequence[str]) -> bool:
+    """Whether chunks hold just elements as they are in memory."""
+    return not codecs and sys.byteorder == "little"
 
 
 def is_leading(sizes: Shape, chunk: Shape) -> bool:
@@ -69,27 +74,38 @@ class PlainFile:
 
     Args:
         path: the file.
-        nbytes: how long it has to be.
+        nbytes: how long it has to be at least.
+        most: how long it may be; by default not longer.
 
     Raises:
         CorruptCheckpointError: it is missing, no plain file, or of another length.
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: str, nbytes: int) -> None:
+    def __init__(self, path: str, nbytes: int, most: int = 0) -> None:
         try:
             self._file = OpenFile(path)
         except FileNotFoundError as error:
             raise CorruptCheckpointError("the chunk is missing") from error
         status = os.fstat(self._file.descriptor)
-        problem = status_problem(status, nbytes)
+        problem = status_problem(status, max(nbytes, most))
         if not problem and status.st_size < nbytes:
             problem = f"truncated: {status.st_size:,} bytes long instead of {nbytes:,}"
         if problem:
             self.close()
             raise CorruptCheckpointError(f"the file is {problem}")
+        self.nbytes = status.st_size
+        """How long it is."""
         self._position = 0
         self._hash = xxhash.xxh3_128()
+
+    def tail(self, count: int) -> bytes:
+        """Its last bytes."""
+        return os.pread(self._file.descriptor, count, self.nbytes - count)
+
+    def go_to(self, position: int) -> None:
+        """Read on from here."""
+        self._position = position
 
     def fill(self, into: NDArray[np.generic]) -> None:
         """Read the next elements into C-contiguous memory.
@@ -258,14 +274,20 @@ def write_at(descriptor: int, part: bytes | memoryview, position: int) -> int:
     return position
 
 
-def contents(data: NDArray[np.generic]) -> Iterator[NDArray[np.uint8]]:
-    """The bytes of elements in C order, slab by slab; each stays until the next."""
+def contents(
+    data: NDArray[np.generic], memory: NDArray[np.generic] | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of elements in C order, slab by slab; each stays until the next.
+
+    ``memory`` may be that of a slab, for elements of other orders; see `slab_elements`.
+    """
     if data.flags.c_contiguous:
         content = data.reshape(-1)
         step = max(1, SLAB_BYTES // data.itemsize)
         slabs = (content[start : start + step] for start in range(0, len(content), step))
     else:
-        memory = np.empty(slab_elements(data.shape, data.itemsize), data.dtype)
+        if memory is None:
+            memory = np.empty(slab_elements(data.shape, data.itemsize), data.dtype)
         slabs = _in_c_order(data, memory)
     for slab in slabs:
         yield plain_bools(slab).view(np.uint8)

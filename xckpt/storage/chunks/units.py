@@ -40,7 +40,7 @@ from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_array
 from xckpt.storage.chunks.miswritten import miswritten, spelled
 from xckpt.storage.chunks.orders import WriteOrders, Written
-from xckpt.storage.chunks.plain_files import is_leading, is_plain
+from xckpt.storage.chunks.plain_files import are_plain, is_leading, is_plain
 
 Entry = TensorEntry | ValueEntry | BytesEntry
 
@@ -65,8 +65,19 @@ class Unit:
         return self.array.shard is None and self.data.shape == self.array.chunk
 
     def is_plain(self, codecs: Sequence[str]) -> bool:
-        """Whether its elements, first of all, are what a local file holds."""
+        """Whether its elements, chunk by chunk, are what a local file holds."""
+        if self.array.shard is not None:
+            return are_plain(codecs)
         return is_plain(self.array, codecs) and is_leading(self.data.shape, self.array.chunk)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its chunks among the array's, in C order."""
+        if self.array.shard is None:
+            return [self.number]
+        return cells(self.box.offsets, self.box.ends, self.array.shape, self.array.chunk)[
+            0
+        ].tolist()
 
 
 class ArraysByLeaf:

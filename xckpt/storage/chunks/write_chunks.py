@@ -219,10 +219,15 @@ class ChunkWrites:
         path, nbytes = f"{within}/{array.key(unit.box.offsets)}", stored_bytes(array)
         try:
             with storage_errors(f"{self.where}: {array.leaf}"):
-                digest = write_plain(path, unit.data, nbytes, within=within, synced=synced)
+                if array.shard is None:
+                    written = [write_plain(path, unit.data, nbytes, within=within, synced=synced)]
+                else:
+                    from xckpt.storage.chunks.shard_files import write_shard
+
+                    written = write_shard(path, unit.data, array, within=within, synced=synced)
         finally:
             reservation.unit_done()
-        self._note(unit, [(unit.number, digest)])
+        self._note(unit, list(zip(unit.numbers, written, strict=True)))
         self.progress.add(unit.data.nbytes)
 
     def _note(self, unit: Unit, digests: list[tuple[int, bytes]]) -> None:

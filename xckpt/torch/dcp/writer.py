@@ -194,7 +194,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             raise
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
-        options = GridOptions(self.options.chunk_bytes, self.options.shard_bytes)
+        options = GridOptions.of(self.options)
         shares, metadata, leaves = described(plans, options)
         place = save.stage(len(plans))
         ordered, metadata = save.writer.prepare_global_plan(shares, metadata)

@@ -1,0 +1,158 @@
+"""Local files that are zarr shards of plain chunks: written chunk by chunk, read at a chunk.
+
+The chunks lie back to back, and behind them lies the index (`xckpt.core.geometry.shard_index`). A
+shard is written as a plain file is (`write_file`), each slab digested while the processor's cache
+holds it: the digest of each chunk costs next to nothing, only rows that are no run in memory are
+copied on their way. A reader opens the file, reads the index, and goes on at the chunk it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box, Shape
+from xckpt.core.geometry.cell_blocks import cell_blocks
+from xckpt.core.geometry.grid import ZarrArray, cells, count_cells
+from xckpt.core.geometry.shard_index import chunk_start, index_bytes, shard_index
+from xckpt.core.geometry.transpose import copy_bits
+from xckpt.errors import CorruptCheckpointError
+from xckpt.storage.array import digest_array, digest_bytes, plain_bools
+from xckpt.storage.chunks import plain_files
+from xckpt.storage.chunks.file_checks import most_bytes
+from xckpt.storage.chunks.plain_files import (
+    PlainFile,
+    contents,
+    is_leading,
+    slab_elements,
+    stored_bytes,
+    write_file,
+)
+
+
+def unit_length(array: ZarrArray, sizes: Shape) -> int:
+    """Bytes of the file of a chunk, or of a shard whose part in the array has these sizes."""
+    if array.shard is None:
+        return stored_bytes(array)
+    chunks = count_cells(sizes, array.chunk) * prod(array.chunk) * item_size(array.dtype)
+    return chunks + index_bytes(array.shard, array.chunk)
+
+
+def write_shard(
+    path: str, data: NDArray[np.generic], array: ZarrArray, *, within: str, synced: bool
+) -> list[bytes]:
+    """Write a shard's elements to its file; see `xckpt.storage.chunks.plain_files.write_file`.
+
+    Args:
+        path: the file.
+        data: the elements of the shard that lie in the array, of any strides.
+        array: what it is a shard of.
+        within: see `write_file`.
+        synced: whether it is durable then; else the caller syncs it with others.
+
+    Returns:
+        The digest of each chunk, in C order.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    digests: list[bytes] = []
+    parts = (part.data for part in shard_parts(data, array, digests))
+    write_file(path, parts, within=within, synced=synced)
+    return digests
+
+
+def shard_parts(
+    data: NDArray[np.generic], array: ZarrArray, digests: list[bytes]
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of a shard, some at a time; the digest of each chunk is appended once it is there.
+
+    Each part stays until the next.
+    """
+    assert array.shard is not None
+    item, chunk = data.itemsize, array.chunk
+    whole = not any(size % step for size, step in zip(data.shape, chunk, strict=True))
+    if whole and prod(chunk) * item <= plain_files.SLAB_BYTES:
+        yield from _small_chunks(data, chunk, digests)
+    else:
+        yield from _one_by_one(data, chunk, digests)
+    yield np.frombuffer(shard_index(data.shape, array.shard, chunk, item), np.uint8)
+
+
+def _small_chunks(
+    data: NDArray[np.generic], chunk: Shape, digests: list[bytes]
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of chunks, none of which is padded, as many at a time as a slab holds."""
+    counts = tuple(size // step for size, step in zip(data.shape, chunk, strict=True))
+    # The axes of the chunk's number, then those within a chunk; such a view copies nothing.
+    cut = data.reshape([size for pair in zip(counts, chunk, strict=True) for size in pair])
+    by_chunk = cut.transpose([*range(0, cut.ndim, 2), *range(1, cut.ndim, 2)])
+    nbytes = prod(chunk) * data.itemsize
+    together = max(1, plain_files.SLAB_BYTES // nbytes)
+    memory = np.empty(min(together, prod(counts)) * prod(chunk), data.dtype)
+    for block in cell_blocks(Box.whole(counts), (1,) * len(counts), together):
+        part = by_chunk[block.slices()]
+        slab = part.reshape(-1) if part.flags.c_contiguous else memory[: part.size]
+        if not part.flags.c_contiguous:
+            copy_bits(slab.reshape(part.shape), part)
+        content = plain_bools(slab).view(np.uint8)
+        starts = range(0, len(content), nbytes)
+        digests += [digest_bytes(content[low : low + nbytes].data) for low in starts]
+        yield content
+
+
+def _one_by_one(
+    data: NDArray[np.generic], chunk: Shape, digests: list[bytes]
+) -> Iterator[NDArray[np.uint8]]:
+    """The bytes of chunks, which may be long, or padded."""
+    memory = np.empty(slab_elements(chunk, data.itemsize), data.dtype)
+    _, boxes = cells((0,) * data.ndim, data.shape, data.shape, chunk)
+    for box in boxes:
+        elements = data[box.slices()]
+        if is_leading(box.sizes, chunk):
+            digest = xxhash.xxh3_128()
+            for slab in contents(elements, memory):
+                digest.update(slab.data)
+                yield slab
+            digests.append(digest.digest())
+            padding = (prod(chunk) - box.elements) * data.itemsize
+            if padding:
+                yield np.zeros(padding, np.uint8)
+        else:
+            elements = plain_bools(np.asarray(elements, order="C"))
+            digests.append(digest_array(elements))
+            padded = np.zeros(chunk, data.dtype)
+            padded[Box.whole(box.sizes).slices()] = elements
+            yield padded.reshape(-1).view(np.uint8)
+
+
+def open_in_shard(path: str, array: ZarrArray, box: Box) -> PlainFile:
+    """A shard's file, open at the chunk that is the array's box ``box``.
+
+    Raises:
+        CorruptCheckpointError: it is missing, of another length, or its index is damaged.
+        OSError: it cannot be opened.
+    """
+    shard, chunk, item = array.shard, array.chunk, item_size(array.dtype)
+    assert shard is not None
+    origin = tuple(low // size * size for low, size in zip(box.offsets, shard, strict=True))
+    rest = zip(shard, array.shape, origin, strict=True)
+    sizes = tuple(min(size, whole - low) for size, whole, low in rest)
+    within = zip(box.offsets, origin, chunk, strict=True)
+    cell = [(at - low) // step for at, low, step in within]
+    file = PlainFile(path, unit_length(array, sizes), most=most_bytes(array, ()))
+    try:
+        index = file.tail(index_bytes(shard, chunk))
+        start = chunk_start(index, cell, sizes, shard, chunk, item, file.nbytes - len(index))
+        if isinstance(start, str):
+            raise CorruptCheckpointError(start)
+        file.go_to(start)
+    except BaseException:
+        file.close()
+        raise
+    return file
