@@ -237,7 +237,10 @@ class _Work:
         sizes = (*grid, options.pack_bytes, options.crc32c)
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
-        planner = DefaultSavePlanner(grid=GridOptions.of(options), serialise=_content)
+        planner = DefaultSavePlanner(
+            grid=GridOptions(options.chunk_bytes, options.shard_bytes, readers=options.readers),
+            serialise=_content,
+        )
         kept = user_of(self.opened.source.metadata)
         user = kept if self.metadata is None else self.metadata
         metadata = save_state(

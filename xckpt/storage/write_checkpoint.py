@@ -97,7 +97,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.lasting = base is None
         self.shared_bytes = 0
         """Bytes that this rank did not write, for they are shared with the base."""
-        super().__init__(GridOptions.of(self.options))
+        given = self.options
+        super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.readers))
         self._base: Base | None = None
         if base is not None:
             from xckpt.storage.base.base import Base

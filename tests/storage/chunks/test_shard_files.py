@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import xckpt
 from tests.support.examples import examples
-from xckpt.core.geometry import inner
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
+from xckpt.core.geometry.shards import inner
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import digest_array
 from xckpt.storage.chunks import plain_files
@@ -170,7 +170,7 @@ def _with_index(path: Path, change) -> None:
     count = int(np.prod(array.shard) // np.prod(array.chunk))
     entries = np.frombuffer(content[-count * 16 - 4 : -4], "<u8").reshape(-1, 2).copy()
     change(entries)
-    from xckpt.core.geometry.shard_index import crc32c
+    from xckpt.core.geometry.shards.index import crc32c
 
     index = entries.tobytes()
     file.write_bytes(content[: -count * 16 - 4] + index + crc32c(index).to_bytes(4, "little"))

@@ -12,7 +12,7 @@ For a tensor of shape S and disjoint boxes that cover it (`choose_grid`):
    becomes an array of its own, chunked freely.
 4. **Sharded**: with ``shard_bytes``, step 2 finds the zarr shard (one object, one writer) and the
    chunk divides the shard. With ``readers``, the chunk of step 2 becomes a shard, and chunks inside
-   it suit readers that cut any dimension (`xckpt.core.geometry.inner`).
+   it suit readers that cut any dimension (`xckpt.core.geometry.shards.inner`).
 
 `ZarrArray` is one of these arrays, from the plan over the orders of ranks to the manifest. A chunk
 of an array is named by its number in C order; `cells` enumerates those that a box meets.
@@ -24,19 +24,15 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import gcd, isqrt, prod
-from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Boxes, Shape
-from xckpt.core.geometry.inner import inner_chunk
+from xckpt.core.geometry.shards.inner import inner_chunk
 from xckpt.core.names import zarr_path
 from xckpt.core.text.shown import brief
-
-if TYPE_CHECKING:
-    from xckpt.options import SaveOptions
 
 Int64s = NDArray[np.int64]
 
@@ -127,11 +123,6 @@ class GridOptions:
                 f"chunk_bytes must be at least 1, shard_bytes and readers at least 0, "
                 f"got {self.chunk_bytes}, {self.shard_bytes} and {self.readers}"
             )
-
-    @classmethod
-    def of(cls, options: SaveOptions) -> GridOptions:
-        """What the options of a save say."""
-        return cls(options.chunk_bytes, options.shard_bytes, readers=options.readers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -202,24 +202,16 @@ class ChunkSource:
         sizes, dtype, leaf = chunk.box.sizes, chunk.dtype, chunk.array.leaf
         self._check_open()
         memory = allocate((slab_elements(sizes, dtype.itemsize),), dtype, leaf)
-        with self._plain_errors(chunk), contextlib.closing(self._open_file(chunk)) as file:
+        with self._plain_errors(chunk), contextlib.closing(_open_file(self.root, chunk)) as file:
             yield from file.slabs(sizes, memory)
             digest = file.digest()
         self.verify(chunk, digest)
 
     def _fill(self, chunk: Chunk, into: NDArray[np.generic]) -> bytes:
         """Read a chunk from its file; its digest."""
-        with contextlib.closing(self._open_file(chunk)) as file:
+        with contextlib.closing(_open_file(self.root, chunk)) as file:
             file.fill(into)
             return file.digest()
-
-    def _open_file(self, chunk: Chunk) -> PlainFile:
-        path = f"{self.root.path}/{chunk.array.key(chunk.box.offsets)}"
-        if chunk.array.shard is not None:
-            from xckpt.storage.chunks.shard_files import open_in_shard
-
-            return open_in_shard(path, chunk.array, chunk.box)
-        return PlainFile(path, stored_bytes(chunk.array))
 
     @contextlib.contextmanager
     def _plain_errors(self, chunk: Chunk) -> Iterator[None]:
@@ -295,6 +287,16 @@ def allocate(sizes: Sequence[int], dtype: np.dtype[np.generic], leaf: str) -> ND
         raise LeafTooLargeError(
             f"{leaf or 'the root'}: no memory for {tuple(sizes)} elements of {dtype} ({error})"
         ) from error
+
+
+def _open_file(root: Location, chunk: Chunk) -> PlainFile:
+    """The local file of a chunk, or of its shard, open at the chunk."""
+    path = f"{root.path}/{chunk.array.key(chunk.box.offsets)}"
+    if chunk.array.shard is None:
+        return PlainFile(path, stored_bytes(chunk.array))
+    from xckpt.storage.chunks.shard_files import open_in_shard
+
+    return open_in_shard(path, chunk.array, chunk.box)
 
 
 def _take_write(write: ts.WriteFutures, into: NDArray[np.generic], where: Location) -> bytes:

@@ -1,6 +1,6 @@
 """Local files that are zarr shards of plain chunks: written chunk by chunk, read at a chunk.
 
-The chunks lie back to back, and behind them lies the index (`xckpt.core.geometry.shard_index`). A
+The chunks lie back to back, and behind them lies the index (`xckpt.core.geometry.shards.index`). A
 shard is written as a plain file is (`write_file`), each slab digested while the processor's cache
 holds it: the digest of each chunk costs next to nothing, only rows that are no run in memory are
 copied on their way. A reader opens the file, reads the index, and goes on at the chunk it wants.
@@ -19,7 +19,7 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.cell_blocks import cell_blocks
 from xckpt.core.geometry.grid import ZarrArray, cells, count_cells
-from xckpt.core.geometry.shard_index import chunk_start, index_bytes, shard_index
+from xckpt.core.geometry.shards.index import chunk_start, index_bytes, shard_index
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import digest_array, digest_bytes, plain_bools

@@ -215,16 +215,9 @@ class ChunkWrites:
 
     def _write_file(self, unit: Unit, reservation: Reservation) -> None:
         """Write a unit to its file, until it is as durable as the orders say."""
-        array, within, synced = unit.array, self._location.path, not self._location.unsynced
-        path, nbytes = f"{within}/{array.key(unit.box.offsets)}", stored_bytes(array)
         try:
-            with storage_errors(f"{self.where}: {array.leaf}"):
-                if array.shard is None:
-                    written = [write_plain(path, unit.data, nbytes, within=within, synced=synced)]
-                else:
-                    from xckpt.storage.chunks.shard_files import write_shard
-
-                    written = write_shard(path, unit.data, array, within=within, synced=synced)
+            with storage_errors(f"{self.where}: {unit.array.leaf}"):
+                written = _write_unit(unit, self._location)
         finally:
             reservation.unit_done()
         self._note(unit, list(zip(unit.numbers, written, strict=True)))
@@ -283,6 +276,17 @@ def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[
     boxes = unit_boxes(item, array, place)
     data = as_planned(item, planner.adapters.to_numpy(planner.resolve_data(item)))
     return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
+
+
+def _write_unit(unit: Unit, location: Location) -> list[bytes]:
+    """Write a unit to its local file; the digest of each chunk in it."""
+    array, within, synced = unit.array, location.path, not location.unsynced
+    path, nbytes = f"{within}/{array.key(unit.box.offsets)}", stored_bytes(array)
+    if array.shard is None:
+        return [write_plain(path, unit.data, nbytes, within=within, synced=synced)]
+    from xckpt.storage.chunks.shard_files import write_shard
+
+    return write_shard(path, unit.data, array, within=within, synced=synced)
 
 
 def _pack_writes(

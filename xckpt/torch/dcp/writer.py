@@ -194,7 +194,9 @@ class XckptStorageWriter(dcp.StorageWriter):
             raise
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
-        options = GridOptions.of(self.options)
+        options = GridOptions(
+            self.options.chunk_bytes, self.options.shard_bytes, readers=self.options.readers
+        )
         shares, metadata, leaves = described(plans, options)
         place = save.stage(len(plans))
         ordered, metadata = save.writer.prepare_global_plan(shares, metadata)

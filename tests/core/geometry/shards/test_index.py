@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xckpt.core.geometry.shard_index import (
+from xckpt.core.geometry.shards.index import (
     MISSING,
     chunk_start,
     crc32c,

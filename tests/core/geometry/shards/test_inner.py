@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.tilings import chunk_edges
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.grid import GridOptions, choose_grid
-from xckpt.core.geometry.inner import (
+from xckpt.core.geometry.shards.inner import (
     LEAST_CHUNK,
     LEAST_ROW,
     LEAST_SHARD,

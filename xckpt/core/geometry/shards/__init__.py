@@ -1,0 +1,1 @@
+"""Zarr shards: several chunks in one object."""
