@@ -251,11 +251,13 @@ def _sizes() -> dict[str, Edit]:
         "100,000 pieces": lambda b: _cut(b).update(lengthened(_cut(b), DEEP)),
         "25 million pieces": _very_many_pieces,
         "100,000 leaves of one name": lambda b: b.update(leaves=[b["leaves"][0]] * DEEP),
-        "20,000 absurd leaves": lambda b: b.update(
-            leaves=[{**_tensor(b), "name": f"x{i}", "shape": [1 << 55], "chunk": [1 << 30]}
-                    for i in range(20_000)]
-        ),
-    }  # fmt: skip
+        "20,000 absurd leaves": _absurd_leaves,
+    }
+
+
+def _absurd_leaves(body: Body) -> None:
+    absurd = {**_tensor(body), "shape": [1 << 55], "chunk": [1 << 30]}
+    body["leaves"] = [{**absurd, "name": f"x{number}"} for number in range(20_000)]
 
 
 def _very_many_pieces(body: Body) -> None:
