@@ -53,7 +53,7 @@ def check(path: Path, state: State) -> None:
 
 @pytest.mark.parametrize("options", [SaveOptions(), PACKED, SaveOptions(crc32c=True)])
 def test_the_packs_of_an_unchanged_state_are_shared(tmp_path: Path, options: SaveOptions) -> None:
-    state = a_state(3000)
+    state = a_state(1000)
     xckpt.save(tmp_path / "a", state, options=options)
     xckpt.save(tmp_path / "b", state, base=tmp_path / "a", options=options)
     nbytes = sum(each.nbytes for each in state.values() if isinstance(each, np.ndarray))
