@@ -29,12 +29,15 @@ pytest_plugins = ["tests.support.time_limit"]
 
 DEVICES_FLAG = "--xla_force_host_platform_device_count=8"
 
+QUICK_COMPILES = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+"""XLA compiles each function of a test, which runs once or twice."""
+
 
 def set_environment() -> None:
     """Fix what frameworks read once, at import or first use; an explicit setting wins."""
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_force_host_platform_device_count" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {DEVICES_FLAG}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} {DEVICES_FLAG} {QUICK_COMPILES}".strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
