@@ -103,7 +103,7 @@ def _module(blocks: dict[int, str], *, given: bool) -> str:
 
 
 def lacked(code: str) -> Iterator[str]:
-    """The modules of `LACKED` that a module imports.
+    r"""The modules of `LACKED` that a module imports.
 
     Example:
         >>> list(lacked("import haiku as hk\nfrom ray.train import RunConfig\nimport jax"))
