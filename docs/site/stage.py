@@ -46,7 +46,8 @@ def place(path: PurePosixPath) -> PurePosixPath:
     """
     for name, new in PLACES.items():
         if path.is_relative_to(name):
-            return PurePosixPath(new) / path.relative_to(name)
+            found = PurePosixPath(new) / path.relative_to(name)
+            return found.with_suffix(".md") if path.suffix == ".ipynb" else found
     return PurePosixPath("files") / path
 
 
