@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -44,7 +45,11 @@ def doomed(
         mine = Telling(**known, pipe=pipe) if place.rank == 0 else World(**known)
         Life(mine, place, number, every).live([("force", 0), ("train", 7)] * 1000)
 
-    on_threads(size, live)
+    try:
+        on_threads(size, live)
+    except BaseException:
+        pipe.send(("failed", traceback.format_exc(), 0))
+        raise
 
 
 def live_and_be_killed(
@@ -59,8 +64,9 @@ def live_and_be_killed(
     there.close()
     announced: dict[int, int] = {}
 
-    def note(message: tuple[str, int, int]) -> None:
+    def note(message: tuple[str, Any, int]) -> None:
         kind, step, tag = message
+        assert kind != "failed", step
         if kind == "announce":
             announced.clear()
             announced[step] = tag
@@ -69,8 +75,12 @@ def live_and_be_killed(
             world.begin(step, tag)
 
     assert here.poll(SECONDS), "nothing was saved"
-    for _ in range(draw.randint(1, 12)):
-        note(here.recv())
+    try:
+        for _ in range(draw.randint(1, 12)):
+            note(here.recv())
+    except EOFError:
+        process.join(SECONDS)
+        raise AssertionError(f"it ended before it was killed: {process.exitcode}") from None
     time.sleep(draw.uniform(0, MOST_SECONDS))
     process.kill()
     process.join()

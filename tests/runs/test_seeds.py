@@ -59,23 +59,23 @@ def run_by(
     kills: bool = False,
     steps: int = 0,
 ) -> None:
-    """A run of some lives, and of more until it has come to a step."""
+    """A run of some lives, and of more until so many steps were trained."""
     draw = random.Random(seed)
     keep, every = draw.choice(KEEPING), draw.choice([1, 5, 20])
     worlds = [World(root, keep) for _ in range(size)]
-    reached = 0
+    trained = 0
 
     def live(place: Place, number: int, operations: Sequence[Operation]) -> None:
-        nonlocal reached
+        nonlocal trained
         life = Life(worlds[place.rank], place, number, every)
         life.live(operations)
-        reached = max(reached, life.step)
+        trained += life.saves if place.rank == 0 else 0
 
     with failing_disk(), warnings.catch_warnings():
         # Of damaged steps; every thread that sets this for itself would undo it for others.
         warnings.simplefilter("ignore", UserWarning)
         for number in itertools.count(1):
-            if number > lives and reached >= steps:
+            if number > lives and trained >= steps:
                 break
             done = plan(draw, operations)
             on_threads(size, partial(live, number=number, operations=done))
