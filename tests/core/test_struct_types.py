@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import sys, tempfile, threading
 import numpy as np
@@ -26,8 +28,36 @@ print(looked)
 """
 
 
-def test_saves_and_loads_look_at_no_type() -> None:
+RUN = """
+import sys, tempfile, threading
+import numpy as np
+import xckpt.manager, xckpt.api.run.restore, xckpt.engine.save, xckpt.storage.run_steps
+from tests.runs.life import on_threads
+looked = []
+# A module is imported by one thread, and others wait.
+safe = ("<module>", "prepare_structs")
+def note(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "get_class_annotations":
+        if (caller := frame.f_back.f_code.co_name) not in safe:
+            looked.append((threading.current_thread().name, caller))
+folder = tempfile.mkdtemp()
+def rank(place):
+    run = xckpt.CheckpointManager(folder, group=place.group)
+    for step in range(3):
+        run.save(step, {"w": np.arange(6)}, {"loss": 1.0}, force=True)
+    run.wait()
+    run.reload()
+    assert run.restore()["w"].tolist() == [*range(6)]
+    assert [record.metrics for record in run.steps()] == [{"loss": 1.0}] * 3
+threading.setprofile(note)
+on_threads(2, rank)
+print(looked)
+"""
+
+
+@pytest.mark.parametrize("script", [SCRIPT, RUN], ids=["saves and loads", "a run on two ranks"])
+def test_they_look_at_no_type(script: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert done.stdout == "[]\n", done.stdout
+    assert done.stdout == "[]\n", done.stdout + done.stderr

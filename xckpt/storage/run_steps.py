@@ -28,6 +28,7 @@ from xckpt.core.manifest.own_keys import MANIFEST
 from xckpt.core.run.foreign import foreign_format
 from xckpt.core.run.names import step_number, steps_in
 from xckpt.core.run.record import StepRecord, read_record, tensor_bytes
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.array import digest_bytes
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
@@ -43,6 +44,9 @@ class Steps(msgspec.Struct, frozen=True, array_like=True):
     """In order."""
     unreadable: list[StepRecord] = []
     """Steps whose manifest says nothing."""
+
+
+prepare_structs(Steps)
 
 
 class _Tensor(msgspec.Struct):

@@ -19,6 +19,7 @@ import msgspec
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.metadata import JSONValue
+from xckpt.core.struct_types import prepare_structs
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,9 @@ class _Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Written(msgspec.Struct, frozen=True):
     run: _Run
+
+
+prepare_structs(_Written)
 
 
 def run_metadata(record: StepRecord, user: JSONValue = None) -> JSONValue:

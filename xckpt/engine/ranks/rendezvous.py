@@ -24,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from xckpt.core.struct_types import prepare_structs
 from xckpt.engine.ranks.connection import Frame, Kind
 from xckpt.engine.ranks.links import TOKEN_BYTES, Links, no_delay
 
@@ -41,6 +42,9 @@ class Invitation(msgspec.Struct, array_like=True, frozen=True):
     host: str
     port: int
     addresses: list[str]
+
+
+prepare_structs(Invitation)
 
 
 def host_identity() -> str:

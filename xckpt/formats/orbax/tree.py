@@ -18,6 +18,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from xckpt.core.names import KeyPath, join_keys, split_name
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError
 from xckpt.storage.foreign.paths import FilePath, named
 
@@ -92,6 +93,9 @@ class _TreeEntry(msgspec.Struct):
 
     key_metadata: list[_Key]
     value_metadata: _Value
+
+
+prepare_structs(_TreeEntry)
 
 
 class _Document(msgspec.Struct):

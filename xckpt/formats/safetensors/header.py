@@ -24,6 +24,7 @@ import msgspec
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box
+from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import ManifestError, UnsupportedLeafError
 
 MAX_HEADER_BYTES: Final = 100_000_000
@@ -69,6 +70,9 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=MOST_DIMENSIONS)]
     data_offsets: tuple[_Count, _Count]
+
+
+prepare_structs(_Entry)
 
 
 @dataclass(frozen=True, slots=True)
