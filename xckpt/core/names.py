@@ -57,7 +57,7 @@ def join_keys(keys: Sequence[str | int]) -> str:
         >>> join_keys(("model", "layers.0.weight")), join_keys((0, "a/b", "0"))
         ('model/layers.0.weight', '0/a%2Fb/%30')
     """
-    return "/".join(_component(key) for key in keys)
+    return "/".join(map(component, keys))
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -104,7 +104,13 @@ def dimension_name_faults(names: Sequence[str], rank: int) -> Iterator[str]:
         yield f"dimension_names {given} are not {rank} different, non-empty strings"
 
 
-def _component(key: str | int) -> str:
+def component(key: str | int) -> str:
+    """A key as it stands in a leaf name.
+
+    Example:
+        >>> component("a/b"), component(0), component("0")
+        ('a%2Fb', '0', '%30')
+    """
     if isinstance(key, int):
         return str(key)
     if key == "":

@@ -30,12 +30,14 @@ from dataclasses import dataclass, field
 
 from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.leaf import ObjectState
-from xckpt.core.names import KeyPath, join_keys, split_name
+from xckpt.core.names import KeyPath, component, join_keys, split_name
 from xckpt.core.values import shown_value
 from xckpt.errors import ManifestError, PlanError, UnsupportedLeafError
 
 DEEPEST = 64
 """Most containers around a leaf."""
+_NO_TENSORS = (dict, list, tuple, str, bytes, bool, int, float, complex, type(None), Mapping)
+"""What is a container or a value, though an adapter may know its class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ def flatten(tree: object, adapters: Adapters = NO_ADAPTERS) -> FlatTree:
         {'opt': 'list', 'opt/1': 'tuple'}
     """
     walk = _Walk(adapters)
-    walk.visit(tree, (), ())
+    walk.visit(tree, "", ())
     if walk.problems:
         raise UnsupportedLeafError.listing("the tree cannot be saved as it is", walk.problems)
     return walk.flat
@@ -85,25 +87,25 @@ class _Walk:
     inside: bool = False
     """Whether the walk is in an object's state, where another such object is a leaf."""
 
-    def visit(self, node: object, keys: KeyPath, above: tuple[int, ...]) -> None:
-        """Add the leaves of ``node``, which lies at ``keys`` in containers with ids ``above``."""
-        name = join_keys(keys)
+    def visit(self, node: object, name: str, above: tuple[int, ...]) -> None:
+        """Add the leaves of ``node``, which has this name, in containers with ids ``above``."""
+        if not isinstance(node, _NO_TENSORS) and self.adapters.is_leaf(node):
+            self._add(name, node)  # as most nodes are
+            return
         if not self.inside and (state := self._open_object(node, name)):
             self.flat.objects[name] = state
             self.inside = True
-            self.visit(state.tree, keys, above)
+            self.visit(state.tree, name, above)
             self.inside = False
             return
         container = self.adapters.open_container(node)
         if container is None:
-            if name in self.flat.leaves:
-                self.problems.append(f"{name or 'the root'}: two leaves have this name")
-            self.flat.leaves[name] = node
+            self._add(name, node)
             return
         if id(node) in above:
             self.problems.append(f"{name}: the tree contains itself")
             return
-        if len(keys) >= DEEPEST:
+        if len(above) >= DEEPEST:
             self.problems.append(f"{name[:80]}...: more than {DEEPEST} containers deep")
             return
         kind, entries = container
@@ -115,7 +117,13 @@ class _Walk:
                     f"{name or 'the root'}: dict key {shown_value(key)[:200]} {problem}"
                 )
             else:
-                self.visit(child, (*keys, key), (*above, id(node)))
+                part = component(key)
+                self.visit(child, f"{name}/{part}" if above else part, (*above, id(node)))
+
+    def _add(self, name: str, leaf: object) -> None:
+        if name in self.flat.leaves:
+            self.problems.append(f"{name or 'the root'}: two leaves have this name")
+        self.flat.leaves[name] = leaf
 
     def _open_object(self, node: object, name: str) -> ObjectState | None:
         try:

@@ -92,8 +92,10 @@ class ArraysByLeaf:
         assert item.tensor_data is not None
         name, box = item.index.fqn, item.tensor_data.chunk
         arrays = self._by_leaf.get(name, [])
-        if len(arrays) == 1 and arrays[0].box.holds(box):
-            return arrays[0]
+        if len(arrays) == 1:
+            whole = arrays[0].shape == box.sizes and arrays[0].offset == box.offsets
+            if whole or arrays[0].box.holds(box):
+                return arrays[0]
         if name not in self._lookups:
             boxes = [(array.offset, array.shape) for array in arrays]
             self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))

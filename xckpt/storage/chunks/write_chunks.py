@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from array import array as array_of
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -129,12 +130,17 @@ class ChunkWrites:
     def _submit(self, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
         size, together = item.tensor_storage_size() or 0, TOGETHER if self._location.unsynced else 1
+        array = self._arrays.holding(item)
+        if size <= SMALL_BYTES and self._packs is not None and self._packs.takes(array):
+            for unit in item_units(item, array, self.planner):
+                self._pack(unit)  # which copies it at once: it need not wait for the budget
+            return
         while self._begun and (len(self._begun) >= IN_FLIGHT or not pool.has_room(size)):
             self._wait(self._begun.popleft())
         if not pool.has_room(size):
             self._send(pool)
         pool.reserve(size)
-        units = item_units(item, self._arrays.holding(item), self.planner)
+        units = item_units(item, array, self.planner)
         reservation = Reservation(pool, size, len(units))
         for unit in units:
             if self._pack(unit):
@@ -272,9 +278,12 @@ class ChunkWrites:
 def item_units(item: WriteItem, array: ZarrArray, planner: SavePlanner) -> list[Unit]:
     """The units that an item consists of, with views of its data."""
     assert item.tensor_data is not None
-    place = item.tensor_data.chunk.relative_to(array.offset)
-    boxes = unit_boxes(item, array, place)
     data = as_planned(item, planner.adapters.to_numpy(planner.resolve_data(item)))
+    box = item.tensor_data.chunk
+    if box.sizes == array.shape == array.unit and not any(array.offset):  # as most are
+        return [Unit(array, 0, box, data)]
+    place = box.relative_to(array.offset)
+    boxes = unit_boxes(item, array, place)
     return [Unit(array, n, box, data[box.slices(place.offsets)]) for n, box in boxes]
 
 
@@ -305,6 +314,6 @@ def _report(
     array: tuple[str, int], digests: list[tuple[int, bytes]], packs: PackWrites | None
 ) -> WrittenArray:
     """What is reported of an array: its leaf and number, and (cell, digest) of each chunk."""
-    cells = np.array([cell for cell, _ in digests], np.int64).tobytes()
+    cells = array_of("q", [cell for cell, _ in digests]).tobytes()
     places = b"" if packs is None else packs.places(*array)
     return WrittenArray(*array, cells, b"".join(digest for _, digest in digests), places)

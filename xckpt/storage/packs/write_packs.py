@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import contextlib
+from array import array as array_of
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -84,7 +85,8 @@ class PackWrites:
         self._names: list[bytes] = []
         """Of those that are full."""
         self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
-        self._places: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._places: dict[tuple[str, int], list[int]] = {}
+        """Of each array, one behind another: pack and offset of its chunks."""
 
     def takes(self, array: ZarrArray) -> bool:
         """Whether an array's chunks lie in packs."""
@@ -97,9 +99,8 @@ class PackWrites:
             StorageError: a pack cannot be written.
         """
         pack = self._pack = self._pack or self._new()
-        self._places.setdefault((array.leaf, array.number), []).append(
-            (len(self._names), pack.size)
-        )
+        place = len(self._names), pack.size
+        self._places.setdefault((array.leaf, array.number), []).extend(place)
         if data.nbytes <= SLAB_BYTES:
             content = plain_bools(np.asarray(data, order="C")).tobytes()
             pack.append(content)
@@ -122,7 +123,7 @@ class PackWrites:
         """
         self._finish()
         for leaf, number, offset in chunks:
-            self._places.setdefault((leaf, number), []).append((len(self._names), offset))
+            self._places.setdefault((leaf, number), []).extend((len(self._names), offset))
         self._names.append(name)
 
     def flush(self) -> list[bytes]:
@@ -144,7 +145,7 @@ class PackWrites:
 
     def places(self, leaf: str, number: int) -> bytes:
         """Those of an array's chunks that were added; empty for an array that is not packed."""
-        return np.array(self._places.get((leaf, number), []), PLACE).tobytes()
+        return array_of("Q", self._places.get((leaf, number), ())).tobytes()
 
     def close(self) -> None:
         """After a failure: wait for what is under way."""
