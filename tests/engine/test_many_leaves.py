@@ -11,8 +11,8 @@ import pytest
 
 import xckpt
 
-SAVE_CALLS = 195
-LOAD_CALLS = 165
+SAVE_CALLS = 140
+LOAD_CALLS = 160
 """Python functions that may be entered for a leaf."""
 FEW, MANY = 500, 1500
 

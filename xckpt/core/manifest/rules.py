@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import chain, islice
 from math import prod
-from typing import Final, cast
+from typing import Final
 
 from xckpt.core.dtypes import DTYPES, item_size
 from xckpt.core.geometry.box import Shape
@@ -53,6 +53,7 @@ SMALL_CHUNK: Final = 1 << 18
 FEW_OBJECTS: Final = 256
 """So many small objects are no burden, and any zarr reader lists them."""
 
+Entry = TensorEntry | ValueEntry | BytesEntry
 Kind = tuple[str, Shape, Shape, Shape | None]
 """What leaves that are one array have in common: dtype, shape, chunk, zarr shard."""
 
@@ -67,13 +68,14 @@ def problems(manifest: Manifest) -> list[str]:
     if count_pieces(manifest) > MAX_PIECES:
         return [f"{many_pieces(manifest)}; at most {MAX_PIECES:,}"]
     faults = [*_head_problems(manifest), *_name_problems(manifest)]
-    bad = {kind: lines for kind, _ in kinds(manifest) if (lines := [*_regular_problems(kind)])}
+    bad = {
+        kind: lines for kind, _ in kinds(manifest) if (lines := _kind_problems(kind)) is not None
+    }
     known: _Known = {}
-    for leaf in manifest.leaves:
+    for leaf in manifest.leaves if bad else ():
         kind = kind_of(leaf)
-        if kind is None or kind in bad:
-            lines = bad[kind] if kind is not None else _leaf_problems(leaf, known)
-            faults.extend(f"{leaf.name[:80]}: {problem}" for problem in lines)
+        lines = _leaf_problems(leaf, known) if kind is None else bad.get(kind, ())
+        faults.extend(f"{leaf.name[:80]}: {problem}" for problem in lines)
     if not faults:
         chunks = count_chunks(manifest)
         if chunks > MAX_CHUNKS:
@@ -216,9 +218,9 @@ def _leaf_problems(leaf: TensorEntry | ValueEntry | BytesEntry, known: _Known) -
             yield str(error)
 
 
-def _regular_problems(kind: Kind) -> Iterator[str]:
-    """`_tensor_problems` of each leaf of a kind; they need no names."""
-    return _tensor_problems(TensorEntry("", *kind))
+def _kind_problems(kind: Kind | None) -> list[str] | None:
+    """What is wrong with the leaves of a kind: None if nothing is; [] where each is to be asked."""
+    return [] if kind is None else list(_tensor_problems(TensorEntry("", *kind))) or None
 
 
 def _tensor_problems(leaf: TensorEntry) -> Iterator[str]:
@@ -284,57 +286,60 @@ multiples of one, and a leaf is one array'
     )
 
 
-def kind_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> Kind | None:
+def kind_of(leaf: Entry) -> Kind | None:
     """The kind of a leaf that is one array; None for any other, and where dimensions have names."""
-    if not isinstance(leaf, TensorEntry) or leaf.chunk is None:
+    if not isinstance(leaf, TensorEntry) or leaf.chunk is None or leaf.pieces is not None:
         return None
-    if leaf.pieces is not None or leaf.dimension_names is not None:
-        return None
-    return leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+    kind = leaf.dtype, leaf.shape, leaf.chunk, leaf.shard
+    return kind if leaf.dimension_names is None else None
 
 
-def kinds(manifest: Manifest) -> Iterator[tuple[Kind, int]]:
-    """How many leaves there are of each kind, `TOGETHER` at a time: all may be different.
-
-    Example:
-        >>> entry = TensorEntry("w", "int8", (4,), (2,))
-        >>> list(kinds(Manifest((entry, entry), "")))
-        [(('int8', (4,), (2,), None), 2)]
-    """
+def kinds(manifest: Manifest) -> Iterator[tuple[Kind | None, int]]:
+    """How many leaves there are of each kind, `TOGETHER` at a time: all may be different."""
     rest = map(kind_of, manifest.leaves)
     while some := Counter(islice(rest, TOGETHER)):
-        del some[None]
-        yield from cast("Counter[Kind]", some).items()
+        yield from some.items()
 
 
 def count_chunks(manifest: Manifest) -> int:
     """How many chunks a checkpoint has; each has a digest."""
-    alike = sum(
-        count_cells(shape, chunk) * count for (_, shape, chunk, _), count in kinds(manifest)
-    )
-    return alike + sum(chunks_of(leaf) for leaf in manifest.leaves if kind_of(leaf) is None)
+    return _total(manifest, lambda kind: count_cells(kind[1], kind[2]), chunks_of)
 
 
 def count_packed(manifest: Manifest) -> int:
     """How many chunks lie in packs."""
-    most, total = manifest.pack_bytes, 0
-    if not most:
-        return 0
-    for kind, count in kinds(manifest):
+    most = manifest.pack_bytes
+
+    def of_kind(kind: Kind) -> int:
         _, chunks, packed = regular(*kind, most)
-        total += chunks * count * packed
-    others = (leaf for leaf in manifest.leaves if kind_of(leaf) is None)
-    listed = (array for leaf in others for array in leaf_arrays(leaf))
-    return total + sum(array.count for array in listed if is_packed(array, most))
+        return chunks * packed
+
+    def of_other(leaf: Entry) -> int:
+        return sum(array.count for array in leaf_arrays(leaf) if is_packed(array, most))
+
+    return _total(manifest, of_kind, of_other) if most else 0
+
+
+def _total(
+    manifest: Manifest,
+    of_kind: Callable[[Kind], int],
+    of_other: Callable[[Entry], int],
+) -> int:
+    """A sum over all leaves, of which those of one kind are asked about together."""
+    total = others = 0
+    for kind, count in kinds(manifest):
+        others += count if kind is None else 0
+        total += 0 if kind is None else of_kind(kind) * count
+    return total + sum(of_other(each) for each in manifest.leaves if others and not kind_of(each))
 
 
 def count_pieces(manifest: Manifest) -> int:
     """How many pieces the leaves of a checkpoint have together."""
     tensors = (leaf for leaf in manifest.leaves if isinstance(leaf, TensorEntry))
-    return sum(len(leaf.pieces) for leaf in tensors if leaf.pieces is not None)
+    return sum(len(leaf.pieces or ()) for leaf in tensors)
 
 
-def chunks_of(leaf: TensorEntry | ValueEntry | BytesEntry) -> int:
+def chunks_of(leaf: Entry) -> int:
     """How many chunks a leaf has."""
     if isinstance(leaf, ValueEntry):
         return 0
