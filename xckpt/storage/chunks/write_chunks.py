@@ -92,12 +92,9 @@ class ChunkWrites:
         self._values: dict[str, ValueEntry | BytesEntry] = {}
         self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
-        self._unsent: list[tuple[Unit, Reservation]] = []
-        """What goes to a thread with the next ones."""
-        self._begun: deque[_UnderWay] = deque()
-        """Those that the caller waits for."""
-        self._under_way: set[_UnderWay] = set()
-        """All of them."""
+        self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
+        self._begun: deque[_UnderWay] = deque()  # those that the caller waits for
+        self._under_way: set[_UnderWay] = set()  # all of them
         self._lock = threading.Lock()
         self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
         """The packs, and what they do not take of the budget."""
