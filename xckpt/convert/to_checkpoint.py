@@ -28,7 +28,7 @@ from xckpt.core.manifest.packs import PACKS
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import BriefData, SavePlan, WriteItem
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
-from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.columns import received
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.write_chunks import ChunkWrites
@@ -163,6 +163,8 @@ class ConvertingWriter(ZarrStorageWriter):
         output = CheckpointOutput(orders, self.target, self._by_part(items))
         folder = orders.location.folder
         resumable = folder is not None and folder.name.endswith(f"-{IDENTITY}")
+        memory = share_of(self._share.options.memory_bytes, self.host_ranks)
+        self._share.options = replace(self._share.options, memory_bytes=memory)
         reports = self._share.make(output, self._digest, folder if resumable else None)
         return joined([written, *map(_decode, reports)])
 

@@ -55,6 +55,14 @@ class StorageWriter(Protocol):
 
 
 @runtime_checkable
+class SharesHost(Protocol):
+    """A writer or reader whose memory is a part of its host's."""
+
+    host_ranks: int
+    """Ranks of the save or load on a host, at most."""
+
+
+@runtime_checkable
 class LastingWriter(Protocol):
     """A writer whose orders last: those of an equal plan are as before, but for the place."""
 
@@ -68,6 +76,9 @@ class PlainStorageWriter:
         >>> PlainStorageWriter(GridOptions(chunk_bytes=1 << 20)).storage_meta().shard_bytes
         0
     """
+
+    host_ranks = 1
+    """Ranks of the save on a host, at most: they share its memory."""
 
     def __init__(self, grid: GridOptions) -> None:
         self._grid = grid

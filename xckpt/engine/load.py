@@ -31,7 +31,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LoadPlan
 from xckpt.core.plan.load import LoadPlanner
 from xckpt.core.plan.load_checks import check_sources
-from xckpt.core.storage import PatientReader, StorageReader
+from xckpt.core.storage import PatientReader, SharesHost, StorageReader
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import CarefulGroup, Group, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_read
@@ -175,7 +175,11 @@ class _Load:
             # A load by one process has no need of it.
             from xckpt.engine.ranks.compare import arguments_of, compare_ranks
 
-            compare_ranks(group, arguments_of(given) | dict(self.arguments))
+            host = getattr(getattr(given, "options", None), "host", None)
+            about = arguments_of(given) | dict(self.arguments)
+            host_ranks = compare_ranks(group, about, host=host)
+            if isinstance(given, SharesHost):
+                given.host_ranks = host_ranks
         replaced: XckptError | None = None
         while True:
             try:

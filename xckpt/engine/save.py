@@ -25,7 +25,7 @@ from xckpt.core.metadata import JSONValue, Metadata
 from xckpt.core.plan.items import CanBeBrief, SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
-from xckpt.core.storage import LastingWriter, StorageWriter
+from xckpt.core.storage import LastingWriter, SharesHost, StorageWriter
 from xckpt.engine.adapters import loaded_adapters
 from xckpt.engine.ranks.group import Group, KeptPlans, LastingGroup, operation
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
@@ -127,9 +127,11 @@ class _Save:
         compares = not isinstance(options, SaveOptions) or options.compare_replicas is not False
         arguments = arguments_of(self.writer)
         adapters = loaded_adapters(self.rank)
-        compare_ranks(
+        host_ranks = compare_ranks(
             group, arguments, lambda: self._set_up().replicas() if compares else (), adapters
         )
+        if isinstance(self.writer, SharesHost):
+            self.writer.host_ranks = host_ranks
 
     def _share(self, group: Group) -> SavePlan:
         """What this rank has to write."""

@@ -94,6 +94,22 @@ class Access:
         return max(0.0, min(self.timeout, self.until - time.monotonic()))
 
 
+def share_of(memory_bytes: int, ranks: int, taken: int = 0) -> int:
+    """What a rank may have in flight of its host's budget; at least an eighth of its share.
+
+    Args:
+        memory_bytes: the budget of the host.
+        ranks: how many share it.
+        taken: bytes that this rank's plan takes of its share.
+
+    Example:
+        >>> share_of(256, 8), share_of(256, 8, 20), share_of(256, 8, 500)
+        (32, 12, 4)
+    """
+    share = memory_bytes // ranks
+    return max(share - taken, share // 8, 1)
+
+
 class Pool:
     """A thread pool with a budget of bytes.
 

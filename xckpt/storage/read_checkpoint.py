@@ -83,6 +83,8 @@ class ZarrStorageReader:
     def __init__(self, path: str | os.PathLike[str], *, options: LoadOptions | None = None) -> None:
         self.location = Location.parse(path, options)
         self.options = options or LoadOptions()
+        self.host_ranks = 1
+        """Ranks of the load on a host, at most: they share its memory."""
         self.patience = PATIENCE
         """Seconds that a silent rank of this host is waited for."""
         self._may_share = False
@@ -120,7 +122,8 @@ class ZarrStorageReader:
         parsed = self._parse(manifest)
         self._requested = None
         root = self.location.within(parsed.root)
-        self.source = ChunkSource(self.location, root, parsed, self.options.memory_bytes)
+        memory = self.options.memory_bytes
+        self.source = ChunkSource(self.location, root, parsed, memory, self.host_ranks)
         self._may_share = ranks > 1 and self.options.share_reads is not False
         self.entries = {leaf.name: leaf for leaf in parsed.leaves}
         return to_metadata(parsed, self.entries)

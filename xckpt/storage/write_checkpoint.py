@@ -50,7 +50,7 @@ from xckpt.core.storage import PlainStorageWriter
 from xckpt.errors import StorageError
 from xckpt.options import SaveOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter
+from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import write_file
 from xckpt.storage.chunks.units import (
@@ -68,6 +68,9 @@ from xckpt.storage.location import Location, answer, open_store, storage_errors
 if TYPE_CHECKING:
     from xckpt.storage.base.base import Base
 
+
+ITEM_BYTES = 1 << 10
+"""Memory that an item of the plan takes, without its elements: its box, array, digests, place."""
 
 WARN_OF_PIECES = 1 << 20
 """From so many pieces on a save warns."""
@@ -204,7 +207,8 @@ class ZarrStorageWriter(PlainStorageWriter):
         if orders.base is not None:
             from xckpt.storage.base.sharing import SharingWrites as kind
         with contextlib.ExitStack() as closing:
-            writes = kind(orders, planner, progress, self.target, self.options.memory_bytes)
+            memory = share_of(self.options.memory_bytes, self.host_ranks, len(items) * ITEM_BYTES)
+            writes = kind(orders, planner, progress, self.target, memory)
             closing.callback(writes.close)
             with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
                 for item in items:

@@ -1,9 +1,10 @@
-"""Do all ranks call alike, and save the same? Asked first, and answered with 16 bytes a rank.
+"""Do all ranks call alike, and save the same? Asked first, and answered with 20 bytes a rank.
 
 1. Every rank hashes what all should have alike: the arguments of the call, and the small leaves
    that are replicas (`SavePlanner.replicas`), many at once (`joined`). It sends one hash
-   of their names and one of the rest.
-2. Where all ranks' are equal, that is all. Else one rank speaks for all that sent the same hashes.
+   of their names, one of the rest, and one of its host.
+2. The coordinator answers how many ranks a host has, at most: they share its memory. Where all
+   ranks' other hashes are equal, that is all. Else one rank speaks for all that sent the same.
 3. The speakers send the hash of each name, and learn which names several of them have. The stages
    of a pipeline have other leaves each: the coordinator remembers what they have in common, and
    does not ask for it again.
@@ -13,6 +14,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,6 +29,7 @@ from xckpt.core.adapter import NO_ADAPTERS, Adapters
 from xckpt.core.part.replicas import joined
 from xckpt.core.problem import Problem
 from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.engine.steps import all_reduce
 from xckpt.errors import PlanError, spelled_ranks
 
@@ -48,10 +51,13 @@ ALIKE: Final = ("chunk_bytes", "shard_bytes", "readers", "compare_replicas", "sh
 
 
 class _Question(msgspec.Struct, array_like=True):
-    """What the coordinator asks once hashes differ."""
+    """What the coordinator asks once hashes differ, and says in any case."""
 
-    speakers: list[int]
-    common: bytes | None
+    host_ranks: int
+    """How many ranks a host has, at most."""
+    speakers: list[int] = []
+    """None where all hashes are equal."""
+    common: bytes | None = None
     """Hashes of the names that several speakers have, if they are known."""
 
 
@@ -77,7 +83,8 @@ def compare_ranks(
     arguments: Mapping[str, str],
     replicas: Callable[[], Leaves] = tuple,
     adapters: Adapters = NO_ADAPTERS,
-) -> None:
+    host: str | None = None,
+) -> int:
     """Refuse a call whose ranks have not the same arguments or replicas.
 
     Args:
@@ -85,21 +92,24 @@ def compare_ranks(
         arguments: name -> value in words, of the call.
         replicas: the leaves that ranks which have them must have alike; may raise.
         adapters: know the frameworks of the leaves.
+        host: the name of this rank's host; None finds it.
+
+    Returns:
+        How many ranks a host has, at most.
 
     Raises:
         PlanError: something differs; everything that does is listed with the ranks.
     """
-    mine = _Own(arguments, adapters)
+    mine = _Own(arguments, adapters, host or host_identity())
     comparison = _Comparison()
 
     def summary() -> bytes:
         mine.take(replicas())
         return mine.summary()
 
-    answer = all_reduce(group, COMPARE, summary, comparison.ask)
-    if not answer:
-        return
-    question = _question(answer)
+    question = _question(all_reduce(group, COMPARE, summary, comparison.ask))
+    if not question.speakers:
+        return question.host_ranks
     speaks = group.rank in question.speakers
     common = question.common
     if common is None:
@@ -108,6 +118,7 @@ def compare_ranks(
     shared = np.frombuffer(common, np.uint64)
     details = (lambda: _encode(mine.details(shared))) if speaks else bytes
     all_reduce(group, COMPARE, details, comparison.refuse)
+    return question.host_ranks
 
 
 def arguments_of(storage: object) -> dict[str, str]:
@@ -136,6 +147,7 @@ class _Own:
 
     arguments: Mapping[str, str]
     adapters: Adapters
+    host: str
     names: list[str] = field(default_factory=list[str])
     """Leaf name, NUL and type: another dtype or shape is another leaf here, for the plan says more
     about those."""
@@ -148,12 +160,12 @@ class _Own:
         self.data = [data for _, data in found]
 
     def summary(self) -> bytes:
-        """A hash of the names, and one of what they stand for and of the arguments."""
+        """A hash of the names, one of what they stand for and of the arguments, and the host's."""
         names = xxhash.xxh3_64(_text("\n".join(self.names)))
         contents = xxhash.xxh3_64(_encode(self.arguments))
         for array in joined(self.data, self.adapters):
             contents.update(_bytes_of(array))
-        return names.digest() + contents.digest()
+        return names.digest() + contents.digest() + xxhash.xxh32_digest(_text(self.host))
 
     def hashes(self) -> Hashes:
         """A hash of each name."""
@@ -186,15 +198,17 @@ class _Comparison:
         """The hash of each speaker's names, sorted."""
 
     def ask(self, summaries: Sequence[bytes]) -> bytes:
-        """Nothing if all are equal, else a question to the speakers."""
+        """How many ranks share a host; and a question to the speakers unless all are equal."""
+        host_ranks = max(Counter(summary[16:] for summary in summaries).values())
         alike: dict[bytes, list[int]] = {}
         for rank, summary in enumerate(summaries):
-            alike.setdefault(summary, []).append(rank)
+            alike.setdefault(summary[:16], []).append(rank)
         if len(alike) == 1:
-            return b""
+            return _encode(_Question(host_ranks))
         self._ranks = list(alike.values())
         self._lists = tuple(sorted(summary[:8] for summary in alike))
-        return _encode(_Question([ranks[0] for ranks in self._ranks], _common.get(self._lists)))
+        speakers = [ranks[0] for ranks in self._ranks]
+        return _encode(_Question(host_ranks, speakers, _common.get(self._lists)))
 
     def find_common(self, answers: Sequence[bytes]) -> bytes:
         """The hashes of the names that several speakers have."""

@@ -88,6 +88,8 @@ class ChunkSource:
     manifest: Manifest
     memory_bytes: int
     """What may be in memory of chunks that are to be read, bytes; see `ChunkRequests`."""
+    host_ranks: int = 1
+    """How many ranks share it."""
     integrity: Integrity = field(init=False)
     closed: bool = False
     """Whether nothing may be read any more."""

@@ -36,7 +36,7 @@ from xckpt.storage.location import storage_errors
 
 def requests_of(source: ChunkSource, items: Sequence[ReadItem]) -> ChunkRequests:
     """The chunks that items read; destination ``n`` is that of item ``n``."""
-    requests = ChunkRequests(source.memory_bytes)
+    requests = ChunkRequests(source.memory_bytes, source.host_ranks)
     for item in items:
         array = source.arrays[item.storage_index.fqn][item.storage_index.index or 0]
         requests.add(array, Box(item.storage_offsets, item.lengths))
@@ -193,16 +193,19 @@ def read_items(
     ]
     total = sum(request.nbytes for request in requests.values())
     elsewhere = share.elsewhere
+    # What is handed over lies in shared memory of as many bytes again.
+    hands_over = exchange is not None and bool(share.own or share.receives)
+    budget = max(1, requests.budget // (1 + hands_over))
     with ChunkWindow(
         source,
         lambda number: destinations[number].memory(),
         lambda number: destinations[number].landed(),
         threads=options.threads,
-        budget=requests.budget,
+        budget=budget,
         progress=ProgressCounter(total, options.progress),
     ) as window:
         if exchange is not None:
-            _SharedChunks(source, requests, window, exchange, share).start(requests.budget)
+            _SharedChunks(source, requests, window, exchange, share).start(budget)
         own = [request for number, request in requests.items() if number not in elsewhere]
         window.read(own, requests.arrays)
     if exchange is not None:

@@ -19,6 +19,7 @@ from xckpt.core.geometry.cell_blocks import cell_blocks, count_met
 from xckpt.core.geometry.grid import ZarrArray, cells
 from xckpt.core.text.shown import readable_bytes
 from xckpt.errors import LeafTooLargeError
+from xckpt.storage.budget import share_of
 
 REQUEST_BYTES = 1 << 10
 """Memory that a chunk takes which is to be read, without its elements: its boxes, digest, parts."""
@@ -107,9 +108,11 @@ class ChunkRequests(dict[int, ChunkRequest]):
         [2]
     """
 
-    def __init__(self, memory_bytes: int = FEWEST_CHUNKS * REQUEST_BYTES) -> None:
+    def __init__(
+        self, memory_bytes: int = FEWEST_CHUNKS * REQUEST_BYTES, host_ranks: int = 1
+    ) -> None:
         super().__init__()
-        self._memory_bytes = memory_bytes
+        self._memory_bytes, self._host_ranks = memory_bytes, host_ranks
         self.destinations: list[tuple[ZarrArray, int]] = []
         """For each destination, the array that it is read from, and how many parts it gets."""
 
@@ -137,8 +140,8 @@ class ChunkRequests(dict[int, ChunkRequest]):
 
     @property
     def budget(self) -> int:
-        """What is over of the memory for the elements of chunks, bytes."""
-        return max(self._memory_bytes - len(self) * REQUEST_BYTES, self._memory_bytes // 8)
+        """What is over of this rank's share of the memory for the elements of chunks, bytes."""
+        return share_of(self._memory_bytes, self._host_ranks, len(self) * REQUEST_BYTES)
 
     @property
     def arrays(self) -> list[ZarrArray]:
