@@ -213,9 +213,8 @@ class SaveOptions(StorageOptions):
     threads: int | None = None
     """Threads that hash and write; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes in flight at a time on a host, packs that go to a bucket and 1 KiB for each part of the
-    plan included. The ranks of one host share it evenly; a single shard above a rank's share goes
-    alone."""
+    """Bytes in flight at a time on a host, packs and 1 KiB for each part of the plan included. Its
+    ranks share it evenly; a single shard above a rank's share goes alone."""
     compare_replicas: bool | None = None
     """Refuse plain tensors and values that differ between the ranks that hold them: by default all
     values, and tensors of up to 1 MiB, the smallest first, 32 MiB in all; of others one rank's is
@@ -265,10 +264,9 @@ class LoadOptions(StorageOptions):
     threads: int | None = None
     """Threads that read and verify; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes of scratch memory at a time on a host. The ranks of one host share it evenly; a single
-    chunk above a rank's share goes alone. A manifest whose objects take more than all of it is
-    refused, and so are reads of so many chunks that the list of them does (1 KiB a chunk); each of
-    both may always take 64 MiB."""
+    """Bytes of scratch memory at a time on a host, whose ranks share it evenly; a single chunk above
+    a rank's share goes alone. A manifest whose objects take more is refused, and so are reads of so
+    many chunks that the list of them does (1 KiB a chunk); each may always take 64 MiB."""
     share_reads: bool | Literal["host", "job"] = True
     """Ranks that want the same chunk read it once: ``"host"``, once on each host, and share it
     through memory; ``"job"``, once in the whole job, and send it to the other hosts as well. True
