@@ -264,8 +264,8 @@ class LoadOptions(StorageOptions):
     threads: int | None = None
     """Threads that read and verify; 1 is the caller's own thread, None suits the machine."""
     memory_bytes: int = 256 * MEBIBYTE
-    """Bytes of scratch memory at a time on a host, whose ranks share it evenly; a single chunk above
-    a rank's share goes alone. A manifest whose objects take more is refused, and so are reads of so
+    """Bytes of scratch memory at a time on a host, whose ranks share it evenly; a chunk above a
+    rank's share goes alone. A manifest whose objects take more is refused, and so are reads of so
     many chunks that the list of them does (1 KiB a chunk); each may always take 64 MiB."""
     share_reads: bool | Literal["host", "job"] = True
     """Ranks that want the same chunk read it once: ``"host"``, once on each host, and share it
