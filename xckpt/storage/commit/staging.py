@@ -33,11 +33,11 @@ from xckpt.storage.commit.exchange import can_exchange, exchange
 from xckpt.storage.commit.folder import (
     Claim,
     can_rename,
-    claim,
     claim_folder,
     journals,
     look_into,
     new_identity,
+    staging_folder,
     sync_folder,
     sync_tree,
 )
@@ -107,16 +107,18 @@ class StagedFolder:
     def _remove_staged(self) -> None:
         """Remove it under another name: other ranks may be writing into it for a moment.
 
-        That name has a claim of its own, so that what a kill leaves there is known for dead.
+        That name has the same claim, so that what a kill leaves there is known for dead.
         """
-        aside: Claim | None = None
+        aside = staging_folder(self.target, new_identity())
+        claim = aside.with_name(f"{aside.name}.claim")
         with contextlib.suppress(OSError):
-            aside = claim(self.target, new_identity())
-            os.rename(self.staging, aside.folder)
-            remove_tree(aside.folder)
+            if self.claim is not None:
+                os.link(self.claim.path, claim)
+            os.rename(self.staging, aside)
+            remove_tree(aside)
         remove_tree(self.staging)
-        if aside is not None:
-            aside.release()
+        if not aside.exists():
+            claim.unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove what an earlier process has written, and its journals."""
