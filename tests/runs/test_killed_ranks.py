@@ -116,6 +116,7 @@ def live(root: str, places: dict[str, str], end: int, kill: Kill | None, every: 
     return newest
 
 
+@pytest.mark.thorough  # of a single save: tests/torch/test_save_load.py, of runs: test_seeds.py
 def test_a_rank_is_killed_in_the_middle_of_a_save(tmp_path: Path) -> None:
     with Ranks(2) as ranks:
         answers = ranks.attempt(on_rank_train, str(tmp_path), {}, 15, Kill(1, 10))
