@@ -41,7 +41,7 @@ def set_environment() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Several processes share the cores: two workers, and the ranks that each one starts.
+    # Several processes share the cores: the workers, and the ranks that each one starts.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -37,12 +37,21 @@ def keys(path: str) -> list[str]:
     return sorted(key.decode() for key in open_store(Location.parse(path)).list().result())
 
 
+def check_progress(shown: list[xckpt.Progress], objects: list[str]) -> None:
+    """It grows by each object, but for those by which a save begins and ends."""
+    done = [each.done for each in shown]
+    assert done == sorted(done) and shown[-1].done == shown[-1].total
+    assert len(shown) == len(set(objects) - {"xckpt.json", "xckpt.saving"})
+
+
 def test_a_checkpoint_comes_goes_and_is_copied(home: str) -> None:
     one, two = f"{home}/one", f"{home}/two"
     assert not xckpt.exists(one)
     xckpt.save(one, STATE, options=SMALL, metadata={"run": 1})
     assert xckpt.exists(one) and not xckpt.exists(two) and not xckpt.exists(home)
-    xckpt.copy(one, two)
+    shown: list[xckpt.Progress] = []
+    xckpt.copy(one, two, options=xckpt.LoadOptions(progress=shown.append))
+    check_progress(shown, keys(one))
     xckpt.delete(one)
     assert not xckpt.exists(one) and keys(one) == []
     with xckpt.open(two) as checkpoint:
@@ -182,3 +191,5 @@ def test_arguments_without_sense() -> None:
             call({})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"call copy\(source, target\)"):
         xckpt.copy("a", {})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"copy takes options=xckpt.LoadOptions\(...\), not a dict"):
+        xckpt.copy("a", "b", options={})  # type: ignore[arg-type]

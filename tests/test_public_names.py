@@ -109,7 +109,7 @@ SIGNATURES = {
     "exists": "path",
     "gc": "path, *, dry_run=False, older_than=None",
     "delete": "path",
-    "copy": "source, target, *, overwrite=False",
+    "copy": "source, target, *, overwrite=False, options=None",
     "save_state_dict": "state_dict, storage_writer, *, process_group=None, coordinator_rank=0,"
     " no_dist=False, planner=None",
     "load_state_dict": "state_dict, storage_reader, *, process_group=None, coordinator_rank=0,"

@@ -42,7 +42,9 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_it_is_found_copied_and_deleted(made: Path, tmp_path: Path) -> None:
     copied = tmp_path / f"copy{made.suffix}"
     assert xckpt.exists(made) and not xckpt.exists(copied)
-    xckpt.copy(made, copied)
+    shown: list[xckpt.Progress] = []
+    xckpt.copy(made, copied, options=xckpt.LoadOptions(progress=shown.append))
+    assert shown[-1].done == shown[-1].total > 0
     expected = xckpt.load(made)
     assert same(xckpt.load(copied), expected)
     assert not (copied / "notes.txt").exists()

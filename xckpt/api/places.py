@@ -5,7 +5,10 @@ They are called on one rank, and no other takes part.
 
 from __future__ import annotations
 
+import os
+
 from xckpt.api.save import Path, check_path
+from xckpt.options import LoadOptions, checked_options, with_progress
 
 
 def exists(path: Path) -> bool:
@@ -68,7 +71,9 @@ def delete(path: Path) -> None:
     return remove_checkpoint(location)
 
 
-def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
+def copy(
+    source: Path, target: Path, *, overwrite: bool = False, options: LoadOptions | None = None
+) -> None:
     """Copy a checkpoint; the copy is there as a whole or not at all. Call it on one rank.
 
     Within one local file system the files get a second name and no bytes are copied. Elsewhere
@@ -80,6 +85,7 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
         source: where the checkpoint is, a path or URL as for `save`.
         target: where the copy shall be.
         overwrite: replace a checkpoint there, as `save` does.
+        options: memory, progress, retries.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at ``source``.
@@ -98,20 +104,19 @@ def copy(source: Path, target: Path, *, overwrite: bool = False) -> None:
     """
     check_path(source, "copy(source, target)")
     check_path(target, "copy(source, target)")
-    from xckpt.storage.copy_checkpoint import copy_checkpoint
+    from xckpt.formats.detect import is_known
+    from xckpt.formats.own_files import copy_files, own_files
+    from xckpt.storage.copy_checkpoint import copy_checkpoint, has_checkpoint
+    from xckpt.storage.foreign.paths import local_path
     from xckpt.storage.location import Location
 
-    places = Location.parse(source), Location.parse(target)
+    options = checked_options(options, LoadOptions, "copy")
+    places = Location.parse(source, options), Location.parse(target, options)
     if places[0] == places[1]:
         raise ValueError(f"source and target of a copy are one place: {places[0]}")
-    from xckpt.storage.copy_checkpoint import has_checkpoint
-
-    if not has_checkpoint(places[0]):
-        from xckpt.formats.detect import is_known
-
-        if is_known(source):
-            from xckpt.formats.own_files import copy_files, own_files
-            from xckpt.storage.foreign.paths import local_path
-
-            return copy_files(own_files(source), local_path(target), overwrite=overwrite)
-    return copy_checkpoint(*places, overwrite=overwrite)
+    with with_progress(options, f"copy {os.path.basename(source)}", rank=0) as chosen:
+        if not has_checkpoint(places[0]) and is_known(source):
+            files, there = own_files(source), local_path(target)
+            copy_files(files, there, overwrite=overwrite, progress=chosen.progress)
+        else:
+            copy_checkpoint(*places, chosen, overwrite=overwrite)

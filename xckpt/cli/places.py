@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli.output import Failure, as_json, print_json, say
+from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
 from xckpt.core.text.printable import printable
 
 UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -28,7 +28,9 @@ def copy_command(source: str, target: str, overwrite: bool, as_json: bool) -> No
     import xckpt
 
     try:
-        xckpt.copy(source, target, overwrite=overwrite)
+        with progress_bar("copying") as bar:
+            options = xckpt.LoadOptions(progress=bar)
+            xckpt.copy(source, target, overwrite=overwrite, options=options)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

@@ -27,6 +27,8 @@ from xckpt.formats.orbax.step import find_item
 from xckpt.formats.orbax.tree import CHECKPOINT, TREE, items_in
 from xckpt.formats.safetensors.source import SUFFIX
 from xckpt.formats.torch_save.source import find_saved
+from xckpt.progress import Progress
+from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.output import OutputPath
 from xckpt.storage.copy_checkpoint import link_or_copy
@@ -90,8 +92,20 @@ def own_files(path: str | os.PathLike[str]) -> OwnFiles:
     return OwnFiles(format, root, files)
 
 
-def copy_files(source: OwnFiles, target: Path, *, overwrite: bool) -> None:
+def copy_files(
+    source: OwnFiles,
+    target: Path,
+    *,
+    overwrite: bool,
+    progress: Callable[[Progress], None] | bool | None = None,
+) -> None:
     """Copy a checkpoint's files; the copy is there as a whole or not at all.
+
+    Args:
+        source: the files.
+        target: where the copy shall be.
+        overwrite: whether the copy may replace another of its format.
+        progress: called with the bytes of the files that are there.
 
     Raises:
         CheckpointExistsError: the target is taken.
@@ -101,12 +115,15 @@ def copy_files(source: OwnFiles, target: Path, *, overwrite: bool) -> None:
     staged = OutputPath(target, source.foreign, overwrite, source.single).begin()
     try:
         with storage_errors(target):
-            for file in source.files:
+            sizes = {file: file.stat().st_size for file in source.files}
+            counter = ProgressCounter(sum(sizes.values()), progress)
+            for file, size in sizes.items():
                 new = staged.folder / (
                     target.name if source.single else file.relative_to(source.place)
                 )
                 new.parent.mkdir(parents=True, exist_ok=True)
                 link_or_copy(file, new)
+                counter.add(size)
         staged.publish()
     except BaseException:
         staged.abort()

@@ -26,7 +26,7 @@ from xckpt.core.manifest.packs import PACK_BYTES
 from xckpt.errors import CorruptCheckpointError, StorageError
 from xckpt.options import LoadOptions
 from xckpt.storage.array import digest_bytes
-from xckpt.storage.budget import Pool
+from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.commit.folder import sync_folder
 from xckpt.storage.commit.staging import begin
 from xckpt.storage.location import Location, answer, open_store, storage_errors
@@ -51,8 +51,16 @@ def has_checkpoint(location: Location) -> bool:
         return bool(answer(store.list(only), location))
 
 
-def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> None:
+def copy_checkpoint(
+    source: Location, target: Location, options: LoadOptions, *, overwrite: bool
+) -> None:
     """Copy a checkpoint, and commit the copy in one step.
+
+    Args:
+        source: where it is.
+        target: where the copy shall be.
+        options: memory, progress.
+        overwrite: whether the copy may replace another checkpoint.
 
     Raises:
         NotACheckpointError: no committed checkpoint is at the source.
@@ -64,7 +72,7 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
     manifest = parse(data, digest_bytes)
     staging = begin(target, overwrite=overwrite, planned=manifest)
     try:
-        _copy_objects(manifest, source.within(manifest.root), staging.location)
+        _copy_objects(manifest, source.within(manifest.root), staging.location, options)
         if read_manifest(source) != data:
             raise StorageError(f"{source} was replaced while it was copied; copy it again")
         copied = msgspec.structs.replace(manifest, root=staging.root)
@@ -74,25 +82,29 @@ def copy_checkpoint(source: Location, target: Location, *, overwrite: bool) -> N
         raise
 
 
-def _copy_objects(manifest: Manifest, source: Location, target: Location) -> None:
+def _copy_objects(
+    manifest: Manifest, source: Location, target: Location, options: LoadOptions
+) -> None:
     with storage_errors(target):
+        objects = list(_objects(manifest, source))
+        progress = ProgressCounter(sum(size for _, size in objects), options.progress)
         if source.folder is not None and target.folder is not None:
-            keys = [key for key, _ in _objects(manifest, source)]
-            _link_objects(keys, source.folder, target.folder)
+            _link_objects(objects, source.folder, target.folder, progress)
             return
         from_store, to_store = open_store(source), open_store(target)
 
-        def copy(key: str) -> None:
+        def copy(key: str, size: int) -> None:
             found = answer(from_store.read(key), source)
             if found.state != "value":
                 raise _missing(source, key)
             answer(to_store.write(key, found.value), target)
+            progress.add(size)
 
         # TensorStore (0.1.86) has no copy within a bucket: `experimental_copy_range_to` says
         # "CopyRange not supported" for s3:// and memory://. So objects pass through here.
-        with Pool(threads=THREADS, budget=LoadOptions().memory_bytes) as pool:
-            for key, size in _objects(manifest, source):
-                pool.submit(partial(copy, key), size)
+        with Pool(threads=THREADS, budget=options.memory_bytes) as pool:
+            for key, size in objects:
+                pool.submit(partial(copy, key, size), size)
 
 
 def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
@@ -108,9 +120,11 @@ def _objects(manifest: Manifest, root: Location) -> Iterator[tuple[str, int]]:
         yield from ((key, PACK_BYTES) for key in places.names())
 
 
-def _link_objects(keys: Iterable[str], source: Path, target: Path) -> None:
+def _link_objects(
+    objects: Iterable[tuple[str, int]], source: Path, target: Path, progress: ProgressCounter
+) -> None:
     folders: set[Path] = {target}
-    for key in keys:
+    for key, size in objects:
         new = target / key
         if new.parent not in folders:
             new.parent.mkdir(parents=True, exist_ok=True)
@@ -119,6 +133,7 @@ def _link_objects(keys: Iterable[str], source: Path, target: Path) -> None:
             link_or_copy(source / key, new)
         except FileNotFoundError as error:
             raise _missing(Location("file", str(source)), key) from error
+        progress.add(size)
     for folder in folders:
         sync_folder(folder)
 
