@@ -154,37 +154,33 @@ def _bucket_table(calls: Sequence[dict[str, Any]]) -> Table:
 
 
 def _hosts_table(loads: Sequence[dict[str, Any]]) -> Table:
-    table = Table(
-        title=f"Hosts that load one replica each from a bucket of {RATE / (1 << 20):.0f} MiB/s"
+    title = f"Hosts that load one replica each from a bucket of {RATE / (1 << 20):.0f} MiB/s"
+    table = _numbers_table(
+        title, "hosts", "each alone: wall s", "bytes", "once in the job: wall s", "bytes"
     )
-    for name in ("hosts", "each alone: wall s", "bytes", "once in the job: wall s", "bytes"):
-        table.add_column(name, justify="right")
     for load in loads:
-        table.add_row(
-            str(load["hosts"]),
-            f"{load['alone_seconds']:.2f}",
-            f"{load['alone_times']:.2f} x",
-            f"{load['once_seconds']:.2f}",
-            f"{load['once_times']:.2f} x",
-        )
+        alone = f"{load['alone_seconds']:.2f}", f"{load['alone_times']:.2f} x"
+        once = f"{load['once_seconds']:.2f}", f"{load['once_times']:.2f} x"
+        table.add_row(str(load["hosts"]), *alone, *once)
     return table
 
 
 def _amplification_table(figures: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Bytes read over bytes wanted, by readers that cut otherwise")
-    for name in ("readers", "mean", "p90", "most", "8 a host: mean", "most", "chunks", "objects"):
-        table.add_column(name, justify="right")
+    title = "Bytes read over bytes wanted, by readers that cut otherwise"
+    names = ("readers", "mean", "p90", "most", "8 a host: mean", "most", "chunks", "objects")
+    table = _numbers_table(title, *names)
     for each in figures:
-        table.add_row(
-            str(each["readers"]),
-            f"{each['mean']:.2f}",
-            f"{each['p90']:.0f}",
-            f"{each['most']:.0f}",
-            f"{each['host_mean']:.2f}",
-            f"{each['host_most']:.0f}",
-            f"{each['chunks']:.0f}",
-            f"{each['objects']:.0f}",
-        )
+        alone = f"{each['mean']:.2f}", f"{each['p90']:.0f}", f"{each['most']:.0f}"
+        host = f"{each['host_mean']:.2f}", f"{each['host_most']:.0f}"
+        counts = f"{each['chunks']:.0f}", f"{each['objects']:.0f}"
+        table.add_row(str(each["readers"]), *alone, *host, *counts)
+    return table
+
+
+def _numbers_table(title: str, *names: str) -> Table:
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify="right")
     return table
 
 

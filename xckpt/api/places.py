@@ -104,10 +104,7 @@ def copy(
     """
     check_path(source, "copy(source, target)")
     check_path(target, "copy(source, target)")
-    from xckpt.formats.detect import is_known
-    from xckpt.formats.own_files import copy_files, own_files
     from xckpt.storage.copy_checkpoint import copy_checkpoint, has_checkpoint
-    from xckpt.storage.foreign.paths import local_path
     from xckpt.storage.location import Location
 
     options = checked_options(options, LoadOptions, "copy")
@@ -115,8 +112,21 @@ def copy(
     if places[0] == places[1]:
         raise ValueError(f"source and target of a copy are one place: {places[0]}")
     with with_progress(options, f"copy {os.path.basename(source)}", rank=0) as chosen:
-        if not has_checkpoint(places[0]) and is_known(source):
-            files, there = own_files(source), local_path(target)
-            copy_files(files, there, overwrite=overwrite, progress=chosen.progress)
-        else:
+        if has_checkpoint(places[0]) or not _is_foreign(source):
             copy_checkpoint(*places, chosen, overwrite=overwrite)
+        else:
+            _copy_foreign(source, target, chosen, overwrite=overwrite)
+
+
+def _is_foreign(path: Path) -> bool:
+    from xckpt.formats.detect import is_known
+
+    return is_known(path)
+
+
+def _copy_foreign(source: Path, target: Path, options: LoadOptions, *, overwrite: bool) -> None:
+    from xckpt.formats.own_files import copy_files, own_files
+    from xckpt.storage.foreign.paths import local_path
+
+    there = local_path(target)
+    copy_files(own_files(source), there, overwrite=overwrite, progress=options.progress)

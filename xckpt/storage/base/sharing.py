@@ -167,13 +167,13 @@ class SharingWrites(ChunkWrites):
 
     def _write_digested(self, unit: Unit) -> None:
         """Write a unit whose digests are known."""
-        slabs = (slab.data for slab in contents(unit.data))
-        synced = not self._location.unsynced
-        with storage_errors(f"{self.where}: {unit.array.leaf}"):
-            nbytes, within = stored_bytes(unit.array), self._location.path
-            if unit.array.shard is not None:
-                slabs = (slab.data for slab in shard_parts(unit.data, unit.array, []))
-                nbytes = 0
+        array, synced = unit.array, not self._location.unsynced
+        if array.shard is None:
+            parts, nbytes = contents(unit.data), stored_bytes(array)
+        else:
+            parts, nbytes = shard_parts(unit.data, array, []), 0
+        slabs, within = (part.data for part in parts), self._location.path
+        with storage_errors(f"{self.where}: {array.leaf}"):
             write_file(self._path(unit), slabs, nbytes, within=within, synced=synced)
 
     def _path(self, unit: Unit) -> str:

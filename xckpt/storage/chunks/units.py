@@ -75,9 +75,9 @@ class Unit:
         """The numbers of its chunks among the array's, in C order."""
         if self.array.shard is None:
             return [self.number]
-        return cells(self.box.offsets, self.box.ends, self.array.shape, self.array.chunk)[
-            0
-        ].tolist()
+        array, box = self.array, self.box
+        numbers, _ = cells(box.offsets, box.ends, array.shape, array.chunk)
+        return numbers.tolist()
 
 
 class ArraysByLeaf:
