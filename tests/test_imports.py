@@ -56,6 +56,7 @@ SIBLINGS = LAYERS["adapters"]
 # Who may import a library from outside; any other module may not.
 DOORS = {
     "tensorstore": ("xckpt.storage",),
+    "google_crc32c": ("xckpt.storage",),
     "xxhash": ("xckpt.storage", "xckpt.engine.ranks.compare"),
     "torch": ("xckpt.torch", "xckpt.integrations"),
     "torch_xla": ("xckpt.torch",),

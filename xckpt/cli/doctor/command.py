@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from xckpt.storage.abilities.local import LocalAbilities
 
 PACKAGES: Final = (
-    *("xckpt", "numpy", "tensorstore", "ml_dtypes", "msgspec", "xxhash", "tomli_w"),
+    *(
+        "xckpt",
+        "numpy",
+        "tensorstore",
+        "ml_dtypes",
+        "msgspec",
+        "xxhash",
+        "google_crc32c",
+        "tomli_w",
+    ),
     *("torch", "torch_xla", "jax", "jaxlib", "flax", "zarr", "click", "rich"),
 )
 VARIABLES: Final = (

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
+import google_crc32c
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -19,7 +20,12 @@ from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Box, Shape
 from xckpt.core.geometry.cell_blocks import cell_blocks
 from xckpt.core.geometry.grid import ZarrArray, cells, count_cells
-from xckpt.core.geometry.shards.index import chunk_start, index_bytes, shard_index
+from xckpt.core.geometry.shards.index import (
+    CHECKSUM_BYTES,
+    chunk_start,
+    index_bytes,
+    shard_entries,
+)
 from xckpt.core.geometry.transpose import copy_bits
 from xckpt.errors import CorruptCheckpointError
 from xckpt.storage.array import digest_array, digest_bytes, plain_bools
@@ -81,7 +87,7 @@ def shard_parts(
         yield from _small_chunks(data, chunk, digests)
     else:
         yield from _one_by_one(data, chunk, digests)
-    yield np.frombuffer(shard_index(data.shape, array.shard, chunk, item), np.uint8)
+    yield np.frombuffer(sealed(shard_entries(data.shape, array.shard, chunk, item)), np.uint8)
 
 
 def _small_chunks(
@@ -131,6 +137,11 @@ def _one_by_one(
             yield padded.reshape(-1).view(np.uint8)
 
 
+def sealed(entries: bytes) -> bytes:
+    """The index of a shard: its entries, and their checksum."""
+    return entries + google_crc32c.value(entries).to_bytes(CHECKSUM_BYTES, "little")
+
+
 def open_in_shard(path: str, array: ZarrArray, box: Box) -> PlainFile:
     """A shard's file, open at the chunk that is the array's box ``box``.
 
@@ -148,7 +159,10 @@ def open_in_shard(path: str, array: ZarrArray, box: Box) -> PlainFile:
     file = PlainFile(path, unit_length(array, sizes), most=most_bytes(array, ()))
     try:
         index = file.tail(index_bytes(shard, chunk))
-        start = chunk_start(index, cell, sizes, shard, chunk, item, file.nbytes - len(index))
+        entries = index[:-CHECKSUM_BYTES]
+        if sealed(entries) != index:
+            raise CorruptCheckpointError("the shard's index is damaged")
+        start = chunk_start(entries, cell, sizes, shard, chunk, item, file.nbytes - len(index))
         if isinstance(start, str):
             raise CorruptCheckpointError(start)
         file.go_to(start)

@@ -1,10 +1,11 @@
 """The index at the end of a zarr shard: where each of its chunks lies.
 
 For each chunk of the shard, in C order, the index has two unsigned 64-bit numbers, little-endian:
-the chunk's first byte and its length, or twice `MISSING`; then come 4 bytes of a CRC-32C of these.
+the chunk's first byte and its length, or twice `MISSING`. Behind these entries lie 4 bytes of their
+CRC-32C, which the storage adds and checks.
 
 A writer of this package puts the chunks back to back in C order, those that lie outside of the
-array not at all (`shard_index`), so that two shards of one shape have the same index. A reader
+array not at all (`shard_entries`), so that two shards of one shape have the same entries. A reader
 takes any order, but no chunk twice (`chunk_start`).
 """
 
@@ -22,37 +23,12 @@ from xckpt.core.geometry.box import Shape
 ENTRY_BYTES: Final = 16
 CHECKSUM_BYTES: Final = 4
 MISSING: Final = (1 << 64) - 1
-_POLYNOMIAL: Final = 0x82F63B78
 _KNOWN: Final = 256
-"""Shapes whose index is remembered."""
-
-
-@functools.lru_cache(maxsize=1)
-def _table() -> tuple[int, ...]:
-    """The CRC of each byte."""
-    table: list[int] = []
-    for value in range(256):
-        for _ in range(8):
-            value = (value >> 1) ^ (_POLYNOMIAL if value & 1 else 0)
-        table.append(value)
-    return tuple(table)
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of some bytes.
-
-    Example:
-        >>> hex(crc32c(b"123456789"))
-        '0xe3069283'
-    """
-    table, value = _table(), 0xFFFFFFFF
-    for byte in data:
-        value = (value >> 8) ^ table[(value ^ byte) & 0xFF]
-    return value ^ 0xFFFFFFFF
+"""Shapes whose entries are remembered."""
 
 
 def index_bytes(shard: Sequence[int], chunk: Sequence[int]) -> int:
-    """How long the index of a shard is.
+    """How long the index of a shard is, its checksum included.
 
     Example:
         >>> index_bytes((4, 8), (2, 8))
@@ -61,10 +37,10 @@ def index_bytes(shard: Sequence[int], chunk: Sequence[int]) -> int:
     return prod(_counts(shard, chunk)) * ENTRY_BYTES + CHECKSUM_BYTES
 
 
-def shard_index(
+def shard_entries(
     sizes: Sequence[int], shard: Sequence[int], chunk: Sequence[int], item: int
 ) -> bytes:
-    """The index of a shard whose chunks lie back to back.
+    """The entries of a shard whose chunks lie back to back.
 
     Args:
         sizes: the shard's part that lies in the array, elements.
@@ -73,29 +49,28 @@ def shard_index(
         item: bytes of an element.
 
     Example:
-        >>> np.frombuffer(shard_index((2, 5), (2, 8), (2, 4), 1)[:-4], "<u8").tolist()
+        >>> np.frombuffer(shard_entries((2, 5), (2, 8), (2, 4), 1), "<u8").tolist()
         [0, 8, 8, 8]
     """
-    return _index(_counts(sizes, chunk), _counts(shard, chunk), prod(chunk) * item)
+    return _entries(_counts(sizes, chunk), _counts(shard, chunk), prod(chunk) * item)
 
 
 @functools.lru_cache(maxsize=_KNOWN)
-def _index(present: Shape, all_: Shape, nbytes: int) -> bytes:
+def _entries(present: Shape, all_: Shape, nbytes: int) -> bytes:
     entries = np.full((*all_, 2), MISSING, "<u8")
     offsets = np.arange(prod(present), dtype=np.uint64).reshape(present) * np.uint64(nbytes)
     here = tuple(slice(count) for count in present)
     entries[(*here, 0)], entries[(*here, 1)] = offsets, nbytes
-    content = entries.tobytes()
-    return content + crc32c(content).to_bytes(CHECKSUM_BYTES, "little")
+    return entries.tobytes()
 
 
 def chunk_start(
-    index: bytes, cell: Sequence[int], sizes: Shape, shard: Shape, chunk: Shape, item: int, end: int
+    given: bytes, cell: Sequence[int], sizes: Shape, shard: Shape, chunk: Shape, item: int, end: int
 ) -> int | str:
     """The first byte of a chunk of a shard, or what is wrong with the index.
 
     Args:
-        index: of the shard.
+        given: the entries that the shard has, of the length that they have to be.
         cell: the chunk's indices in the shard.
         sizes: the shard's part that lies in the array, elements.
         shard: its shape, elements.
@@ -105,18 +80,16 @@ def chunk_start(
 
     Example:
         >>> about = (2, 8), (2, 8), (2, 4), 1
-        >>> chunk_start(shard_index(*about), (0, 1), *about, end=16)
+        >>> chunk_start(shard_entries(*about), (0, 1), *about, end=16)
         8
-        >>> chunk_start(bytes(36), (0, 1), *about, end=16)
-        "the shard's index is damaged"
+        >>> chunk_start(bytes(32), (0, 1), *about, end=16)
+        "the shard's index names bytes that are no chunk of it"
     """
     nbytes = prod(chunk) * item
-    if index == shard_index(sizes, shard, chunk, item):
+    if given == shard_entries(sizes, shard, chunk, item):
         present = _counts(sizes, chunk)
         return int(np.ravel_multi_index(tuple(cell), present)) * nbytes
-    if crc32c(index[:-CHECKSUM_BYTES]).to_bytes(CHECKSUM_BYTES, "little") != index[-4:]:
-        return "the shard's index is damaged"
-    entries = np.frombuffer(index[:-CHECKSUM_BYTES], "<u8").reshape(*_counts(shard, chunk), 2)
+    entries = np.frombuffer(given, "<u8").reshape(*_counts(shard, chunk), 2)
     stored = entries.reshape(-1, 2)
     stored = stored[(stored != MISSING).any(axis=1)]
     ends = stored[:, 0] + stored[:, 1]
