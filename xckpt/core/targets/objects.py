@@ -15,10 +15,11 @@ from xckpt.core.metadata import BytesStorageMetadata, Metadata
 from xckpt.core.problem import Problem
 from xckpt.errors import UnsupportedLeafError
 
-TENSOR_WANTED: Final = (
-    "the checkpoint holds an object that its writer serialised, not a tensor; a target of bytes "
-    "takes it as it is"
+_OPAQUE: Final = (
+    "the checkpoint holds an object that its writer serialised, not a {}; a target of bytes takes "
+    "it as it is"
 )
+TENSOR_WANTED: Final = _OPAQUE.format("tensor")
 
 
 def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[str, Problem]:
@@ -35,7 +36,7 @@ def opaque_differences(likes: Mapping[str, object], metadata: Metadata) -> dict[
     """
     stored = metadata.state_dict_metadata
     return {
-        name: Problem(name, kind="value", text=_OPAQUE.format(type(like).__name__))
+        name: Problem(name, kind="value", text=_OPAQUE.format(f"Python {type(like).__name__}"))
         for name, like in likes.items()
         if type(like) in (bool, int, float, complex, str)
         and stored.get(name) == BytesStorageMetadata("opaque")
@@ -85,9 +86,3 @@ def not_stored(name: str, metadata: Metadata) -> str:
                 f"import_checkpoint of xckpt.torch.dcp, as leaves)"
             )
     return "wanted, but not in the checkpoint"
-
-
-_OPAQUE = (
-    "the checkpoint holds an object that its writer serialised, not a Python {}; a target of bytes "
-    "takes it as it is"
-)
