@@ -33,7 +33,7 @@ from tests.support.faulty_bucket import (
     never,
 )
 from tests.support.servers import environment, gcs, s3
-from xckpt.storage.location import Location, open_store
+from xckpt.storage.location import Location, forget_contexts, open_store
 
 __all__ = ["environment", "gcs", "s3"]
 
@@ -91,6 +91,7 @@ def fronts(
         for kind, url in (("s3", s3), ("gcs", gcs)):
             server = stack.enter_context(in_front_of(os.environ[ENDPOINT[kind]]))
             environment.setenv(ENDPOINT[kind], server.address)
+            forget_contexts()
             made[kind] = url, server
         yield made
 

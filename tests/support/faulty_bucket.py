@@ -14,9 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import TypeAlias
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_server import EndingServer
 
 CONDITIONS = ("if-match", "if-none-match", "ifGenerationMatch")
 
@@ -110,10 +112,9 @@ def never(request: Request) -> Fault:
     return None
 
 
-class FaultyBucket(ThreadingHTTPServer):
+class FaultyBucket(EndingServer):
     """The server in between."""
 
-    daemon_threads = True
     request_queue_size = 128
 
     def __init__(self, upstream: str) -> None:

@@ -10,8 +10,10 @@ import json
 import re
 import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_server import EndingServer
 
 PAGE = 20
 """Objects a page of a listing; small, so that listings take several."""
@@ -50,10 +52,9 @@ class Bucket:
         }
 
 
-class GCSServer(ThreadingHTTPServer):
+class GCSServer(EndingServer):
     """The server; its buckets are made beforehand."""
 
-    daemon_threads = True
     # A client opens many connections at once; one that finds the queue full tries again after 1 s.
     request_queue_size = 1024
 

@@ -13,6 +13,7 @@ from moto.moto_server.threaded_moto_server import ThreadedMotoServer
 
 from tests.support.faulty_bucket import FaultyBucket, in_front_of
 from tests.support.gcs_server import GCSServer
+from xckpt.storage.location import forget_contexts
 
 __all__ = ["environment", "faulty_gcs", "faulty_s3", "gcs", "s3"]
 
@@ -38,12 +39,23 @@ def s3(environment: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
+def lead_to_gcs(environment: pytest.MonkeyPatch, address: str) -> None:
+    """Have gs:// lead to a server.
+
+    TensorStore asks for the address when it opens a bucket, and gives who opens it again the same
+    store, address and all, for as long as anything holds that: what an earlier test has left would
+    lead a later one to the earlier server. Stores of another context are others.
+    """
+    environment.setenv("TENSORSTORE_GCS_HTTP_URL", address)
+    forget_contexts()
+
+
 @pytest.fixture(scope="module")
 def gcs(environment: pytest.MonkeyPatch) -> Iterator[str]:
     server = GCSServer("bucket")
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.address)
+    lead_to_gcs(environment, server.address)
     environment.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "token")
     yield "gs://bucket"
     server.shutdown()
@@ -63,5 +75,5 @@ def faulty_s3(s3: str, environment: pytest.MonkeyPatch) -> Iterator[FaultyBucket
 def faulty_gcs(gcs: str, environment: pytest.MonkeyPatch) -> Iterator[FaultyBucket]:
     with in_front_of(os.environ["TENSORSTORE_GCS_HTTP_URL"]) as server:
         server.url = gcs
-        environment.setenv("TENSORSTORE_GCS_HTTP_URL", server.address)
+        lead_to_gcs(environment, server.address)
         yield server
