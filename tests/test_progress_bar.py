@@ -12,12 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import xckpt
 import xckpt.options
 from conformance.implementations.threads import ThreadGroup, results
+from xckpt.cli.commands import commands
 from xckpt.progress_bar import ProgressBar
 
 STATE = {"w": np.zeros((512, 256), np.float32)}
@@ -121,6 +123,41 @@ def test_a_comparison_of_contents_has_progress() -> None:
     assert len(xckpt.diff(first, second, values=True, options=options)) == 1
     assert seen[-1] == xckpt.Progress(8080, 8080)
     assert [each.done for each in seen] == sorted(each.done for each in seen)
+
+
+def test_a_comparison_that_reads_has_progress_within_a_leaf() -> None:
+    """Where digests cannot tell: the chunks differ."""
+    first, second = "memory://progress-reads/1", "memory://progress-reads/2"
+    for place, chunk_bytes in ((first, 1 << 16), (second, 1 << 17)):
+        large = np.arange(1 << 20, dtype=np.float32)
+        options = xckpt.SaveOptions(chunk_bytes=chunk_bytes)
+        xckpt.save(place, {"w": large, "v": large + (place == second)}, options=options)
+    seen: list[xckpt.Progress] = []
+    options = xckpt.LoadOptions(progress=seen.append, memory_bytes=8 << 20)
+    [found] = xckpt.diff(first, second, values=True, options=options)
+    assert found.name == "v"
+    assert len(seen) > 4
+    assert seen[-1] == xckpt.Progress(8 << 20, 8 << 20)
+
+
+def test_the_view_of_a_pair_has_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("xckpt.progress_bar.PATIENCE", 0.0)
+    first, second = "memory://progress-view/1", "memory://progress-view/2"
+    for place, value in ((first, 0), (second, 1)):
+        xckpt.save(place, {"w": np.full(1000, value), "v": np.zeros(10)})
+    arguments = ["view", first, "--diff", second, "--json"]
+    done = CliRunner().invoke(commands, arguments)
+    assert done.exit_code == 0
+    assert done.stderr.splitlines()[0].startswith("comparing: ")
+    assert "8080 B of 8080 B" in done.stderr.splitlines()[-1].replace("7.9 KiB", "8080 B")
+    seen: list[xckpt.Progress] = []
+    xckpt.view(first, diff=second, options=xckpt.LoadOptions(progress=seen.append))
+    assert seen[-1] == xckpt.Progress(8080, 8080)
+    capsys.readouterr()
+    xckpt.view(first, diff=second, options=xckpt.LoadOptions(progress=True))
+    assert capsys.readouterr().err.startswith("compare: ")
 
 
 def test_only_one_rank_draws() -> None:

@@ -6,12 +6,15 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
 import xckpt
-from xckpt.viewer.server import PageServer
+from xckpt.viewer.model import DiffPage
+from xckpt.viewer.server import Answer, PageServer
+from xckpt.viewer.view import CheckpointView
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +97,38 @@ def test_no_other_checkpoint_to_compare_with(server: PageServer, other: str, wor
     status, text, _ = ask(server, f"/TOKEN/diff?other={other}")
     assert status == 400
     assert words in text
+
+
+def test_a_comparison_says_how_far_it_is(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread asks, as the page does."""
+    half, asked = threading.Event(), threading.Event()
+    compare = CheckpointView.diff
+
+    def stopping(view: CheckpointView, other: str, progress: Any = None) -> DiffPage:
+        def watch(now: xckpt.Progress) -> None:
+            progress(now)
+            if now.done < now.total:
+                half.set()
+                assert asked.wait(10)
+
+        return compare(view, other, watch)
+
+    monkeypatch.setattr(CheckpointView, "diff", stopping)
+    second = {"w": np.ones((2, 2)), "v": np.zeros(4), "step": 4}
+    xckpt.save("memory://test-server-first", {**second, "step": 3})
+    xckpt.save("memory://test-server-second", second)
+    with PageServer(xckpt.view("memory://test-server-first")) as own:
+        path = f"/{own.token}/diff?other=memory://test-server-second"
+        answers: list[Answer] = []
+        thread = threading.Thread(target=lambda: answers.append(own.answer(path)))
+        thread.start()
+        assert half.wait(10)
+        _, _, content = own.answer(path.replace("diff", "progress"))
+        asked.set()
+        thread.join()
+        assert json.loads(content) == {"done": 32, "total": 64}
+        assert answers[0][0] == 200
+        _, _, after = own.answer(path.replace("diff", "progress"))
+        assert json.loads(after) == {"done": 0, "total": 0}

@@ -43,4 +43,4 @@ def diff(
 
     with with_progress(options or LoadOptions(), "diff", rank=0) as chosen:
         one, other = open(first, options=chosen), open(second, options=chosen)
-        return differences(one, other, values=values)
+        return differences(one, other, values=values, progress=chosen.progress)

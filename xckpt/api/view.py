@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from xckpt.api.open import open
 from xckpt.api.save import Path, check_path
-from xckpt.options import LoadOptions
+from xckpt.options import LoadOptions, with_progress
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
@@ -30,7 +30,7 @@ def view(
             then says who reads which chunks for whom, and how much more than is wanted.
         diff: another checkpoint; the page then lists all that differs, contents included. Digests
             tell where both are cut into the same chunks; else both are read.
-        options: threads and memory.
+        options: threads, memory, and the progress of the comparison with ``diff``.
 
     Raises:
         NotACheckpointError: neither a checkpoint nor a run is at the path.
@@ -51,6 +51,13 @@ def view(
     if diff is not None:
         check_path(diff, "view(diff=)")
     other = "" if diff is None else os.fspath(diff)
-    seen = CheckpointView(path, lambda place: open(place, options=options), plan=plan, diff=other)
-    seen.page  # noqa: B018  Faults show themselves now.
+    with with_progress(options or LoadOptions(), "compare", rank=0) as chosen:
+        seen = CheckpointView(
+            path,
+            lambda place: open(place, options=options),
+            plan=plan,
+            diff=other,
+            progress=chosen.progress,
+        )
+        seen.page  # noqa: B018  Faults show themselves now.
     return seen

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from xckpt.cli.output import Failure, as_json, print_json, say
+from xckpt.cli.output import Failure, as_json, print_json, progress_bar, say
 
 if TYPE_CHECKING:
     from xckpt.viewer.view import CheckpointView
@@ -48,7 +49,9 @@ def view_command(
     import xckpt
 
     try:
-        view = xckpt.view(path, plan=_text(plan), diff=diff)
+        with progress_bar("comparing") if diff else nullcontext() as bar:
+            options = xckpt.LoadOptions(progress=bar)
+            view = xckpt.view(path, plan=_text(plan), diff=diff, options=options)
     except ValueError as error:
         raise click.UsageError(f"--plan: {error}") from error
     if as_json:

@@ -111,6 +111,15 @@ class DiffPage(Shown, frozen=True):
     equal_bytes: int = 0
 
 
+class ProgressShown(Shown, frozen=True):
+    """How far a comparison is."""
+
+    done: int
+    """Bytes that are compared."""
+    total: int
+    """Bytes to compare; 0 where that is not known yet."""
+
+
 class Page(Shown, frozen=True):
     """All that one page shows."""
 

@@ -18,7 +18,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from xckpt.core.text.printable import printable_lines
 from xckpt.errors import NotACheckpointError, XckptError
-from xckpt.viewer.model import as_json
+from xckpt.progress import Progress
+from xckpt.viewer.model import ProgressShown, as_json
 from xckpt.viewer.page import policy
 from xckpt.viewer.view import CheckpointView
 
@@ -56,6 +57,8 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, view: CheckpointView, port: int = 0) -> None:
         self.view = view
         self.token = secrets.token_urlsafe(24)
+        self._comparing: dict[str, Progress] = {}
+        """Path of another checkpoint -> how far the comparison with it is."""
         super().__init__((ADDRESS, port), _Handler)
 
     @property
@@ -92,8 +95,22 @@ class PageServer(ThreadingHTTPServer):
         if what == "plan":
             return 200, JSON, as_json(view.plan(query.get("text", [""])[0]))
         if what == "diff":
-            return 200, JSON, as_json(view.diff(_other(query)))
+            return 200, JSON, self._compared(view, _other(query))
+        if what == "progress":
+            now = self._comparing.get(_other(query), Progress(0, 0))
+            return 200, JSON, as_json(ProgressShown(now.done, now.total))
         return 404, TEXT, "not found"
+
+    def _compared(self, view: CheckpointView, other: str) -> bytes:
+        """What differs from another checkpoint; `_comparing` has the progress meanwhile."""
+
+        def watch(now: Progress) -> None:
+            self._comparing[other] = now
+
+        try:
+            return as_json(view.diff(other, watch))
+        finally:
+            self._comparing.pop(other, None)
 
 
 def _other(query: dict[str, list[str]]) -> str:

@@ -20,7 +20,7 @@ from xckpt.core.run.record import StepRecord
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.checkpoint import Checkpoint
-from xckpt.storage.contents.differences import differences
+from xckpt.storage.contents.differences import Watcher, differences
 from xckpt.storage.location import Location
 from xckpt.storage.stored_array import StoredArray
 from xckpt.viewer.diff import diff_page
@@ -57,6 +57,7 @@ class CheckpointView:
         plan: a mesh and specs that a load is planned for.
         diff: where another checkpoint is, to compare with.
         beside: where the other steps of its run are, of a step.
+        progress: called with the progress of the comparison with ``diff``.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class CheckpointView:
         plan: str = "",
         diff: str = "",
         beside: Sequence[str] = (),
+        progress: Watcher = None,
     ) -> None:
         self.path = os.fspath(path)
         self._open, self._plan, self._other = open, plan, diff
-        self._beside = beside
+        self._beside, self._progress = beside, progress
         self._seen: dict[str, CheckpointView] = {}
 
     @cached_property
@@ -96,7 +98,7 @@ class CheckpointView:
             checkpoint=self._described,
             beside=tuple(map(printable, self._beside)),
             plan=self.plan(self._plan) if self._plan else None,
-            diff=self.diff(self._other) if self._other else None,
+            diff=self.diff(self._other, self._progress) if self._other else None,
         )
 
     @cached_property
@@ -122,18 +124,19 @@ class CheckpointView:
     def _described(self) -> CheckpointPage:
         return checkpoint_page(self.checkpoint.manifest, shared_by_leaf(self.checkpoint))
 
-    def diff(self, other: str) -> DiffPage:
+    def diff(self, other: str, progress: Watcher = None) -> DiffPage:
         """What differs between the checkpoint and another, contents included.
 
         Args:
             other: where the other one is.
+            progress: called with the bytes that are compared.
 
         Raises:
             NotACheckpointError: it is none.
             CorruptCheckpointError: a chunk that was compared is not what was saved.
         """
         opened = self._open(other)
-        found = differences(self.checkpoint, opened, values=True)
+        found = differences(self.checkpoint, opened, values=True, progress=progress)
         return diff_page(other, found, self._described, checkpoint_page(opened.manifest))
 
     def plan(self, text: str) -> PlanShown:

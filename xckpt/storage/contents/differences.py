@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from xckpt.core.geometry.cell_blocks import cell_at
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.differences import Difference, structural_differences
 from xckpt.core.values import encode_value, shown_value
+from xckpt.progress import Progress
 from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.checkpoint import Checkpoint
@@ -28,15 +29,20 @@ from xckpt.storage.contents.slabs import any_order
 from xckpt.storage.stored_array import StoredArray
 
 OURS = "xckpt"
+Watcher = Callable[[Progress], None] | bool | None
+"""What is called with the progress; see `xckpt.LoadOptions`."""
 
 
-def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[Difference]:
+def differences(
+    first: Checkpoint, second: Checkpoint, *, values: bool, progress: Watcher = None
+) -> list[Difference]:
     """All that differs, structure first.
 
     Args:
-        first: one checkpoint; its options say what is called with the progress.
+        first: one checkpoint; its options say how much memory a comparison may take.
         second: another.
         values: also compare elements, Python values and user metadata.
+        progress: called with the bytes of the first that are compared.
 
     Raises:
         CorruptCheckpointError: what had to be read is not what was saved.
@@ -50,22 +56,25 @@ def differences(first: Checkpoint, second: Checkpoint, *, values: bool) -> list[
         found.append(Difference("", "metadata", *users))
     others = {each.name for each in found if each.kind != "container"}
     names = [name for name in first if name in second and name not in others]
-    return [*found, *_contents(first, second, names)]
+    return [*found, *_contents(first, second, names, progress)]
 
 
-def _contents(first: Checkpoint, second: Checkpoint, names: Sequence[str]) -> Iterator[Difference]:
+def _contents(
+    first: Checkpoint, second: Checkpoint, names: Sequence[str], watcher: Watcher
+) -> Iterator[Difference]:
     """How leaves differ that have the same type, dtype and shape."""
     _prepare(first, names)
     _prepare(second, names)
     pairs = [(name, first[name], second[name]) for name in names]
     total = sum(ours.nbytes for _, ours, _ in pairs if isinstance(ours, StoredArray))
-    progress = ProgressCounter(total, first.options.progress)
+    progress = ProgressCounter(total, watcher)
     for name, ours, theirs in pairs:
         if isinstance(ours, StoredArray) and isinstance(theirs, StoredArray):
             where = _by_digests(first, second, name)
             if where is None:
-                where = _by_reading(ours, theirs, first.options.memory_bytes // 2)
-            progress.add(ours.nbytes)
+                where = _by_reading(ours, theirs, first.options.memory_bytes // 2, progress)
+            else:
+                progress.add(ours.nbytes)
             if where:
                 yield Difference(name, "content", where, where)
         elif encode_value(ours) != encode_value(theirs):
@@ -136,15 +145,21 @@ def _grid(array: ZarrArray) -> tuple[Shape, Shape, Shape]:
     return array.offset, array.shape, array.chunk
 
 
-def _by_reading(first: StoredArray, second: StoredArray, memory_bytes: int) -> str:
+def _by_reading(
+    first: StoredArray, second: StoredArray, memory_bytes: int, progress: ProgressCounter
+) -> str:
     """Where two tensors differ first, as they are read; empty if nowhere."""
+    left = first.nbytes
     for box, elements in any_order(first, memory_bytes):
         other = allocate(box.sizes, elements.dtype, second.name)
         second.read(box, other)
         bytes_of = (each.reshape(-1).view(np.uint8) for each in (elements, other))
         differing = np.not_equal(*bytes_of)
         if differing.any():
+            progress.add(left)
             at = np.unravel_index(differing.argmax() // elements.dtype.itemsize, box.sizes)
             place = (int(low + step) for low, step in zip(box.offsets, at, strict=True))
             return f"from [{', '.join(map(str, place))}] on" if box.sizes else "in its one element"
+        progress.add(elements.nbytes)
+        left -= elements.nbytes
     return ""

@@ -6,6 +6,29 @@ const MOST_DIFFERENCES = 2000;
 /** A kind of difference in words. */
 const kindText = (kind) => KINDS[kind] ?? `other ${kind}`;
 
+/** Seconds in words: "0:12", "1:02:05". */
+function durationText(seconds) {
+  const all = Math.round(seconds);
+  const parts = [Math.floor(all / 3600), Math.floor(all / 60) % 60, all % 60];
+  return (parts[0] ? parts : parts.slice(1)).map((part, at) => (at ? String(part).padStart(2, "0") : part)).join(":");
+}
+
+/** How far a comparison is after some seconds, and when it ends if it goes on so. */
+function progressText({ done, total }, seconds) {
+  if (!total) return "comparing …";
+  const left = done ? `, ${durationText((seconds * (total - done)) / done)} left` : "";
+  return `comparing: ${Math.floor((100 * done) / total)}%, ${bytesText(done)} of ${bytesText(total)}${left}`;
+}
+
+/** Ask each second how far a comparison is; what is returned ends it. */
+function watch(note, other) {
+  const started = performance.now();
+  return setInterval(async () => {
+    const now = await ask("progress", { other }).catch(() => null);
+    if (now && note.isConnected) note.textContent = progressText(now, (performance.now() - started) / 1000);
+  }, 1000);
+}
+
 class DiffView {
   constructor(leaves, page, goTo) {
     this.numbers = new Map();
@@ -28,12 +51,17 @@ class DiffView {
 
   async ask(event) {
     event.preventDefault();
-    this.result.replaceChildren(make("p", { class: "note" }, "comparing …"));
+    const other = this.other.value;
+    const note = make("p", { class: "note", id: "comparing" }, "comparing …");
+    this.result.replaceChildren(note);
+    const watching = watch(note, other);
     try {
-      this.show(await ask("diff", { other: this.other.value }));
+      this.show(await ask("diff", { other }));
       say(this.result.querySelector("h3")?.textContent ?? "Compared");
     } catch (error) {
       this.result.replaceChildren(problem(error));
+    } finally {
+      clearInterval(watching);
     }
   }
 
