@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from docs.site.directives import Mermaid
 from docs.site.docstrings import Names, sections
 from docs.site.references import resolve
 from xckpt import __version__
@@ -38,6 +39,7 @@ add_module_names = False
 toc_object_entries_show_parents = "hide"
 
 myst_heading_anchors = 4
+myst_fence_as_directive = {"mermaid"}
 myst_enable_extensions = ["attrs_block"]
 
 html_search_scorer = str(Path(__file__).with_name("scorer.js"))
@@ -56,7 +58,8 @@ html_theme_options = {
 
 
 def setup(app: Sphinx) -> None:
-    """Have docstrings read by `docs.site.docstrings`, references by `docs.site.references`."""
+    """Have docstrings, references and diagrams read by the modules of `docs.site`."""
+    app.add_directive("mermaid", Mermaid)
     app.connect("autodoc-process-docstring", sections)
     app.add_domain(Names, override=True)
     app.connect("missing-reference", resolve)

@@ -91,8 +91,6 @@ def staged(tree: Path, page: PurePosixPath, text: str) -> str:
     parts: list[str] = []
     end = 0
     for fence in FENCE.finditer(text):
-        # Sphinx draws no such diagrams: its text is shown.
-        code = fence[0].replace("```mermaid", "```text", 1)
-        parts += [LINK.sub(anew, text[end : fence.start()]), code]
+        parts += [LINK.sub(anew, text[end : fence.start()]), fence[0]]
         end = fence.end()
     return "".join([*parts, LINK.sub(anew, text[end:])])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from docs.site import reference, stage
 from tests.docs.site.test_search import SITE
 
@@ -34,6 +36,15 @@ def test_no_page_asks_another_server_for_anything() -> None:
             r'<(?:script|img|link|iframe)[^>]+(?:src|href)="(https?://[^"]+)"', text
         )
         assert loaded == [], page.relative_to(SITE)
+
+
+@pytest.mark.parametrize("page, arrows", [("architecture", 31), ("why/commit", 5)])
+def test_a_diagram_is_a_picture(page: str, arrows: int) -> None:
+    """And text where assistants read it."""
+    html = (SITE / f"{page}.html").read_text(encoding="utf-8")
+    assert html.count("data-arrow=") >= arrows
+    assert "flowchart" not in html
+    assert "```mermaid\nflowchart TD" in (SITE / f"{page}.md").read_text(encoding="utf-8")
 
 
 def test_links_that_lead_out_are_listed() -> None:
