@@ -161,7 +161,8 @@ test-xla: env-xla
 LOWEST_TESTS := tests/core tests/storage tests/cli tests/jax tests/test_api.py tests/test_numpy.py \
     tests/test_loading.py tests/test_torch_jax.py tests/test_custom_planners.py \
     tests/test_faulty_planners.py tests/torch/test_adapter.py tests/torch/test_leaf.py \
-    tests/torch/test_group.py tests/torch/test_staging.py tests/torch/dcp/test_round_trip.py \
+    tests/torch/test_group.py tests/torch/test_staging.py tests/torch/sharded/test_strided_shard.py \
+    tests/torch/dcp/test_round_trip.py \
     tests/torch/dcp/test_training.py tests/torch/dcp/test_reading.py \
     tests/torch/dcp/test_protocol.py tests/torch/dcp/test_irregular.py
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise, product
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from xckpt.core.geometry.box import Boxes
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.placements import (
     Cut,
     Interval,
+    StridedRows,
     chunk,
     combined,
     cut_order,
@@ -23,6 +25,7 @@ from xckpt.core.geometry.placements import (
     literal,
     nested,
     readings,
+    striped,
 )
 
 SIZES = st.integers(0, 40)
@@ -36,6 +39,26 @@ def rows_of(intervals: tuple[Interval, ...]) -> list[int]:
 def torch_chunk(rows: torch.Tensor, parts: int) -> list[torch.Tensor]:
     pieces = list(torch.chunk(rows, parts))
     return pieces + [rows[:0]] * (parts - len(pieces))
+
+
+def pieces_of(rows: list[int], parts: int) -> list[list[int]]:
+    return [piece.tolist() for piece in torch_chunk(torch.tensor(rows, dtype=torch.int64), parts)]
+
+
+def part_of_each_piece(rows: list[int], cut: Cut) -> list[int]:
+    pieces = pieces_of(rows, cut.factor)
+    return [row for piece in pieces for row in pieces_of(piece, cut.parts)[cut.part]]
+
+
+def every_other_piece(rows: list[int], cut: Cut) -> list[int]:
+    pieces = pieces_of(rows, cut.factor * cut.parts)
+    return [row for piece in pieces[cut.part :: cut.parts] for row in piece]
+
+
+LISTS: dict[StridedRows, Callable[[list[int], Cut], list[int]]] = {
+    literal: part_of_each_piece,
+    striped: every_other_piece,
+}
 
 
 def coordinates(parts: list[int]) -> list[tuple[int, ...]]:
@@ -67,18 +90,18 @@ def test_nested_cuts_as_torch_does(size: int, parts: list[int]) -> None:
         assert literal(size, cuts) == nested(size, cuts)
 
 
-@given(SIZES, PARTS, st.lists(st.integers(1, 5), min_size=3, max_size=3))
-def test_literal_cuts_as_strided_shard_does(
-    size: int, parts: list[int], factors: list[int]
+@pytest.mark.parametrize("strided", [literal, striped])
+@given(size=SIZES, parts=PARTS, factors=st.lists(st.integers(1, 5), min_size=3, max_size=3))
+def test_strided_cuts_take_pieces_of_lists(
+    strided: StridedRows, size: int, parts: list[int], factors: list[int]
 ) -> None:
     for coordinate in coordinates(parts):
-        rows = torch.arange(size)
+        rows = list(range(size))
         cuts = [Cut(*cut) for cut in zip(parts, coordinate, factors, strict=False)]
         for cut in cuts:
-            placement = _StridedShard(0, split_factor=cut.factor)
-            rows = placement._split_tensor(rows, cut.parts, with_padding=False)[0][cut.part]
-        intervals = literal(size, cuts)
-        assert rows_of(intervals) == rows.tolist()
+            rows = LISTS[strided](rows, cut)
+        intervals = strided(size, cuts)
+        assert rows_of(intervals) == rows
         # As few intervals as there can be: none is empty and none touches the next.
         assert all(lo < hi for lo, hi in intervals)
         assert all(a[1] < b[0] for a, b in pairwise(intervals))

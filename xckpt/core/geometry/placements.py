@@ -12,6 +12,8 @@ in two ways that agree for sizes that divide evenly and differ for others:
 2. **Literal** (`literal`): a ``_StridedShard`` as it is defined on its own: the dimension is first
    cut into ``split_factor`` pieces, every piece into ``parts``, and the rank holds its part of
    *each* piece. The result is up to ``split_factor`` intervals. Reshaping a DTensor makes these.
+   torch up to 2.9 cuts them into ``split_factor * parts`` at once (`striped`), which puts other
+   rows together where that does not divide evenly.
 
 `readings` gives the readings of a list of cuts, the likelier one first; the caller takes
 the first whose size is the local tensor's. Taking the wrong one cannot go unnoticed: the ranks'
@@ -22,7 +24,7 @@ sizes add up under one reading only, so a wrong pick leaves a gap and an overlap
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 
@@ -32,6 +34,8 @@ Interval = tuple[int, int]
 """Rows ``[lo, hi)`` of a tensor dimension."""
 View = tuple[slice, ...]
 """The slices of a local tensor that hold a box."""
+StridedRows = Callable[[int, Sequence["Cut"]], tuple[Interval, ...]]
+"""The rows of a dimension that are left after cuts, as `literal` and `striped` give them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +86,31 @@ def literal(size: int, cuts: Sequence[Cut]) -> tuple[Interval, ...]:
         >>> literal(9, [Cut(parts=4, part=1, factor=2)])
         ((2, 4), (6, 7))
     """
-    held: tuple[Interval, ...] = ((0, size),) if size else ()
-    for cut in cuts:
-        pieces = (chunk((0, length(held)), cut.factor, piece) for piece in range(cut.factor))
-        wanted = (chunk(piece, cut.parts, cut.part) for piece in pieces)
-        held = tuple(_joined(_rows(held, wanted)))
-    return held
+
+    def part_of_each(length: int, cut: Cut) -> Iterator[Interval]:
+        pieces = (chunk((0, length), cut.factor, piece) for piece in range(cut.factor))
+        return (chunk(piece, cut.parts, cut.part) for piece in pieces)
+
+    return _cut_in_turn(size, cuts, part_of_each)
+
+
+def striped(size: int, cuts: Sequence[Cut]) -> tuple[Interval, ...]:
+    """The rows left when each cut makes ``factor * parts`` pieces and takes every ``parts``-th.
+
+    So torch up to 2.9 cuts a ``_StridedShard``. It is `literal` where the pieces are equal.
+
+    Example:
+        >>> literal(6, [Cut(parts=2, part=1, factor=2)])
+        ((2, 3), (5, 6))
+        >>> striped(6, [Cut(parts=2, part=1, factor=2)])
+        ((2, 4),)
+    """
+
+    def every_other(length: int, cut: Cut) -> Iterator[Interval]:
+        pieces = cut.factor * cut.parts
+        return (chunk((0, length), pieces, piece) for piece in range(cut.part, pieces, cut.parts))
+
+    return _cut_in_turn(size, cuts, every_other)
 
 
 def length(intervals: Sequence[Interval]) -> int:
@@ -120,8 +143,15 @@ def cut_order(cuts: Sequence[Cut]) -> list[int] | None:
     return order
 
 
-def readings(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
+def readings(
+    size: int, cuts: Sequence[Cut], strided: StridedRows = literal
+) -> list[tuple[Interval, ...]]:
     """The rows that the cuts may stand for: one reading, or two that differ, the likelier first.
+
+    Args:
+        size: rows of the dimension.
+        cuts: the mesh axes that cut it, first to last.
+        strided: how torch cuts a ``_StridedShard`` on its own: `literal`, or `striped`.
 
     Example:
         >>> readings(8, [Cut(2, 0, factor=2), Cut(2, 1)])
@@ -129,7 +159,7 @@ def readings(size: int, cuts: Sequence[Cut]) -> list[tuple[Interval, ...]]:
         >>> readings(7, [Cut(3, 2, factor=2), Cut(2, 0)])  # FSDP2 holds nothing, torch's text row 6
         [(), ((6, 7),)]
     """
-    written = literal(size, cuts)
+    written = strided(size, cuts)
     order = cut_order(cuts)
     if order is None:
         return [written]
@@ -155,7 +185,17 @@ def combined(held: Sequence[Sequence[Interval]]) -> tuple[Boxes, list[View]]:
     return Boxes.of(boxes, rank=len(held)), views
 
 
-def _rows(held: Sequence[Interval], wanted: Iterator[Interval]) -> Iterator[Interval]:
+def _cut_in_turn(
+    size: int, cuts: Sequence[Cut], wanted: Callable[[int, Cut], Iterable[Interval]]
+) -> tuple[Interval, ...]:
+    """The rows left; ``wanted`` says for a number of rows which positions one cut keeps."""
+    held: tuple[Interval, ...] = ((0, size),) if size else ()
+    for cut in cuts:
+        held = tuple(_joined(_rows(held, wanted(length(held), cut))))
+    return held
+
+
+def _rows(held: Sequence[Interval], wanted: Iterable[Interval]) -> Iterator[Interval]:
     """Intervals of positions within the rows held, as intervals of the rows themselves.
 
     Both ascend, so that one walk is enough.

@@ -39,7 +39,6 @@ from xckpt.core.geometry.placements import (
     View,
     combined,
     length,
-    literal,
     nested,
     readings,
 )
@@ -308,9 +307,12 @@ def _readings(
     # conventions that `readings` knows exist.
     spec = getattr(tensor, "_spec", None)
     if any(cut.factor > 1 for cut in cuts.values()):
+        # Few states have a _StridedShard.
+        from xckpt.torch.sharded.strided_shard import strided_rows
+
         if getattr(spec, "use_strided_shard_as_shard_order", None) is False:
-            return [literal(size, [cuts[axis] for axis in axes])]
-        return readings(size, [cuts[axis] for axis in axes])
+            return [strided_rows()(size, [cuts[axis] for axis in axes])]
+        return readings(size, [cuts[axis] for axis in axes], strided_rows())
     for entry in getattr(spec, "shard_order", None) or ():
         if entry.tensor_dim == dim:
             axes = list(entry.mesh_dims)
