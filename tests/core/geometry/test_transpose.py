@@ -42,16 +42,23 @@ def orders(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray]:
     return views[0], views[1]
 
 
-@given(orders=orders(), tile=st.integers(1, 64), across=st.integers(1, 8), short=st.integers(0, 4))
+@given(
+    orders=orders(),
+    tile=st.integers(1, 64),
+    across=st.integers(1, 8),
+    short=st.integers(0, 4),
+    long=st.integers(1, 32),
+)
 @examples(120, 3000)
 def test_the_bits_are_those_that_numpy_copies(
-    orders: tuple[np.ndarray, np.ndarray], tile: int, across: int, short: int
+    orders: tuple[np.ndarray, np.ndarray], tile: int, across: int, short: int, long: int
 ) -> None:
     target, source = orders
     around = target if target.base is None else target.base
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(transpose, "SMALL_BYTES", 0)
         patch.setattr(transpose, "LINE_BYTES", 4)
+        patch.setattr(transpose, "LONG_BYTES", long)
         patch.setattr(transpose, "TILE_BYTES", tile)
         patch.setattr(transpose, "TILE_ACROSS", across)
         patch.setattr(transpose, "SHORT", short)

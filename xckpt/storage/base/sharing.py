@@ -36,7 +36,7 @@ from xckpt.storage.base.packs import EqualChunk, EqualChunks
 from xckpt.storage.budget import Pool, ProgressCounter, Reservation
 from xckpt.storage.chunks.orders import WriteOrders, Written
 from xckpt.storage.chunks.plain_files import contents, stored_bytes, write_file
-from xckpt.storage.chunks.shard_files import shard_parts, unit_length
+from xckpt.storage.chunks.shards.files import shard_parts, unit_length
 from xckpt.storage.chunks.units import digests
 from xckpt.storage.chunks.write_chunks import ChunkWrites, Unit, item_units
 from xckpt.storage.commit.batch import sync_all, syncs_at_once

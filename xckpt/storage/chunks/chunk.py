@@ -138,17 +138,17 @@ class ChunkSource:
             StorageError: this process was forked from one that had used TensorStore.
             ValueError: the checkpoint was closed.
         """
-        self._check_open()
+        self.check_open()
         if chunk.array.place is not None:
             place = self.integrity.places.place(chunk.array, chunk.number)
             part = slice(place.offset, place.offset + chunk.nbytes)
-            value = self._store.read(place.pack, byte_range=part)
+            value = self.store.read(place.pack, byte_range=part)
             return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         if self.is_plain_file(chunk):
             return PendingRead(chunk, into, partial(self._fill, chunk, into), under_way=False)
         self._check_file(chunk)
         if into.nbytes <= SMALL_BYTES and self._is_object(chunk):
-            value = self._store.read(chunk.array.key(chunk.box.offsets))
+            value = self.store.read(chunk.array.key(chunk.box.offsets))
             return PendingRead(chunk, into, partial(_take_value, value, into, self.root))
         memory = ts.array(into, copy=False, write=True)
         with storage_errors(self.root):
@@ -202,9 +202,9 @@ class ChunkSource:
             StorageError: it cannot be read.
         """
         sizes, dtype, leaf = chunk.box.sizes, chunk.dtype, chunk.array.leaf
-        self._check_open()
+        self.check_open()
         memory = allocate((slab_elements(sizes, dtype.itemsize),), dtype, leaf)
-        with self._plain_errors(chunk), contextlib.closing(_open_file(self.root, chunk)) as file:
+        with self.file_errors(chunk), contextlib.closing(_open_file(self.root, chunk)) as file:
             yield from file.slabs(sizes, memory)
             digest = file.digest()
         self.verify(chunk, digest)
@@ -216,7 +216,7 @@ class ChunkSource:
             return file.digest()
 
     @contextlib.contextmanager
-    def _plain_errors(self, chunk: Chunk) -> Iterator[None]:
+    def file_errors(self, chunk: Chunk) -> Iterator[None]:
         """Say of which chunk a file is that is damaged or cannot be read."""
         try:
             with storage_errors(self._place(chunk)):
@@ -243,7 +243,8 @@ class ChunkSource:
         problem = Problem(chunk.array.leaf, box, kind="chunk", text=text, line=line)
         return CorruptCheckpointError(line, [problem])
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise an error if nothing may be read: the checkpoint is closed, or this is a fork."""
         check_process()
         if self.closed:
             raise ValueError(f"{self.home} is closed; open it again")
@@ -260,14 +261,15 @@ class ChunkSource:
         return is_plain(array, self.manifest.codecs) and chunk.box.sizes == array.chunk
 
     @property
-    def _store(self) -> ts.KvStore:
+    def store(self) -> ts.KvStore:
+        """The objects of the checkpoint."""
         if self._chunks is None:
             self._chunks = open_store(self.root)
         return self._chunks
 
     def _open(self, array: ZarrArray) -> ts.TensorStore:
         if array.path not in self._opened:
-            self._opened[array.path] = open_array(self._store, array, self.manifest.codecs)
+            self._opened[array.path] = open_array(self.store, array, self.manifest.codecs)
         return self._opened[array.path]
 
     def _place(self, chunk: Chunk) -> str:
@@ -296,7 +298,7 @@ def _open_file(root: Location, chunk: Chunk) -> PlainFile:
     path = f"{root.path}/{chunk.array.key(chunk.box.offsets)}"
     if chunk.array.shard is None:
         return PlainFile(path, stored_bytes(chunk.array))
-    from xckpt.storage.chunks.shard_files import open_in_shard
+    from xckpt.storage.chunks.shards.files import open_in_shard
 
     return open_in_shard(path, chunk.array, chunk.box)
 

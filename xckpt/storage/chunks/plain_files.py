@@ -104,8 +104,9 @@ class PlainFile:
         return os.pread(self._file.descriptor, count, self.nbytes - count)
 
     def go_to(self, position: int) -> None:
-        """Read on from here."""
+        """Read on from here, and begin another digest."""
         self._position = position
+        self._hash.reset()
 
     def fill(self, into: NDArray[np.generic]) -> None:
         """Read the next elements into C-contiguous memory.

@@ -30,6 +30,7 @@ from xckpt.errors import XckptError
 from xckpt.storage.array import SMALL_BYTES
 from xckpt.storage.budget import Pool, ProgressCounter
 from xckpt.storage.chunks.chunk import ChunkSource, PendingRead, allocate
+from xckpt.storage.chunks.plain_files import are_plain
 from xckpt.storage.chunks.requests import ChunkRequest, ChunkRequests
 from xckpt.storage.integrity import DOCUMENTS_IN_FLIGHT, RequestedDocument
 
@@ -81,7 +82,7 @@ class ChunkWindow:
         on_error: Callable[[XckptError], None] | None = None,
     ) -> None:
         self.pool = Pool(threads=threads, budget=budget)
-        self._source = source
+        self.source = source
         self._memory = memory
         self._landed = landed
         self._progress = progress
@@ -98,14 +99,15 @@ class ChunkWindow:
         small: list[ChunkRequest] = []
         large: deque[ChunkRequest] = deque()
         for request in requests:
-            (small if request.nbytes <= SMALL_BYTES else large).append(request)
+            is_small = request.nbytes <= SMALL_BYTES or request.chunk.array.shard is not None
+            (small if is_small else large).append(request)
         while large and self.pool.has_room(large[0].held) and not self.pool.failed:
             self.submit(large.popleft())
         # Now that there is work to do with large chunks.
         wanted = [array for array in arrays if array.place is None]  # others have no zarr.json
-        integrity = self._source.integrity
+        integrity = self.source.integrity
         documents: list[RequestedDocument] = []
-        if self._source.root.driver == "file" and not self.pool.single:
+        if self.source.root.driver == "file" and not self.pool.single:
             self.pool.submit(partial(integrity.check_documents, wanted))
             wanted = []
         else:
@@ -116,19 +118,26 @@ class ChunkWindow:
         integrity.check_documents(wanted[DOCUMENTS_IN_FLIGHT:])
 
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
-        """Begin chunks; what lies together in a pack is read at once."""
-        packed: list[ChunkRequest] = []
+        """Begin chunks; what lies together in a pack or a shard is read at once."""
+        packed, sharded = list[ChunkRequest](), list[ChunkRequest]()
+        plain = are_plain(self.source.manifest.codecs)
         for request in requests:
             if request.chunk.array.place is not None:
                 packed.append(request)
+            elif plain and request.chunk.array.shard is not None:
+                sharded.append(request)
             elif not self.pool.failed:
                 self.submit(request)
+        if sharded:  # their modules are imported where they are needed
+            from xckpt.storage.chunks.shards.reads import ShardReads
+
+            ShardReads(self).read(sharded)
         if packed:
             from xckpt.storage.packs.read_packs import PackReads
 
-            PackReads(self._source, self.pool, self._reserve, self._land, self._refuse).read(packed)
+            PackReads(self).read(packed)
 
-    def _land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
+    def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Bring the parts of a verified chunk to their destinations."""
         self.deliver(request, data)
         self.landed(request)
@@ -136,12 +145,12 @@ class ChunkWindow:
     def submit(self, request: ChunkRequest) -> None:
         """Begin a chunk as soon as the budget has room for it."""
         size = request.held
-        self._reserve(size)
+        self.reserve(size)
         try:
             begun = self._begin(request)
         except XckptError as error:
             self.pool.release(size)
-            self._refuse(error)
+            self.refuse(error)
             return
         small = request.nbytes <= SMALL_BYTES
         if (small or self.pool.alone) if begun.under_way else self.pool.single:
@@ -151,7 +160,7 @@ class ChunkWindow:
             if not small or len(self._unsent) >= TOGETHER:
                 self._send()
 
-    def _reserve(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Take bytes of the budget; first give back what waits for the caller's own thread."""
         while self._queue and not self.pool.has_room(size):
             self._finish(self._queue.popleft())
@@ -196,9 +205,7 @@ class ChunkWindow:
     ) -> None:
         """Copy the parts of a chunk to their destinations.
 
-        Args:
-            request: the chunk.
-            data: its elements, or those of the box ``at``, which counts from the chunk's first.
+        ``data`` are its elements, or those of the box ``at``, which counts from the chunk's first.
         """
         whole = Box.whole(request.chunk.box.sizes)
         for part in request.parts:
@@ -222,16 +229,16 @@ class ChunkWindow:
             self._progress.add(request.nbytes)
 
     def _begin(self, request: ChunkRequest) -> _Begun:
-        chunk, into = request.chunk, self._direct_view(request)
+        chunk, into = request.chunk, self.direct_view(request)
         direct = into is not None
-        if into is None and not self._source.is_plain_file(chunk):
+        if into is None and not self.source.is_plain_file(chunk):
             into = allocate(chunk.box.sizes, chunk.dtype, chunk.array.leaf)
-        read = None if into is None else self._source.begin(chunk, into)
+        read = None if into is None else self.source.begin(chunk, into)
         begun = _Begun(request, read, direct)
         self._in_flight.add(begun)
         return begun
 
-    def _direct_view(self, request: ChunkRequest) -> NDArray[np.generic] | None:
+    def direct_view(self, request: ChunkRequest) -> NDArray[np.generic] | None:
         """The destination's own memory, if the chunk can be read straight into it."""
         if len(request.parts) != 1 or request.parts[0].box is not None:
             return None
@@ -245,21 +252,22 @@ class ChunkWindow:
         request, read = begun.request, begun.read
         try:
             if read is None:
-                with contextlib.closing(self._source.slabs(request.chunk)) as slabs:
+                with contextlib.closing(self.source.slabs(request.chunk)) as slabs:
                     for at, slab in slabs:
                         self.deliver(request, slab, at)
             else:
-                self._source.finish(read)
+                self.source.finish(read)
                 if not begun.direct:
                     self.deliver(request, read.into)
             self.landed(request)
         except XckptError as error:
-            self._refuse(error)
+            self.refuse(error)
         finally:
             self._in_flight.remove(begun)
             self.pool.release(request.held)
 
-    def _refuse(self, error: XckptError) -> None:
+    def refuse(self, error: XckptError) -> None:
+        """Raise the error of a chunk, unless they are collected."""
         if self._on_error is None:
             raise error
         self._on_error(error)

@@ -290,7 +290,7 @@ def _write_unit(unit: Unit, location: Location) -> list[bytes]:
     path, nbytes = f"{within}/{array.key(unit.box.offsets)}", stored_bytes(array)
     if array.shard is None:
         return [write_plain(path, unit.data, nbytes, within=within, synced=synced)]
-    from xckpt.storage.chunks.shard_files import write_shard
+    from xckpt.storage.chunks.shards.files import write_shard
 
     return write_shard(path, unit.data, array, within=within, synced=synced)
 

@@ -23,7 +23,7 @@ from xckpt.storage.array import digest_array
 from xckpt.storage.chunks import plain_files
 from xckpt.storage.chunks.chunk import ChunkSource
 from xckpt.storage.chunks.requests import chunks_of
-from xckpt.storage.chunks.shard_files import open_in_shard, sealed, write_shard
+from xckpt.storage.chunks.shards.files import open_in_shard, sealed, write_shard
 
 W = np.random.default_rng(0).integers(0, 1 << 16, (96, 80), np.uint16)
 STATE = {"w": W, "bools": W > 1 << 15, "columns": W.T, "edge": W[:91, :77]}

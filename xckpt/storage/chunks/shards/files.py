@@ -8,6 +8,7 @@ copied on their way. A reader opens the file, reads the index, and goes on at th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from math import prod
 
@@ -101,15 +102,24 @@ def _small_chunks(
     nbytes = prod(chunk) * data.itemsize
     together = max(1, plain_files.SLAB_BYTES // nbytes)
     memory = np.empty(min(together, prod(counts)) * prod(chunk), data.dtype)
-    for block in cell_blocks(Box.whole(counts), (1,) * len(counts), together):
-        part = by_chunk[block.slices()]
-        slab = part.reshape(-1) if part.flags.c_contiguous else memory[: part.size]
-        if not part.flags.c_contiguous:
+    for block in _blocks(counts, together):
+        part = by_chunk[block]
+        if part.flags.c_contiguous:
+            slab = part.reshape(-1)
+        else:
+            slab = memory[: part.size]
             copy_bits(slab.reshape(part.shape), part)
         content = plain_bools(slab).view(np.uint8)
         starts = range(0, len(content), nbytes)
         digests += [digest_bytes(content[low : low + nbytes].data) for low in starts]
         yield content
+
+
+@functools.lru_cache(maxsize=256)
+def _blocks(counts: Shape, together: int) -> tuple[tuple[slice, ...], ...]:
+    """Regions of so many chunks, in C order, that make up a shard of ``counts`` chunks."""
+    blocks = cell_blocks(Box.whole(counts), (1,) * len(counts), together)
+    return tuple(block.slices() for block in blocks)
 
 
 def _one_by_one(
@@ -142,30 +152,61 @@ def sealed(entries: bytes) -> bytes:
     return entries + google_crc32c.value(entries).to_bytes(CHECKSUM_BYTES, "little")
 
 
-def open_in_shard(path: str, array: ZarrArray, box: Box) -> PlainFile:
-    """A shard's file, open at the chunk that is the array's box ``box``.
+def shard_box(array: ZarrArray, box: Box) -> Box:
+    """The part of an array that lies in the shard which holds the chunk at ``box``."""
+    assert array.shard is not None
+    origin = tuple(low // size * size for low, size in zip(box.offsets, array.shard, strict=True))
+    rest = zip(array.shard, array.shape, origin, strict=True)
+    return Box(origin, tuple(min(size, whole - low) for size, whole, low in rest))
+
+
+class ShardFile(PlainFile):
+    """A shard's file, open for one reading of some of its chunks until `close`.
+
+    Args:
+        path: the file.
+        array: what it is a shard of.
+        box: that of any chunk in it.
 
     Raises:
         CorruptCheckpointError: it is missing, of another length, or its index is damaged.
         OSError: it cannot be opened.
     """
-    shard, chunk, item = array.shard, array.chunk, item_size(array.dtype)
-    assert shard is not None
-    origin = tuple(low // size * size for low, size in zip(box.offsets, shard, strict=True))
-    rest = zip(shard, array.shape, origin, strict=True)
-    sizes = tuple(min(size, whole - low) for size, whole, low in rest)
-    within = zip(box.offsets, origin, chunk, strict=True)
-    cell = [(at - low) // step for at, low, step in within]
-    file = PlainFile(path, unit_length(array, sizes), most=most_bytes(array, ()))
-    try:
-        index = file.tail(index_bytes(shard, chunk))
-        entries = index[:-CHECKSUM_BYTES]
-        if sealed(entries) != index:
-            raise CorruptCheckpointError("the shard's index is damaged")
-        start = chunk_start(entries, cell, sizes, shard, chunk, item, file.nbytes - len(index))
+
+    def __init__(self, path: str, array: ZarrArray, box: Box) -> None:
+        self._array, self._part = array, shard_box(array, box)
+        assert array.shard is not None
+        super().__init__(path, unit_length(array, self._part.sizes), most=most_bytes(array, ()))
+        try:
+            index = self.tail(index_bytes(array.shard, array.chunk))
+            self._entries, self._end = index[:-CHECKSUM_BYTES], self.nbytes - len(index)
+            if sealed(self._entries) != index:
+                raise CorruptCheckpointError("the shard's index is damaged")
+        except BaseException:
+            self.close()
+            raise
+
+    def go_to_chunk(self, box: Box) -> None:
+        """Read on at the chunk that is the array's box ``box``.
+
+        Raises:
+            CorruptCheckpointError: the index has no such chunk.
+        """
+        shard, chunk, item = self._array.shard, self._array.chunk, item_size(self._array.dtype)
+        assert shard is not None
+        within = zip(box.offsets, self._part.offsets, chunk, strict=True)
+        cell = [(at - low) // step for at, low, step in within]
+        start = chunk_start(self._entries, cell, self._part.sizes, shard, chunk, item, self._end)
         if isinstance(start, str):
             raise CorruptCheckpointError(start)
-        file.go_to(start)
+        self.go_to(start)
+
+
+def open_in_shard(path: str, array: ZarrArray, box: Box) -> ShardFile:
+    """A shard's file, open at the chunk that is the array's box ``box``; raises as `ShardFile`."""
+    file = ShardFile(path, array, box)
+    try:
+        file.go_to_chunk(box)
     except BaseException:
         file.close()
         raise

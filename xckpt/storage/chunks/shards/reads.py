@@ -1,0 +1,145 @@
+"""Reading chunks that lie in zarr shards: all that are wanted of a shard in one go.
+
+1. Chunks are grouped by their shard.
+2. A local shard is opened once, its index is checked once, and its chunks are read one behind
+   another, straight to where they go or slab by slab.
+3. Of another, those that lie close together are one request (`xckpt.storage.chunks.range_reads`):
+   a shard that is wanted as a whole is read as a whole. Chunks are looked for where a writer of
+   this package puts them; the digest of each says whether it is there. A range that reaches to the
+   last chunk takes in the index, which has to be the expected one. What is found otherwise is read
+   by TensorStore, which goes by the index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+import numpy as np
+
+from xckpt.core.dtypes import item_size
+from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.shards.index import chunk_start, shard_entries
+from xckpt.core.manifest.packs import PackRange, runs
+from xckpt.errors import XckptError
+from xckpt.storage.array import digest_array
+from xckpt.storage.chunks.chunk import allocate
+from xckpt.storage.chunks.plain_files import is_leading, slab_elements, stored_bytes
+from xckpt.storage.chunks.range_reads import GAP_BYTES, RANGE_BYTES, Placed, RangeReads
+from xckpt.storage.chunks.requests import ChunkRequest
+from xckpt.storage.chunks.shards.files import ShardFile, sealed, shard_box, unit_length
+
+SHARD_BYTES = 1 << 25
+"""What is read of a shard in one request, if the budget is four times that."""
+
+
+class ShardReads(RangeReads):
+    """Reads chunks of zarr shards for a window; they are elements and nothing else."""
+
+    def read(self, requests: Iterable[ChunkRequest]) -> None:
+        """Begin to read chunks, within the window's budget."""
+        shards: dict[str, list[ChunkRequest]] = {}
+        for request in requests:
+            key = request.chunk.array.key(request.chunk.box.offsets)
+            shards.setdefault(key, []).append(request)
+        local = self.window.source.root.driver == "file"
+        for key, members in shards.items():
+            if not self.window.pool.failed:
+                self._begin_file(key, members) if local else self._begin_ranges(key, members)
+
+    def _begin_ranges(self, key: str, requests: Sequence[ChunkRequest]) -> None:
+        """Ask for what is wanted of a shard."""
+        array, box = requests[0].chunk.array, requests[0].chunk.box
+        part, nbytes = shard_box(array, box), stored_bytes(array)
+        entries = _usual_entries(requests[0], part)
+        index = sealed(entries)
+        end = unit_length(array, part.sizes) - len(index)
+        starts = [_start(entries, request, part, end) for request in requests]
+        placed = [Placed(*each) for each in zip(requests, starts, strict=True)]
+        most = max(RANGE_BYTES, min(SHARD_BYTES, self.window.pool.budget // 4))
+        for each in runs(starts, [nbytes] * len(starts), gap=GAP_BYTES, most=most):
+            members = [placed[number] for number in each.members]
+            if each.stop == end:
+                whole = PackRange(each.start, end + len(index), each.members)
+                self.begin(key, whole, members, index)
+            else:
+                self.begin(key, each, members)
+
+    def _begin_file(self, key: str, requests: Sequence[ChunkRequest]) -> None:
+        """Have a thread read what is wanted of a local shard, one chunk at a time."""
+        window, size = self.window, max(request.held for request in requests)
+        window.reserve(size)
+        task = partial(self._read_file, f"{window.source.root.path}/{key}", requests)
+        if not window.pool.single:
+            window.pool.submit(task, size, reserved=True)
+            return
+        try:
+            task()
+        finally:
+            window.pool.release(size)
+
+    def _read_file(self, path: str, requests: Sequence[ChunkRequest]) -> None:
+        """Read chunks of a local shard, in the order in which they lie there."""
+        first = requests[0].chunk
+        self.window.source.check_open()
+        try:
+            with self.window.source.file_errors(first):
+                file = ShardFile(path, first.array, first.box)
+        except XckptError:
+            self.read_alone([Placed(request, 0) for request in requests])
+            return
+        with contextlib.closing(file):
+            for request in requests:
+                try:
+                    self._read_chunk(file, request)
+                except XckptError as error:
+                    self.window.refuse(error)
+
+    def _read_chunk(self, file: ShardFile, request: ChunkRequest) -> None:
+        """Read a chunk of an open shard, verify it, and hand it over."""
+        window, chunk = self.window, request.chunk
+        with window.source.file_errors(chunk):
+            file.go_to_chunk(chunk.box)
+            if is_leading(chunk.box.sizes, chunk.array.chunk):
+                data, digest = None, self._deliver(file, request)
+            else:
+                padded = allocate(chunk.array.chunk, chunk.dtype, chunk.array.leaf)
+                file.fill(padded)
+                data = np.ascontiguousarray(padded[Box.whole(chunk.box.sizes).slices()])
+                digest = digest_array(data)
+        window.source.verify(chunk, digest)
+        if data is not None:
+            window.deliver(request, data)
+        window.landed(request)
+
+    def _deliver(self, file: ShardFile, request: ChunkRequest) -> bytes:
+        """Bring a chunk to where it goes, whose elements are the next; their digest."""
+        chunk, into = request.chunk, self.window.direct_view(request)
+        if into is not None:
+            file.fill(into)
+        else:
+            elements = slab_elements(chunk.box.sizes, chunk.dtype.itemsize)
+            memory = allocate((elements,), chunk.dtype, chunk.array.leaf)
+            for at, slab in file.slabs(chunk.box.sizes, memory):
+                self.window.deliver(request, slab, at)
+        return file.digest()
+
+
+def _usual_entries(request: ChunkRequest, part: Box) -> bytes:
+    """The entries of a shard, of which ``part`` lies in the array, as this package writes them."""
+    array = request.chunk.array
+    assert array.shard is not None
+    return shard_entries(part.sizes, array.shard, array.chunk, item_size(array.dtype))
+
+
+def _start(entries: bytes, request: ChunkRequest, part: Box, end: int) -> int:
+    """Where a chunk begins in such a shard."""
+    array = request.chunk.array
+    assert array.shard is not None
+    within = zip(request.chunk.box.offsets, part.offsets, array.chunk, strict=True)
+    cell = [(at - low) // step for at, low, step in within]
+    item = item_size(array.dtype)
+    start = chunk_start(entries, cell, part.sizes, array.shard, array.chunk, item, end)
+    assert isinstance(start, int)
+    return start
