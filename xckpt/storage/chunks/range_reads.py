@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -140,6 +140,21 @@ class RangeReads:
                 self.window.land(request, data)
             except XckptError as error:
                 self.window.refuse(error)
+
+
+def read_together(window: ChunkWindow, requests: Iterable[ChunkRequest]) -> None:
+    """Begin to read chunks that lie in packs and in zarr shards; most checkpoints have neither."""
+    packed, sharded = list[ChunkRequest](), list[ChunkRequest]()
+    for request in requests:
+        (sharded if request.chunk.array.place is None else packed).append(request)
+    if sharded:
+        from xckpt.storage.chunks.shards.reads import ShardReads
+
+        ShardReads(window).read(sharded)
+    if packed:
+        from xckpt.storage.packs.read_packs import PackReads
+
+        PackReads(window).read(packed)
 
 
 def _elements(chunk: Chunk, content: bytes, start: int) -> NDArray[np.generic]:

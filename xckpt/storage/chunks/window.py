@@ -119,23 +119,18 @@ class ChunkWindow:
 
     def submit_all(self, requests: Iterable[ChunkRequest]) -> None:
         """Begin chunks; what lies together in a pack or a shard is read at once."""
-        packed, sharded = list[ChunkRequest](), list[ChunkRequest]()
+        together: list[ChunkRequest] = []
         plain = are_plain(self.source.manifest.codecs)
         for request in requests:
-            if request.chunk.array.place is not None:
-                packed.append(request)
-            elif plain and request.chunk.array.shard is not None:
-                sharded.append(request)
+            array = request.chunk.array
+            if array.place is not None or (plain and array.shard is not None):
+                together.append(request)
             elif not self.pool.failed:
                 self.submit(request)
-        if sharded:  # their modules are imported where they are needed
-            from xckpt.storage.chunks.shards.reads import ShardReads
+        if together:
+            from xckpt.storage.chunks.range_reads import read_together
 
-            ShardReads(self).read(sharded)
-        if packed:
-            from xckpt.storage.packs.read_packs import PackReads
-
-            PackReads(self).read(packed)
+            read_together(self, together)
 
     def land(self, request: ChunkRequest, data: NDArray[np.generic]) -> None:
         """Bring the parts of a verified chunk to their destinations."""
