@@ -25,6 +25,7 @@ from xckpt.api.run.saves import Rules, RunSaves
 from xckpt.api.save import Path, check_path
 from xckpt.core.metadata import JSONValue
 from xckpt.core.run.bases import FULL_EVERY, Bases
+from xckpt.core.run.names import DIGITS, MOST_STEPS
 from xckpt.core.run.policies import BY_DEFAULT, KEEP_BY_DEFAULT, KeepPolicy, SavePolicy
 from xckpt.core.run.temporary import Temporary, checked_policies
 from xckpt.engine.adapters import find_group
@@ -244,6 +245,6 @@ def _step(step: object) -> int:
     """
     if not isinstance(step, int) or isinstance(step, bool):
         raise TypeError(f"a step is an int, not a {type(step).__name__}")
-    if step < 0:
-        raise ValueError(f"a step is a number from 0 on, not {step}")
+    if not 0 <= step < MOST_STEPS:
+        raise ValueError(f"a step is a number from 0 to 10**{DIGITS} - 1, not {step}")
     return step

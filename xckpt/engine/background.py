@@ -29,6 +29,7 @@ from xckpt.core.metadata import Metadata
 from xckpt.engine.ranks.group import Group
 from xckpt.engine.save import IN_FLIGHT, SaveInFlight, settle
 from xckpt.engine.stager import AsyncStager, BlockingAsyncStager
+from xckpt.errors import XckptError
 
 State = Any
 """Any tree that a save takes."""
@@ -66,6 +67,7 @@ class SaveFuture:
     def __init__(self, status: SaveInFlight, staged: Future[None]) -> None:
         self.where = status.where
         """The path or URL that is saved to."""
+        self._process = os.getpid()
         self._status = status
         self._staged = staged
 
@@ -76,8 +78,10 @@ class SaveFuture:
 
         Raises:
             TimeoutError: that takes more than ``timeout`` seconds.
+            XckptError: this process was forked from the one that saves.
             Exception: what the stager raised; `result` raises it too.
         """
+        self._check_process(self._staged)
         error = self._staged.exception(timeout)
         if error is not None:
             self._status.seen = True
@@ -100,10 +104,24 @@ class SaveFuture:
 
         Raises:
             TimeoutError: that takes more than ``timeout`` seconds.
+            XckptError: this process was forked from the one that saves.
         """
+        self._check_process(self._status.saved)
         error = self._status.saved.exception(timeout)
         self._status.seen = True
         return error
+
+    def _check_process(self, future: Future[Any]) -> None:
+        """Refuse to wait for what goes on in another process.
+
+        Raises:
+            XckptError: this process was forked while the save went on.
+        """
+        if os.getpid() != self._process and not future.done():
+            raise XckptError(
+                f"{self.where}: this save goes on in the process that this one was forked from, "
+                f"which alone can wait for it (process {self._process})"
+            )
 
     def done(self) -> bool:
         """Whether the save is committed or has failed."""

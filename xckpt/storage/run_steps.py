@@ -3,8 +3,8 @@
 1. A step is a folder of the root with a step's name (`xckpt.core.run.names`) and a manifest, or
    what another library has committed (`xckpt.core.run.foreign`). In a bucket one listing finds
    them, in a local root one look at each folder of such a name.
-2. `described` reads the manifests, all at once, and takes from each what a record needs. A manifest
-   that cannot be read stays a step, among the unreadable ones.
+2. `described` reads the manifests, many at a time, and takes from each what a record needs. A
+   manifest that cannot be read stays a step, among the unreadable ones.
 3. `Remover` deletes in threads of its own (`xckpt.storage.commit.remove`): one takes the steps out
    of sight, the other deletes their files, no faster than it may. Faults are logged, and what is
    left is tried again.
@@ -15,13 +15,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+import tensorstore as ts
 
 from xckpt.core.manifest.codec import MAX_BYTES
 from xckpt.core.manifest.own_keys import MANIFEST
@@ -31,10 +33,16 @@ from xckpt.core.run.record import StepRecord, read_record, tensor_bytes
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.file_checks import file_bytes, file_problem
 from xckpt.storage.commit.remove import Hidden, Pace, hide_checkpoint
-from xckpt.storage.location import Location, answer, open_store, storage_errors
+from xckpt.storage.location import Location, answer, check_process, open_store, storage_errors
 
 logger = logging.getLogger("xckpt")
+
+AT_ONCE: Final = 256
+"""Manifests that are asked for at a time: a run may have thousands of steps."""
+AT_ONCE_BYTES: Final = 1 << 26
+"""Bytes of local ones that are read at a time; a longer one is read alone."""
 
 
 class Steps(msgspec.Struct, frozen=True, array_like=True):
@@ -115,10 +123,16 @@ def _below(root: Location) -> dict[str, Collection[str]]:
             found.setdefault(name, []).extend([below] if below else ())
         return dict(found)
     with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            if step_number(name) is not None:
-                found[name] = _in_folder(folder / name)
+        for entry in os.scandir(folder):
+            if step_number(entry.name) is not None and not _is_alias(folder, entry):
+                found[entry.name] = _in_folder(folder / entry.name)
     return dict(found)
+
+
+def _is_alias(root: Path, entry: os.DirEntry[str]) -> bool:
+    """Whether a name is another one of a step of this root; a link elsewhere is a step."""
+    there = entry.is_symlink() and os.path.dirname(os.path.realpath(entry))
+    return there == os.path.realpath(root)
 
 
 def _in_folder(step: Path) -> list[str]:
@@ -126,7 +140,8 @@ def _in_folder(step: Path) -> list[str]:
     if (step / MANIFEST).is_file():
         return [MANIFEST]
     with contextlib.suppress(OSError):
-        names = [entry.name + "/" * entry.is_dir() for entry in os.scandir(step)]
+        found = [entry for entry in os.scandir(step) if entry.name != MANIFEST]
+        names = [entry.name + "/" * entry.is_dir() for entry in found]
         trees = [f"{name}_METADATA" for name in names if name.endswith("/")]
         return [".", *names, *(path for path in trees if (step / path).is_file())]
     return []
@@ -143,18 +158,17 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
     records: list[StepRecord] = []
     unreadable: list[StepRecord] = []
     lacking: list[int] = []
-    with storage_errors(root):
-        store = open_store(root)
-        asked = {number: store.read(f"{name}/{MANIFEST}") for number, name in steps.items()}
-        for number, reading in asked.items():
-            read = answer(reading, root)
-            if read.state != "value":
-                lacking.append(number)
-                continue
-            try:
-                records.append(_record(number, steps[number], read.value))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                unreadable.append(StepRecord(number, name=steps[number]))
+    for number, manifest in _manifests(root, steps):
+        if manifest is None:
+            lacking.append(number)
+            continue
+        try:
+            record = _record(number, steps[number], manifest)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            unreadable.append(StepRecord(number, name=steps[number]))
+        else:
+            linked = root.folder is not None and (root.folder / record.name).is_symlink()
+            records.append(replace(record, linked=linked))
     formats = _committed(root).foreign if lacking else {}
     records += [
         StepRecord(number, name=steps[number], format=formats[steps[number]])
@@ -162,6 +176,39 @@ def described(root: Location, steps: Mapping[int, str]) -> Steps:
         if steps[number] in formats
     ]
     return Steps(sorted(records, key=lambda record: record.number), unreadable)
+
+
+def _manifests(root: Location, steps: Mapping[int, str]) -> Iterator[tuple[int, bytes | None]]:
+    """The manifests of steps, some at a time; None of a step that has none any more.
+
+    What is no manifest by its length or kind is given as no bytes, unread.
+    """
+    with storage_errors(root):
+        store = open_store(root)
+        asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None] = {}
+        waiting = 0
+        for number, name in steps.items():
+            key = f"{name}/{MANIFEST}"
+            size = file_bytes(root.folder / key) if root.folder is not None else 0
+            if waiting + size > AT_ONCE_BYTES or len(asked) >= AT_ONCE:
+                yield from _answered(root, asked)
+                asked, waiting = {}, 0
+            sound = not file_problem(root, key, MAX_BYTES)
+            asked[number] = store.read(key) if sound else None
+            waiting += size if sound else 0
+        yield from _answered(root, asked)
+
+
+def _answered(
+    root: Location, asked: dict[int, ts.Future[ts.KvStore.ReadResult] | None]
+) -> Iterator[tuple[int, bytes | None]]:
+    for number in list(asked):
+        reading = asked.pop(number)
+        if reading is None:
+            yield number, b""
+            continue
+        read = answer(reading, root)
+        yield number, read.value if read.state == "value" else None
 
 
 def _record(number: int, name: str, manifest: bytes) -> StepRecord:
@@ -203,6 +250,7 @@ class Remover:
 
     def remove(self, name: str) -> Future[None]:
         """Delete the step of a folder name; faults are logged and raised by the future."""
+        check_process()
         left, self._left = self._left, []
         for hidden in left:
             self.run(partial(self._sweep, hidden))
@@ -212,6 +260,7 @@ class Remover:
 
     def run(self, task: Callable[[], object], name: str = "") -> Future[None]:
         """Do anything else there."""
+        check_process()  # the threads are not in a forked child
         self._tasks = {task: name for task, name in self._tasks.items() if not task.done()}
         future = self._threads.submit(_done, task)
         self._tasks[future] = name
@@ -226,10 +275,15 @@ class Remover:
         self._wait(self._tasks)
 
     def _wait(self, tasks: Iterable[Future[None]]) -> None:
+        waiting = [task for task in tasks if not task.done()]
+        if waiting:
+            check_process()  # in a forked child none of them ends
         self._pace.hurry()
-        for task in list(tasks):
-            task.exception()
-        self._pace.calm()
+        try:
+            for task in waiting:
+                task.exception()
+        finally:
+            self._pace.calm()
 
     def _hide(self, name: str) -> Hidden | None:
         """Take a step out of sight; None if someone else has deleted it."""

@@ -35,11 +35,19 @@ class RunFolder:
         group: the ranks of the run.
         kept: where checkpoints are kept.
         temporary: where others lie, if there is such a root.
+
+    Raises:
+        ValueError: both roots are one place.
     """
 
     def __init__(self, group: Group, kept: RunRoot, temporary: RunRoot | None = None) -> None:
         from xckpt.storage.run_steps import Steps
 
+        if temporary is not None and temporary.is_at(kept):
+            raise ValueError(
+                f"the temporary root {temporary.location} is the root of the run itself, and its "
+                f"policies would delete the steps that are kept: name another folder"
+            )
         self.group = group
         self.kept = kept
         self.roots = (kept,) if temporary is None else (kept, temporary)
@@ -103,7 +111,8 @@ class RunFolder:
         return name
 
     def _is_own(self, record: StepRecord, temporary: bool) -> bool:
-        return record.temporary == temporary and record.format == "xckpt"
+        own = record.format == "xckpt" and not record.linked
+        return own and record.temporary == temporary
 
     def _listing(self) -> bytes:
         from xckpt.storage.run_steps import Steps
@@ -161,7 +170,7 @@ class RunFolder:
 
         Raises:
             NotACheckpointError: there is no such step.
-            ValueError: it is the only good one, or another library's.
+            ValueError: it is the only good one, another library's, or a symbolic link.
         """
         records = self.look()
         found = self.find(number)
@@ -171,6 +180,11 @@ class RunFolder:
             raise ValueError(
                 f"step {number} was written by another library ({foreign[0]}), and xckpt does not "
                 f"delete it: {self.path(found[-1])}"
+            )
+        if linked := [self.path(each) for each in found if each.linked]:
+            raise ValueError(
+                f"step {number} is a symbolic link: remove the link {linked[0]}, or delete the "
+                f"step that it points to"
             )
         if [record.number for record in records] == [number]:
             raise ValueError(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -37,6 +39,17 @@ class RunRoot:
         self.location = Location.parse(root)
         self.temporary = temporary
         self.remover = Remover(self.location, rate)
+
+    def is_at(self, other: RunRoot) -> bool:
+        """Whether it is the same place as another root, whatever links lead there."""
+        one, two = self.location.folder, other.location.folder
+        if one is None or two is None:
+            return self.location == other.location
+        if os.path.realpath(one) == os.path.realpath(two):
+            return True
+        with contextlib.suppress(OSError):
+            return one.samefile(two)
+        return False
 
     def path(self, name: str) -> str:
         """Where the step of a folder name is."""

@@ -8,10 +8,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import SupportsFloat
+from typing import Any, SupportsFloat, cast
 
 from xckpt.api.run.folder import RunFolder
 from xckpt.api.save import save_async
@@ -25,6 +26,8 @@ from xckpt.engine.background import SaveFuture
 from xckpt.engine.run.decision import Decision, Rounds
 from xckpt.engine.run.preemption import Preemption
 from xckpt.options import SaveOptions
+
+logger = logging.getLogger("xckpt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ class RunSaves:
         """What a keep policy raised on the coordinator, to be raised on all ranks."""
         self._answered = False
         """Whether a save was begun since the run was preempted."""
+        self._goes_back = False
+        """Whether it was said that newer steps are there than those saved."""
         self.resume(next(iter(folder.look()[-1:]), None))
 
     def resume(self, record: StepRecord | None) -> None:
@@ -140,7 +145,8 @@ class RunSaves:
             TypeError: a metric is no number.
         """
         self.settle()
-        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        numbers = _numbers(metrics)
+        self._warn_of_newer(step)
         name = decision.replaced or step_name(step)
         record = StepRecord(
             step,
@@ -164,6 +170,20 @@ class RunSaves:
         self._going, self._answered = (saving, record), self.preempted
         self._shares = base is not None
 
+    def _warn_of_newer(self, step: int) -> None:
+        """Say once that a run has gone back behind steps that are there."""
+        newest = next((each.number for each in self.folder.records[-1:]), step)
+        if newest <= step:
+            self._goes_back = False
+        elif self.folder.is_coordinator and not self._goes_back:
+            self._goes_back = True
+            logger.warning(
+                "%s: step %d is saved though newer steps are there, up to step %d: restore() finds "
+                "that one, and keep= counts it as the newest; to go on from step %d for good, "
+                "delete the newer ones: checkpoints.delete(%d)",
+                self.folder.kept.location, step, newest, step, newest,
+            )  # fmt: skip
+
     def settle(self) -> None:
         """Wait for the save in the background, and take note of it.
 
@@ -172,8 +192,9 @@ class RunSaves:
         """
         if self._going is None:
             return
-        (saving, record), self._going = self._going, None
+        saving, record = self._going
         error = saving.exception()
+        self._going = None  # not before: what interrupts the wait ends no save
         if error is not None:
             self._answered = False
             error.add_note(
@@ -233,11 +254,27 @@ def _bytes_of(saved: Metadata) -> int:
     )
 
 
-def _number(name: str, value: object) -> float:
+def _numbers(metrics: object) -> dict[str, float]:
+    """The metrics of a step.
+
+    Raises:
+        TypeError: they are no mapping from names to numbers.
+    """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(
+            f"metrics= is a mapping from names to numbers, such as {{'loss': 0.25}}, not a "
+            f"{type(metrics).__name__}"
+        )
+    return {name: _number(name, value) for name, value in cast(Any, metrics).items()}
+
+
+def _number(name: object, value: object) -> float:
     """A metric as a float: a number, or an array or tensor of one element."""
+    if not isinstance(name, str):
+        raise TypeError(f"metrics[{name!r}] has no name: a name is a str")
     try:
         if isinstance(value, SupportsFloat):
             return float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise TypeError(f"metrics[{name!r}] is no number: {error}") from error
     raise TypeError(f"metrics[{name!r}] is a {type(value).__name__}, and has to be a number")

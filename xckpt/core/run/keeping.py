@@ -1,7 +1,7 @@
 """Which steps of a run are kept, and which may be deleted.
 
 1. The policies are asked about all records; what one of them keeps is kept.
-2. The newest record is kept whatever they say. So are steps that no manager wrote.
+2. The newest record is kept whatever they say. So are steps that no manager wrote, and links.
 3. The rest may be deleted, oldest first.
 """
 
@@ -28,8 +28,9 @@ def kept(records: Records, policies: Iterable[KeepPolicy]) -> frozenset[int]:
     """
     in_order = sorted(records, key=lambda record: record.number)
     there = {record.number for record in in_order}
-    chosen = {number for policy in policies for number in policy(in_order)}
-    foreign = {record.number for record in in_order if record.time is None}
+    # Each policy has a list of its own: some sort theirs, or empty it.
+    chosen = {number for policy in policies for number in policy([*in_order])}
+    foreign = {record.number for record in in_order if not record.managed}
     return frozenset(chosen & there | foreign | {each.number for each in in_order[-1:]})
 
 

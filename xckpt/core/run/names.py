@@ -7,8 +7,12 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-_PLAIN: Final = r"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{1,18})"
-_LIGHTNING: Final = r"(?:[^/.][^/]*[-_])?step=([0-9]{1,18})(?:[-_][^/]*)?"
+DIGITS: Final = 18
+"""The most that a step's number has in a name: so it fits 64 bits."""
+MOST_STEPS: Final = 10**DIGITS
+
+_PLAIN: Final = rf"(?:(?:(?:global_?)?step|checkpoint|ckpt|iter)[-_=]?)?([0-9]{{1,{DIGITS}}})"
+_LIGHTNING: Final = rf"(?:[^/.][^/]*[-_])?step=([0-9]{{1,{DIGITS}}})(?:[-_][^/]*)?"
 _READ: Final = re.compile(rf"(?:{_PLAIN}|{_LIGHTNING})(?:\.ckpt|\.pth?)?", re.IGNORECASE)
 
 

@@ -48,6 +48,14 @@ class StepRecord:
     """``"xckpt"``, or the format of another library, which is read and never deleted."""
     keep: tuple[str, ...] = ()
     """The rules by which its run kept steps when it was saved; see `xckpt.core.run.rules`."""
+    linked: bool = False
+    """Whether its folder is a symbolic link. Such a step is listed and restored, and never deleted
+    or replaced: what it points to may be another step."""
+
+    @property
+    def managed(self) -> bool:
+        """Whether policies decide if it stays; what no manager wrote always does."""
+        return self.time is not None and not self.linked
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -31,7 +31,7 @@ _TEXT: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 NEWEST: Final = "newest"
 """Why a step is kept that no rule keeps, for it is the newest."""
 NOT_OURS: Final = "not the run's"
-"""Why a step is kept that no manager wrote."""
+"""Why a step is kept that no manager wrote, or that is a symbolic link."""
 
 
 def rule_texts(policies: Iterable[KeepPolicy]) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ def kept_by(records: Sequence[StepRecord]) -> dict[int, list[str]]:
         >>> kept_by(run)
         {1: [], 2: ['Latest(1)', 'EverySteps(2)']}
     """
-    ours = [record for record in records if record.time is not None]
+    ours = [record for record in records if record.managed]
     texts = ours[-1].keep if ours else ()
     rules = {text: _policy(text) for text in texts}
     asked = {text: set(policy(records)) for text, policy in rules.items() if policy is not None}
@@ -86,7 +86,7 @@ def kept_by(records: Sequence[StepRecord]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for record in records:
         by = [text for text, numbers in asked.items() if record.number in numbers]
-        if record.time is None:
+        if not record.managed:
             by = [NOT_OURS]
         elif not by:
             by = [NEWEST] if record is records[-1] else unknown

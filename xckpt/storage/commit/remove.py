@@ -1,7 +1,7 @@
 """Removing a checkpoint: at no moment is a part of it readable as a checkpoint.
 
 1. The claim of a save is written, so that a path whose removal was killed is known as unfinished: a
-   save with ``overwrite=True`` clears it.
+   save with ``overwrite=True`` clears it. On a full disk it is written after the next step.
 2. The manifest is deleted, on the condition that it is still the one that was seen. From here on
    there is no checkpoint, and who reads it gets an error that says so.
 3. Everything that this manifest implies is deleted, a few files at a time, no faster than a `Pace`
@@ -160,16 +160,32 @@ def hide_checkpoint(target: Location) -> Hidden:
         )
         # Listed before: what others begin to write afterwards is not to be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
-        answer(store.write(CLAIM, msgspec.json.encode(ClaimText.own(new_identity()))), target)
+        claimed = _claim(store, target)
         if not answer(store.write(MANIFEST, None, if_equal=generation), target).generation:
             answer(store.write(CLAIM, None), target)
             raise StorageError(f"{target}: another save has replaced this checkpoint just now")
+        if not claimed:
+            _claim(store, target)  # there is room now
         if target.folder is not None:
             sync_folder(target.folder)
     marks = [key for key in keys if key.endswith(f"/{REPLACED}")]
     groups = {posixpath.dirname(mark) for mark in marks}
     last = [*marks, *sorted(groups, reverse=True), CLAIM]
     return Hidden(target, [key for key in keys if key not in {*last}], last)
+
+
+def _claim(store: ts.KvStore, target: Location) -> bool:
+    """Write the claim; a full disk has no room for it, and deleting is what makes room."""
+    text = msgspec.json.encode(ClaimText.own(new_identity()))
+    try:
+        answer(store.write(CLAIM, text), target)
+    except (OSError, ValueError, RuntimeError):
+        if target.folder is None:
+            raise
+        with contextlib.suppress(OSError):
+            (target.folder / f"{CLAIM}.__lock").unlink()
+        return False
+    return True
 
 
 def _delete(
