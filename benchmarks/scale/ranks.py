@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from xckpt.core.geometry.spread import Processes
 from xckpt.engine.ranks.group import KeptPlans
 
 
@@ -36,6 +37,7 @@ class Rank:
 
     def __init__(self, rank: int, size: int, kept_plans: KeptPlans) -> None:
         self.rank, self.size, self.kept_plans = rank, size, kept_plans
+        self.processes: Processes | None = None
         self.answers: list[bytes] = []
         self.sent: list[bytes] = []
         self._taken = 0
@@ -71,6 +73,7 @@ class Coordinator:
         self, others: Sequence[Rank], run: Callable[[Rank], object], kept_plans: KeptPlans
     ) -> None:
         self._others, self._run, self.kept_plans = others, run, kept_plans
+        self.processes: Processes | None = None
         self.size = 1 + len(others)
         self.traffic = Traffic()
         self.elsewhere = 0.0

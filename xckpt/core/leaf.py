@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.core.names import KeyPath
 
@@ -100,6 +101,8 @@ class HostSource:
     sharded: bool = False
     sharding: Sharding | None = None
     annotation: str = ""
+    spread: Callable[[], Spread | None] | None = None
+    """Where the boxes of all processes are, if this one knows it."""
 
     def data(self, index: int) -> NDArray[np.generic]:
         """The elements of box ``index``."""

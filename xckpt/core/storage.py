@@ -69,6 +69,20 @@ class LastingWriter(Protocol):
     lasting: bool
 
 
+@runtime_checkable
+class OwnOrdersWriter(Protocol):
+    """A writer whose orders each rank can make for itself, but for the place."""
+
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
+        """Every rank: the plan with the orders that the coordinator would give it, as `BriefData`.
+
+        Args:
+            plan: this rank's share of the global plan.
+            metadata: of the whole.
+        """
+        ...
+
+
 class PlainStorageWriter:
     """The first hooks of a `StorageWriter` that leaves plans to the planner.
 

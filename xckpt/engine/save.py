@@ -21,13 +21,21 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, cast
 
+from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import JSONValue, Metadata
+from xckpt.core.plan.alone.known import KnownPlans
 from xckpt.core.plan.items import CanBeBrief, SavePlan
 from xckpt.core.plan.save import DefaultSavePlanner, SavePlanner
 from xckpt.core.plan.save_checks import check_finished, check_shares
-from xckpt.core.storage import LastingWriter, SharesHost, StorageWriter
+from xckpt.core.storage import LastingWriter, OwnOrdersWriter, SharesHost, StorageWriter
 from xckpt.engine.adapters import loaded_adapters
-from xckpt.engine.ranks.group import Group, KeptPlans, LastingGroup, operation
+from xckpt.engine.ranks.group import (
+    Group,
+    KeptPlans,
+    LastingGroup,
+    NumberedGroup,
+    operation,
+)
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
 from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
 from xckpt.engine.steps import all_reduce, reduce_scatter
@@ -74,6 +82,8 @@ def save_state(
     together = operation(group) if group.size > 1 else nullcontext()
     if group.size > 1 and isinstance(group, LastingGroup):
         save.kept = group.kept_plans
+    if group.size > 1 and isinstance(group, NumberedGroup):
+        save.processes = group.processes
     if watch is None:
         with together:
             return save.run(group)
@@ -97,6 +107,8 @@ class _Save:
     """The context of a step, by its name, which times it where there is a listener."""
     kept: KeptPlans | None = None
     """The plans of earlier saves of this group."""
+    processes: Processes | None = None
+    """The framework's numbers of the ranks, if it has numbered them."""
     rank: int = 0
     is_set_up: bool = False
     metadata: Metadata = field(default_factory=lambda: Metadata({}))
@@ -147,6 +159,8 @@ class _Save:
             lambda: self.metadata,
             self._plan_again,
             self._plan_key(),
+            self._known_plans,
+            self._plan_alone,
         )
         return plan_together(group, PLAN, planning, self.kept)
 
@@ -164,6 +178,19 @@ class _Save:
         )
         names = sorted((options.dimension_names or {}).items())
         return repr((planned_by, sizes, names)).encode()
+
+    def _known_plans(self, plan: SavePlan) -> KnownPlans | None:
+        """All ranks' plans, where this rank knows them and can say where it writes."""
+        if self.processes is None or not isinstance(self.writer, OwnOrdersWriter):
+            return None
+        return self.planner.known_plans(plan, self.rank, self.processes)
+
+    def _plan_alone(self, known: KnownPlans) -> tuple[SavePlan, Metadata] | None:
+        """This rank's share of the plans that all know, with its orders, and the whole."""
+        assert isinstance(self.writer, OwnOrdersWriter)
+        with self.step("plan"):
+            made = known.share()
+            return made and (self.writer.prepare_own_plan(*made), made[1])
 
     def _plan_again(self, metadata: Metadata, share: SavePlan) -> object:
         """The coordinator: where to write by the plan of an earlier save."""

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from xckpt.core.adapter import Adapter, Children
 from xckpt.core.dtypes import dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.leaf import Copyable, HostSource, TargetPlace
 from xckpt.core.metadata import Metadata, Sharding, TensorStorageMetadata
 from xckpt.errors import UnsupportedLeafError
@@ -42,6 +43,7 @@ from xckpt.jax.shardings import (
     default_sharding,
     everywhere_whole,
     local_layout,
+    spread,
     stored_sharding,
 )
 from xckpt.jax.target import JaxTarget, is_key, key_spec
@@ -68,6 +70,10 @@ class ArraySource:
     def boxes(self) -> Boxes:
         """The distinct boxes of this process's shards."""
         return self.layout.boxes
+
+    def spread(self) -> Spread | None:
+        """Where the boxes of all processes are; None if the sharding has no mesh."""
+        return spread(self.array.sharding, self.shape)
 
     def data(self, index: int) -> NDArray[np.generic] | jax.Array:
         """Shard ``index``: a NumPy view on the CPU backend, else a single-device array.
@@ -158,6 +164,7 @@ class JaxAdapter(Adapter[Leaf]):
                 source.sharded,
                 source.sharding,
                 source.annotation,
+                source.spread,
             )
 
         return Copyable((), rebuild)

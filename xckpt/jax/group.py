@@ -29,8 +29,10 @@ from functools import partial
 from typing import NoReturn
 
 import jax
+import numpy as np
 from jax._src import xla_bridge
 
+from xckpt.core.geometry.spread import Processes
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.patience import GRACE_SECONDS, SUSPECT_SECONDS
 from xckpt.engine.ranks.waiting import SLICE_SECONDS, WARN_AFTER, Waiting, wait_in_thread
@@ -88,7 +90,7 @@ class JaxGroup:
             raise ValueError(f"coordinator_rank {coordinator_rank} is not in [0, {size})")
         self.rank, self.size, self.coordinator = rank, size, coordinator_rank
         self._client = InTime(client)
-        self.timeout = timeout
+        self.timeout, self.processes = timeout, Processes("jax", np.arange(size))
         self.kept_plans = _kept_plans.setdefault(coordinator_rank, KeptPlans())
         self._suspects: dict[int, float] = {}
         """Rank -> until when it is waited for, at most."""

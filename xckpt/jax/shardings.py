@@ -9,12 +9,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from typing import Protocol, cast
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.spread import MeshProcesses, OnMesh
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 
@@ -126,6 +130,30 @@ def stored_sharding(sharding: jax.sharding.Sharding, rank: int) -> Sharding | No
     axes = tuple((str(axis), int(size)) for axis, size in sharding.mesh.shape.items())
     spec = [_axes_of(entry) for entry in sharding.spec][:rank]
     return Sharding(axes=axes, spec=(*spec, *[()] * (rank - len(spec))))
+
+
+def spread(sharding: jax.sharding.Sharding, shape: tuple[int, ...]) -> OnMesh | None:
+    """Where the boxes of all processes are; None for a sharding without a mesh of devices.
+
+    Example:
+        >>> mesh = jax.sharding.Mesh(jax.devices()[:1], "x")
+        >>> spread(NamedSharding(mesh, PartitionSpec(None, "x")), (3, 4)).cuts
+        ((), (0,))
+    """
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return None
+    number = {str(axis): place for place, axis in enumerate(sharding.mesh.axis_names)}
+    cuts = [tuple(number[axis] for axis in _axes_of(entry)) for entry in sharding.spec]
+    every = (*cuts, *[()] * (len(shape) - len(cuts)))
+    return OnMesh(shape, _processes_of(sharding.mesh), every[: len(shape)])
+
+
+@lru_cache(maxsize=16)
+def _processes_of(mesh: Mesh) -> MeshProcesses:
+    """The process of each device of a mesh."""
+    devices = cast("NDArray[np.object_]", mesh.devices)
+    numbers = [cast(Device, device).process_index for device in devices.ravel()]
+    return MeshProcesses("jax", np.array(numbers, np.int64).reshape(devices.shape))
 
 
 def _axes_of(entry: object) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import contextlib
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -24,20 +24,8 @@ import msgspec
 import tensorstore as ts
 
 from xckpt.core.geometry.grid import GridOptions
-from xckpt.core.manifest.codec import (
-    check,
-    complete,
-    draft,
-    encode,
-    parse,
-    to_metadata,
-)
-from xckpt.core.manifest.entries import (
-    DocumentTree,
-    Manifest,
-    arrays,
-    is_packed,
-)
+from xckpt.core.manifest.codec import check, complete, draft, encode, parse, to_metadata
+from xckpt.core.manifest.entries import DocumentTree, Manifest, arrays, is_packed
 from xckpt.core.manifest.own_keys import DIGESTS
 from xckpt.core.manifest.packs import PACKS, PLACES
 from xckpt.core.manifest.rules import count_chunks, many_pieces
@@ -158,6 +146,14 @@ class ZarrStorageWriter(PlainStorageWriter):
         given = orders_for(plans, orders, planned, base_orders)
         return [replace(p, storage_data=d) for p, d in zip(plans, given, strict=True)], metadata
 
+    def prepare_own_plan(self, plan: SavePlan, metadata: Metadata) -> SavePlan:
+        """The plan with its orders; see `OwnOrdersWriter`."""
+        from xckpt.storage.chunks.columns import own_orders
+
+        metadata = with_grids(metadata, self.storage_meta())
+        planned = _planned(metadata, self.codecs, self.options, None)
+        return replace(plan, storage_data=own_orders(plan, planned, self.target, self.codecs))
+
     def _write_documents(
         self, contents: Iterable[tuple[str, bytes]], pool: Pool | None = None
     ) -> None:
@@ -187,17 +183,13 @@ class ZarrStorageWriter(PlainStorageWriter):
 
             self.target.access.start()
             check_seen(self.target, orders.location)
-        try:
+        with _explaining(self.target, orders.location):
             if not orders.location.unsynced:
                 return self._write(plan, orders, planner)
             from xckpt.storage.commit.batch import synced_together
 
             with synced_together(orders.location, _paths(orders)):
                 return self._write(plan, orders, planner)
-        except StorageError as error:
-            from xckpt.storage.commit.explain import explained
-
-            raise explained(error, self.target, orders.location) from error
 
     def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
         items = list(plan.items)
@@ -249,7 +241,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         data = encode(manifest, digest_bytes)
         self._write_documents(self._documents.add(value_arrays(manifest)))
         self._write_documents([("zarr.json", self._documents.root()), *side_files])
-        try:
+        with _explaining(self.target, self._staging.location):
             with storage_errors(self.target):
                 if isinstance(self._staging, KeyStaging):
                     self._staging.prepare()
@@ -258,10 +250,6 @@ class ZarrStorageWriter(PlainStorageWriter):
             if self._begun is not None:
                 self._begun.wait()
             self._staging.publish(data)
-        except StorageError as error:
-            from xckpt.storage.commit.explain import explained
-
-            raise explained(error, self.target, self._staging.location) from error
         self._staging = self._begun = None
         self._committed = data, manifest
         if self._base is not None:
@@ -284,6 +272,17 @@ class ZarrStorageWriter(PlainStorageWriter):
                 self._begun.close()
             self._staging.abort()
             self._staging = self._begun = None
+
+
+@contextlib.contextmanager
+def _explaining(target: Location, location: Location) -> Iterator[None]:
+    """Have failures of the storage say what they come from."""
+    try:
+        yield
+    except StorageError as error:
+        from xckpt.storage.commit.explain import explained
+
+        raise explained(error, target, location) from error
 
 
 def _planned(

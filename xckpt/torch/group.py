@@ -19,10 +19,12 @@ from datetime import timedelta
 from functools import cached_property
 from typing import cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from xckpt.core.geometry.spread import Processes
 from xckpt.engine.ranks.group import KeptPlans
 from xckpt.engine.ranks.star import Star
 from xckpt.engine.ranks.waiting import WARN_AFTER
@@ -147,6 +149,12 @@ class TorchGroup:
     def kept_plans(self) -> KeptPlans:
         """The plans of earlier saves; see `LastingGroup`."""
         return self._star.kept_plans
+
+    @cached_property
+    def processes(self) -> Processes:
+        """The ranks of these processes among all; see `NumberedGroup`."""
+        numbers = dist.get_process_group_ranks(self._process_group)
+        return Processes("torch", np.array(numbers, np.int64))
 
     def begin(self) -> None:
         """See `CarefulGroup`.

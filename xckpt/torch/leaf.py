@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import DTYPES, dtype_name, numpy_dtype
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.geometry.strides import is_one_to_one
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
@@ -269,6 +270,7 @@ class TensorLeaf:
     sharded: bool = False
     sharding: Sharding | None = None
     annotation: str = ""
+    spread: Callable[[], Spread | None] | None = None  # where all ranks' boxes are, if known
 
     def data(self, index: int) -> torch.Tensor:
         """A view of the caller's memory, on its own device."""

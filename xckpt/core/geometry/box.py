@@ -268,6 +268,8 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
     rows = np.concatenate([boxes.offsets, boxes.sizes], axis=1)
     if len(rows) == 0 or rows.shape[1] == 0:
         return boxes[: min(len(boxes), 1)], np.zeros(len(boxes), np.int64)
+    if _ascend(rows):
+        return boxes, np.arange(len(boxes))
     order = np.lexsort(rows.T[::-1])
     ordered = rows[order]
     first = np.ones(len(rows), bool)
@@ -275,6 +277,14 @@ def unique(boxes: Boxes) -> tuple[Boxes, Int64s]:
     inverse = np.empty(len(rows), np.int64)
     inverse[order] = np.cumsum(first) - 1
     return boxes.take(order[first]), inverse
+
+
+def _ascend(rows: Int64s) -> bool:
+    """Whether each row comes after the one before it in lexicographic order, as ranks' rows do."""
+    less = np.zeros(len(rows) - 1, bool)
+    for column in rows.T[::-1]:
+        less = (column[:-1] < column[1:]) | ((column[:-1] == column[1:]) & less)
+    return bool(less.all())
 
 
 @dataclass(frozen=True, slots=True, eq=False)

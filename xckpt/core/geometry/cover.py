@@ -60,10 +60,45 @@ def cover_fault(shape: Sequence[int], boxes: Boxes) -> CoverFault | None:
     if len(outside):
         index = int(outside[0])
         return CoverFault("outside", boxes[index], (index,))
-    fault = _cover_fault_in(np.zeros_like(extent), extent, boxes.take(held))
+    filled = boxes if len(held) == len(boxes) else boxes.take(held)
+    if _is_product(shape, filled):
+        return None
+    fault = _cover_fault_in(np.zeros_like(extent), extent, filled)
     if fault is None:
         return None
     return CoverFault(fault.kind, fault.box, tuple(int(held[i]) for i in fault.holders))
+
+
+def _is_product(shape: Sequence[int], boxes: Boxes) -> bool:
+    """Whether boxes in lexicographic order are those of cuts of each dimension for itself.
+
+    So are most: it is found without cells, and if it is not so, nothing is said of the cover.
+    """
+    counts: list[int] = []
+    together = len(
+        boxes
+    )  # the boxes, from the first on, that begin where it does in dimensions so far
+    for d in range(boxes.rank):
+        starts = boxes.offsets[:together, d]
+        same = int(np.count_nonzero(starts == starts[0])) if together else 0
+        if same == 0 or together % same:
+            return False
+        counts.append(together // same)
+        together = same
+    if together != 1 or prod(counts) != len(boxes):
+        return False
+    for d, size in enumerate(shape):
+        low, length = (
+            np.moveaxis(column[:, d].reshape(counts), d, -1)
+            for column in (boxes.offsets, boxes.sizes)
+        )
+        line, sizes = low.reshape(-1, counts[d])[0], length.reshape(-1, counts[d])[0]
+        ends = np.cumsum(sizes)
+        if ends[-1] != size or line[0] != 0 or not np.array_equal(line[1:], ends[:-1]):
+            return False
+        if not (low == line).all() or not (length == sizes).all():
+            return False
+    return True
 
 
 def _cover_fault_in(low: Int64s, high: Int64s, boxes: Boxes) -> CoverFault | None:

@@ -267,9 +267,9 @@ def _common_steps(shape: Shape, boxes: Boxes) -> list[int | None]:
     """g_d for each dimension that has interior boundaries, else None."""
     steps: list[int | None] = []
     for d, size in enumerate(shape):
-        bounds = np.unique(np.concatenate([boxes.offsets[:, d], boxes.ends[:, d]]))
-        interior = bounds[(bounds != 0) & (bounds != size)]
-        steps.append(gcd(*interior.tolist()) if len(interior) else None)
+        # Where a box ends inside the tensor, another one begins.
+        starts = boxes.offsets[:, d]
+        steps.append(int(np.gcd.reduce(starts[starts != size])) or None)
     return steps
 
 

@@ -28,7 +28,13 @@ from xckpt.core.geometry.box import Boxes, unique
 from xckpt.core.geometry.cover import cover_fault
 from xckpt.core.geometry.grid import Grid, GridOptions, choose_grid
 from xckpt.core.geometry.kept_grid import still_fits
-from xckpt.core.metadata import Metadata, TensorStorageMetadata
+from xckpt.core.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from xckpt.core.plan.items import LeafTable
 
 Int64s = NDArray[np.int64]
 
@@ -63,6 +69,8 @@ class Parts:
     """Size of each part, (m, p, rank)."""
     bytes: Int64s
     """Bytes of each part, (m, p)."""
+    disjoint: bool
+    """Whether no rank holds two of the boxes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +129,24 @@ def lay_out(shards: LeafShards, options: GridOptions, kept: Grid | None = None) 
     return Layout(boxes, grid, parts, not all(_is_settled(part) for part in parts))
 
 
+def metadata_of(
+    table: LeafTable, kinds: NDArray[np.int32], layouts: Sequence[Layout]
+) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
+    """What a checkpoint says of each leaf, by the layout of its kind."""
+    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
+    of_leaves: list[int] = kinds.tolist()
+    for row, kind in zip(table, of_leaves, strict=True):
+        layout = layouts[kind]
+        if row.is_tensor:
+            properties = TensorProperties(row.dtype)
+            described[row.name] = TensorStorageMetadata(
+                properties, row.shape, layout.boxes, layout.grid, row.sharding, row.annotation
+            )
+        else:
+            described[row.name] = BytesStorageMetadata(row.kind)
+    return described
+
+
 def with_grids(metadata: Metadata, options: GridOptions) -> Metadata:
     """The metadata, with grids where a planner has chosen none."""
     described = dict(metadata.state_dict_metadata)
@@ -140,6 +166,8 @@ def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:
         The rank of each part, (n,), and the parts' boxes.
     """
     ranks, boxes = [np.zeros(0, np.int64)], [layout.boxes[:0]]
+    if layout.parts:
+        ranks, boxes = [], []
     for part in layout.parts:
         ranks.append(_choose(part, loads).ravel())
         shape = (part.bytes.size, layout.boxes.rank)
@@ -150,17 +178,21 @@ def share(layout: Layout, loads: Int64s) -> tuple[Int64s, Boxes]:
 def _choose(part: Parts, loads: Int64s) -> Int64s:
     """A rank for each part, (m, p); all of one box's parts go to different holders."""
     if _is_settled(part):
-        np.add.at(loads, part.holders, part.bytes)
+        np.add.at(loads, part.holders.ravel(), part.bytes.ravel())
         return part.holders
     # The boxes are of one size and cut alike.
     heaviest_first = np.argsort(-part.bytes[0], kind="stable")
     count = len(heaviest_first)
     chosen = np.empty(part.bytes.shape, np.int64)
-    if len(np.unique(part.holders)) == part.holders.size:
-        # No rank holds two of the boxes, so no choice influences another.
-        order = np.argsort(loads[part.holders], axis=1, kind="stable")[:, :count]
+    if part.disjoint:
+        # No choice influences another.
+        before = loads[part.holders]
+        if count == 1:
+            order = before.argmin(axis=1)[:, None]
+        else:
+            order = np.argsort(before, axis=1, kind="stable")[:, :count]
         chosen[:, heaviest_first] = np.take_along_axis(part.holders, order, axis=1)
-        np.add.at(loads, chosen, part.bytes)
+        loads[chosen] += part.bytes
         return chosen
     for row, holders in enumerate(part.holders):
         order = np.argsort(loads[holders], kind="stable")[:count]
@@ -224,7 +256,9 @@ def _cut(boxes: Boxes, grid: Grid, chosen: Int64s, holders: Int64s, item_bytes: 
         offsets = boxes.offsets[chosen[members]][:, None, :] + low[None]
         sizes = np.broadcast_to((high - low)[None], offsets.shape)
         part_bytes = np.prod(sizes, axis=2, dtype=np.int64) * item_bytes
-        cut.append(Parts(holders[members], offsets, sizes, part_bytes))
+        held = holders[members]
+        disjoint = len(np.unique(held)) == held.size
+        cut.append(Parts(held, offsets, sizes, part_bytes, disjoint))
     return cut
 
 

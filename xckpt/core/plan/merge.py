@@ -2,16 +2,18 @@
 
 1. `merge_tables`, `merge_containers`: one table of all leaves, one tree of all containers; ranks
    that contradict each other are an error.
-2. `_Kinds`: leaves that are of one kind on every rank, which models have many of, are planned once.
+2. `Kinds`: leaves that are of one kind on every rank, which models have many of, are planned once.
 3. `_collect`: all ranks' boxes, kind by kind.
-4. `_lay_out_all`: a `Layout` for each kind, computed once for those that are alike.
-5. `_share_all`: what each rank writes, as blocks of columns. Leaves of which there is a choice who
-   writes them are shared one by one, so each becomes a kind of its own.
+4. `lay_out_all`: a `Layout` for each kind, computed once for those that are alike.
+5. `shares_of`: what each rank writes, which become blocks of columns. Leaves of which there is a
+   choice who writes them are shared one by one, so each becomes a kind of its own.
+
+Ranks that know each other's plans do 4 and 5 alone (`xckpt.core.plan.alone`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -24,19 +26,14 @@ from numpy.typing import NDArray
 from xckpt.core.dtypes import item_size
 from xckpt.core.geometry.box import Block, Boxes, expanded
 from xckpt.core.geometry.grid import Grid, GridOptions
-from xckpt.core.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
+from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
-from xckpt.core.plan.layout import Layout, LeafShards, lay_out, share
+from xckpt.core.plan.layout import Layout, LeafShards, lay_out, metadata_of, share
 from xckpt.core.tree import merge_containers
 from xckpt.errors import PlanError
 
 T = TypeVar("T")
-_Share = tuple[int, NDArray[np.int64], Boxes]
+Share = tuple[int, NDArray[np.int64], Boxes]
 """A kind's number, ranks that write parts of it, (n,), and the box that each of them writes."""
 
 
@@ -59,11 +56,12 @@ def global_plan(
     kept = _kept_grids(table, options)
     kinds = _kinds_on_all(kept, columns, numbers)
     shards = _collect(table, columns, kinds)
-    layouts, problems = _lay_out_all(table, kinds, shards, kept, options)
+    layouts, problems = lay_out_all(table, kinds, shards, kept, options)
     if problems:
         raise PlanError.listing("the ranks' shards do not make up whole tensors", problems)
     containers = merge_containers([plan.containers for plan in plans], [row.name for row in table])
-    shared, blocks = _share_all(kinds.of, shards, layouts, len(plans))
+    shared, parts = shares_of(kinds.of, shards, layouts, len(plans))
+    blocks = _blocks_of_ranks(parts, len(plans))
     own = _tables_of_ranks(table, columns, numbers)
     shares = [
         SavePlan(
@@ -73,7 +71,7 @@ def global_plan(
         )
         for rank, (plan, mapped) in enumerate(zip(plans, numbers, strict=True))
     ]
-    return shares, Metadata(_metadata_of(table, kinds.of, layouts), containers)
+    return shares, Metadata(metadata_of(table, kinds.of, layouts), containers)
 
 
 def merge_tables(tables: Sequence[LeafTable]) -> tuple[LeafTable, list[NDArray[np.int32] | None]]:
@@ -162,7 +160,7 @@ def _difference(one: LeafRow, rank: int, other: LeafRow, other_rank: int) -> str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Kinds:
+class Kinds:
     """Leaves that are of one kind on every rank."""
 
     of: NDArray[np.int32]
@@ -178,7 +176,7 @@ def _kinds_on_all(
     kept: Sequence[Grid | None],
     columns: Sequence[WriteItems],
     numbers: Sequence[NDArray[np.int32] | None],
-) -> _Kinds:
+) -> Kinds:
     """The kinds of the leaves: those of one kind are so on every rank, and keep the same grid."""
     count, grids = len(kept), {id(grid): number for number, grid in enumerate(kept)}
     distinct: dict[tuple[bytes, bytes], NDArray[np.int64]] = {}
@@ -197,7 +195,7 @@ def _kinds_on_all(
             of = np.unique(of * (count + 1) + own, return_inverse=True)[1].reshape(-1)
     first = np.unique(of, return_index=True)[1]
     split = {key: _split(own[first]) for key, own in distinct.items()}
-    return _Kinds(of.astype(np.int32), first, [split[key] for key in keys])
+    return Kinds(of.astype(np.int32), first, [split[key] for key in keys])
 
 
 def _split(own: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -206,7 +204,7 @@ def _split(own: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return order, np.bincount(own[order])
 
 
-def _collect(table: LeafTable, columns: Sequence[WriteItems], kinds: _Kinds) -> list[LeafShards]:
+def _collect(table: LeafTable, columns: Sequence[WriteItems], kinds: Kinds) -> list[LeafShards]:
     """All ranks' boxes, kind by kind."""
     gathered: dict[int, list[tuple[NDArray[np.int64], Boxes, int]]] = {}
     for rank, (items, split) in enumerate(zip(columns, kinds.on_ranks, strict=True)):
@@ -223,12 +221,12 @@ def _collect(table: LeafTable, columns: Sequence[WriteItems], kinds: _Kinds) -> 
         rank = np.repeat(np.array(ranks, np.int64), list(map(len, numbers)))[order]
         for kind, part in _runs(number[order]):
             row = table[int(kinds.first[kind])]
-            shards[kind] = LeafShards(row.shape, _item_bytes(row), ordered[part], rank[part])
+            shards[kind] = LeafShards(row.shape, item_bytes(row), ordered[part], rank[part])
     no_ranks = np.zeros(0, np.int64)
     rows = _each(kinds.first, table)
     return [
         shards.get(number)
-        or LeafShards(row.shape, _item_bytes(row), Boxes.of([], rank=len(row.shape)), no_ranks)
+        or LeafShards(row.shape, item_bytes(row), Boxes.of([], rank=len(row.shape)), no_ranks)
         for number, row in enumerate(rows)
     ]
 
@@ -246,7 +244,8 @@ def _each(numbers: NDArray[np.integer], things: Sequence[T]) -> list[T]:
     return [things[number] for number in plain]
 
 
-def _item_bytes(row: LeafRow) -> int:
+def item_bytes(row: LeafRow) -> int:
+    """Bytes of an element; 0 of a value."""
     return item_size(row.dtype) if row.is_tensor else 0
 
 
@@ -258,9 +257,9 @@ def _kept_grids(table: LeafTable, options: GridOptions) -> list[Grid | None]:
     return [ask(row.name, row.dtype, row.shape) if row.is_tensor else None for row in table]
 
 
-def _lay_out_all(
+def lay_out_all(
     table: LeafTable,
-    kinds: _Kinds,
+    kinds: Kinds,
     shards: Sequence[LeafShards],
     kept: Sequence[Grid | None],
     options: GridOptions,
@@ -280,31 +279,32 @@ def _lay_out_all(
     return [], [f"{row.name}: {fault}" for row, fault in faults if isinstance(fault, str)]
 
 
-def _share_all(
+def shares_of(
     kinds: NDArray[np.int32], shards: Sequence[LeafShards], layouts: Sequence[Layout], size: int
-) -> tuple[NDArray[np.int32], list[list[Block]]]:
-    """Blocks for each of ``size`` ranks, and the kind of each leaf in them.
+) -> tuple[NDArray[np.int32], Iterator[Share]]:
+    """The kind of each leaf as it is shared among ``size`` ranks, and the parts of each kind.
 
     Leaves without a choice come first, then large before small.
     """
-    loads = np.zeros(size, np.int64)
-    shared: dict[int, list[_Share]] = {}
-    for kind, ranks, boxes in _settled(kinds, layouts, loads):
-        shared.setdefault(boxes.rank, []).append((kind, ranks, boxes))
     contested = np.array([layout.contested for layout in layouts], bool)[kinds]
     weights = np.array([1 + prod(each.shape) * each.item_bytes for each in shards], np.int64)
     numbers = kinds.copy()
     chosen = np.flatnonzero(contested)
     numbers[chosen] = len(layouts) + np.arange(len(chosen))
-    for leaf in chosen[np.argsort(-weights[kinds[chosen]], kind="stable")].tolist():
-        ranks, boxes = share(layouts[int(kinds[leaf])], loads)
-        shared.setdefault(boxes.rank, []).append((int(numbers[leaf]), ranks, boxes))
-    return numbers, _blocks(shared, size)
+    ordered = chosen[np.argsort(-weights[kinds[chosen]], kind="stable")].tolist()
+
+    def shares() -> Iterator[Share]:
+        loads = np.zeros(size, np.int64)
+        yield from _settled(kinds, layouts, loads)
+        for leaf in ordered:
+            yield int(numbers[leaf]), *share(layouts[int(kinds[leaf])], loads)
+
+    return numbers, shares()
 
 
 def _settled(
     kinds: NDArray[np.int32], layouts: Sequence[Layout], loads: NDArray[np.int64]
-) -> Iterator[_Share]:
+) -> Iterator[Share]:
     """The shares of kinds of which there is no choice; adds their bytes to ``loads``."""
     known: dict[int, tuple[NDArray[np.int64], Boxes, NDArray[np.int64]]] = {}
     counts = np.bincount(kinds, minlength=len(layouts))
@@ -319,8 +319,19 @@ def _settled(
         yield kind, ranks, boxes
 
 
-def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Block]]:
-    """Shared kinds as blocks for each of ``size`` ranks, those of few dimensions first."""
+def blocks_of(parts: Iterable[tuple[int, Boxes]]) -> list[Block]:
+    """The boxes of numbered kinds as blocks, those of few dimensions first."""
+    of_rank: dict[int, list[tuple[int, Boxes]]] = {}
+    for number, boxes in parts:
+        of_rank.setdefault(boxes.rank, []).append((number, boxes))
+    return [Block.of(sorted(each, key=itemgetter(0))) for _, each in sorted(of_rank.items())]
+
+
+def _blocks_of_ranks(parts: Iterable[Share], size: int) -> list[list[Block]]:
+    """What is shared as blocks for each of ``size`` ranks, as `blocks_of` orders them."""
+    shared: dict[int, list[Share]] = {}
+    for part in parts:
+        shared.setdefault(part[2].rank, []).append(part)
     blocks: list[list[Block]] = [[] for _ in range(size)]
     for _, shares in sorted(shared.items()):
         numbers, ranks, boxes = zip(*sorted(shares, key=itemgetter(0)), strict=True)
@@ -330,18 +341,3 @@ def _blocks(shared: Mapping[int, Sequence[_Share]], size: int) -> list[list[Bloc
         for number, part in _runs(rank[order]):
             blocks[number].append(Block(ordered.leaf[part], ordered.boxes[part]))
     return blocks
-
-
-def _metadata_of(
-    table: LeafTable, kinds: NDArray[np.int32], layouts: Sequence[Layout]
-) -> dict[str, TensorStorageMetadata | BytesStorageMetadata]:
-    described: dict[str, TensorStorageMetadata | BytesStorageMetadata] = {}
-    for row, layout in zip(table, _each(kinds, layouts), strict=True):
-        if row.is_tensor:
-            properties = TensorProperties(row.dtype)
-            described[row.name] = TensorStorageMetadata(
-                properties, row.shape, layout.boxes, layout.grid, row.sharding, row.annotation
-            )
-        else:
-            described[row.name] = BytesStorageMetadata(row.kind)
-    return described

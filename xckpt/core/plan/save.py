@@ -17,6 +17,7 @@ import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ from xckpt.core.text.advice import no_value
 from xckpt.core.tree import flatten
 from xckpt.core.values import encode_value, value_kind
 from xckpt.errors import PlanError, UnsupportedLeafError
+
+if TYPE_CHECKING:
+    from xckpt.core.geometry.spread import Processes
+    from xckpt.core.plan.alone.known import KnownPlans
 
 
 class SavePlanner(abc.ABC):
@@ -91,6 +96,10 @@ class SavePlanner(abc.ABC):
 
         Ranks whose local plans are those of an earlier save keep their shares if it is known.
         """
+        return None
+
+    def known_plans(self, plan: SavePlan, rank: int, processes: Processes) -> KnownPlans | None:
+        """All ranks' plans, if this rank knows them; it made ``plan``. By default it does not."""
         return None
 
     @abc.abstractmethod
@@ -220,6 +229,15 @@ class DefaultSavePlanner(SavePlanner):
         grid = self.grid or self._storage_grid
         ours = type(self).create_global_plan is DefaultSavePlanner.create_global_plan
         return repr(grid) if ours and (grid is None or grid.kept is None) else None
+
+    def known_plans(self, plan: SavePlan, rank: int, processes: Processes) -> KnownPlans | None:
+        """What the leaves say of all ranks, unless a subclass makes the plans."""
+        from xckpt.core.plan.alone.known import known_plans
+
+        ours = type(self).create_local_plan is DefaultSavePlanner.create_local_plan
+        if not ours or self.lasting_key() is None:
+            return None
+        return known_plans(plan, self._leaves, rank, processes, self.grid or self._storage_grid)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """The coordinator's plan as it is; leaves that transfer their data learn of it."""

@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from xckpt.core.geometry.spread import Processes
 from xckpt.core.metadata import Metadata
 from xckpt.core.plan.items import SavePlan
 
@@ -93,6 +94,10 @@ class KeptPlans:
         default_factory=dict[bytes, tuple[bytes, Metadata]]
     )
     """On the coordinator, all ranks' tokens, and what was planned."""
+    own: dict[bytes, tuple[SavePlan, Metadata]] = field(
+        default_factory=dict[bytes, tuple[SavePlan, Metadata]]
+    )
+    """By what this rank knows of all plans: the share that it has planned alone, and the whole."""
 
 
 @runtime_checkable
@@ -102,6 +107,16 @@ class LastingGroup(Protocol):
     @property
     def kept_plans(self) -> KeptPlans:
         """The plans of the saves of these processes."""
+        ...
+
+
+@runtime_checkable
+class NumberedGroup(Protocol):
+    """A group of processes that a framework numbers, by which its tensors say where they are."""
+
+    @property
+    def processes(self) -> Processes | None:
+        """The framework's number of each rank; None where there are none."""
         ...
 
 

@@ -1,13 +1,17 @@
 """Plans to the coordinator and shares back, without what the other side knows already.
 
-1. Every rank makes its local plan and sends it, but for its leaf table: of that a digest, which is
-   most often equal to the coordinator's own. A table that the coordinator lacks it asks of one rank
-   (`Ask.TABLES`), and that is all that a second round carries.
-2. The shares go back, with a leaf table only where that is not the rank's own.
-3. What was planned is kept: on a rank its share under the digest of its plan, with a token; on the
+1. A rank that knows the plans of all (`xckpt.core.plan.alone`) plans its share alone, and sends a
+   digest of what it knows, 16 bytes. Where all ranks' are equal, all that the coordinator sends is
+   where to write. Else it asks for the plans (`Ask.PLANS`).
+2. Any other rank makes its local plan and sends it, but for its leaf table: of that a digest, which
+   is most often equal to the coordinator's own. A table that the coordinator lacks it asks of one
+   rank (`Ask.TABLES`), and that is all that the next round carries.
+3. The shares go back, with a leaf table only where that is not the rank's own.
+4. What was planned is kept: on a rank its share under the digest of its plan, with a token; on the
    coordinator all ranks' tokens and the metadata. A rank whose plan has the digest sends the token,
    16 bytes. Where the coordinator has kept just these of all ranks, nothing is planned, and all it
-   sends is where to write. Else it asks for the plans (`Ask.PLANS`), and all is as the first time.
+   sends is where to write. Else it asks for the plans, and all is as the first time. A share that a
+   rank has planned alone is kept, too, under what it knew.
 
 A token is made of the digests of all ranks' plans, so shares of two different plans never mix.
 """
@@ -23,6 +27,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from xckpt.core.metadata import Metadata
+from xckpt.core.plan.alone.known import KnownPlans
 from xckpt.core.plan.items import BriefData, SavePlan
 from xckpt.engine.ranks.group import Group, KeptPlans
 from xckpt.engine.ranks.wire import SavePlanCodec
@@ -41,13 +46,15 @@ class Ask(IntEnum):
     """Every rank's plan."""
     TABLES = 2
     """The leaf tables of some ranks."""
+    NO_MORE = 3
+    """Nothing: all know the same of all plans, so each has planned its share alone."""
 
 
 class _Offer(msgspec.Struct, array_like=True):
     """What a rank sends."""
 
     token: bytes = b""
-    """That of the share that it has kept."""
+    """That of the share that it has kept, or a digest of what it knows of all plans."""
     plan: bytes = b""
     table: bytes = b""
     """The leaf table, if it was asked for."""
@@ -89,6 +96,10 @@ class Planning:
     """The coordinator: where to write the shares of an earlier plan, given its own share."""
     key: bytes | None
     """What a plan depends on beside the ranks' plans; None if it must not be kept."""
+    known: Callable[[SavePlan], KnownPlans | None] = lambda _: None
+    """All ranks' plans, given this rank's, if it knows them."""
+    own: Callable[[KnownPlans], tuple[SavePlan, Metadata] | None] = lambda _: None
+    """This rank's share, with orders but for the place, and the whole; None if all have to plan."""
 
 
 class _Exchange:
@@ -99,7 +110,8 @@ class _Exchange:
         self._kept = kept if planning.key is not None and kept is not None else KeptPlans()
         self._keeps = planning.key is not None and kept is not None
         self._codec = SavePlanCodec(many=True)
-        self._plan = self._table = self._digest = b""
+        self._local: SavePlan | None = None
+        self._plan = self._table = self._digest = self._known = b""
         self._offers: list[_Offer] = []
         """The coordinator: all ranks' plans."""
 
@@ -111,6 +123,8 @@ class _Exchange:
             if answer.ask is Ask.NOTHING:
                 return self._taken(answer)
             asked, speaks = answer.ask, self._group.rank in answer.ranks
+            if asked is Ask.NO_MORE:
+                return _placed(self._kept.own[self._known][0], answer)
             if asked is Ask.PLANS:
                 local = self._whole
             else:
@@ -119,24 +133,50 @@ class _Exchange:
         raise PlanError("the ranks' plans did not come; nothing was written")
 
     def _first(self) -> bytes:
-        plan = self._planning.local()
+        plan = self._local = self._planning.local()
+        known = self._planning.known(plan) if self._planning.key is not None else None
+        said = b"" if known is None else self._said(plan, known)
+        if said not in self._kept.own:
+            self._encode_plan(plan)
+            if self._digest in self._kept.shares:
+                return _encode(_Offer(token=self._kept.shares[self._digest][0]))
+            if known is None or not self._plan_alone(known, said):
+                return self._whole()
+        self._known = said
+        return _encode(_Offer(token=said))
+
+    def _said(self, plan: SavePlan, known: KnownPlans) -> bytes:
+        """A digest of all that the shares depend on."""
+        table = self._codec.table_of(plan)
+        return _digest(self._planning.key or b"", _digest(table), *known.facts())
+
+    def _plan_alone(self, known: KnownPlans, said: bytes) -> bool:
+        """Plan this rank's share, and keep it; whether there is one."""
+        made = self._planning.own(known)
+        if made is None:
+            return False
+        share, metadata = made
+        decides = self._group.rank == self._group.coordinator
+        _keep(self._kept.own, said, (share, metadata if decides else Metadata({})))
+        return True
+
+    def _encode_plan(self, plan: SavePlan) -> None:
         self._plan = self._codec.encode(plan)
         self._table = self._codec.table_of(plan)
         self._digest = _digest(self._planning.key or b"", self._plan)
-        if self._digest in self._kept.shares:
-            return _encode(_Offer(token=self._kept.shares[self._digest][0]))
-        return self._whole()
 
     def _whole(self) -> bytes:
+        """The plan; what is known of the others' plans is not so."""
+        self._kept.own.pop(self._known, None)
+        self._known = b""
+        if not self._plan and self._local is not None:
+            self._encode_plan(self._local)
         return _encode(_Offer(plan=self._plan))
 
     def _taken(self, answer: _Answer) -> SavePlan:
         """The share that an answer gives; it is kept for the next save."""
         if not answer.share:
-            _, share = self._kept.shares[self._digest]
-            assert isinstance(share.storage_data, BriefData)
-            place: object = msgspec.msgpack.decode(answer.place)
-            return replace(share, storage_data=replace(share.storage_data, place=place))
+            return _placed(self._kept.shares[self._digest][1], answer)
         if answer.table:
             self._codec.learn(answer.table)
         share = self._codec.decode(answer.share)
@@ -148,9 +188,11 @@ class _Exchange:
     def _decide(self, messages: list[bytes]) -> list[bytes]:
         """The coordinator: an answer for each rank."""
         offers = [_offer(message) for message in messages]
-        if any(offer.token for offer in offers):
-            again = self._again(b"".join(offer.token for offer in offers))
-            return [_encode(again)] * len(offers)
+        tokens = [offer.token for offer in offers]
+        if any(tokens):
+            alike = self._known != b"" and tokens.count(self._known) == len(tokens)
+            answer = self._agreed() if alike else self._again(b"".join(tokens))
+            return [_encode(answer)] * len(offers)
         if not self._offers:
             self._offers = offers
         for offer in offers:
@@ -164,6 +206,11 @@ class _Exchange:
         if lacking:
             return [_encode(_Answer(Ask.TABLES, tuple(lacking.values())))] * len(offers)
         return self._answers()
+
+    def _agreed(self) -> _Answer:
+        """Where to write the shares that the ranks have planned alone."""
+        share, metadata = self._kept.own[self._known]
+        return _Answer(Ask.NO_MORE, place=_encode(self._planning.repeat(metadata, share)))
 
     def _again(self, tokens: bytes) -> _Answer:
         """Where to write, if all ranks have kept their shares of one plan; else the question."""
@@ -200,6 +247,13 @@ def plan_together(
         XckptError: some rank failed (see `xckpt.errors`); no rank is left waiting.
     """
     return _Exchange(group, planning, kept).run(step)
+
+
+def _placed(share: SavePlan, answer: _Answer) -> SavePlan:
+    """A share that this rank has kept, with the place to write to."""
+    assert isinstance(share.storage_data, BriefData)
+    place: object = msgspec.msgpack.decode(answer.place)
+    return replace(share, storage_data=replace(share.storage_data, place=place))
 
 
 def _keep(kept: dict[bytes, T], digest: bytes, value: T) -> None:

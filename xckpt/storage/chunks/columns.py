@@ -20,13 +20,13 @@ from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import Manifest
 from xckpt.core.manifest.rules import chunks_of, count_chunks
-from xckpt.core.plan.items import BriefData, LeafTable
+from xckpt.core.plan.items import BriefData, LeafTable, SavePlan, WriteItems
 from xckpt.core.struct_types import prepare_structs
 from xckpt.errors import PlanError
 from xckpt.storage.array import DIGEST_BYTES, digest_bytes
 from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
 from xckpt.storage.chunks.piece_orders import SomePieces, expanded
-from xckpt.storage.chunks.units import leaf_firsts
+from xckpt.storage.chunks.units import leaf_firsts, orders_for
 from xckpt.storage.location import Location
 
 _Grid = tuple[Shape, Shape | None, tuple[str, ...] | None]
@@ -88,6 +88,17 @@ def brief(orders: WriteOrders, table: LeafTable) -> BriefOrders:
         _base_of(orders, [*listed, *others]),
         orders.pack_bytes,
     )
+
+
+def own_orders(
+    plan: SavePlan, planned: Manifest, target: Location, codecs: tuple[str, ...]
+) -> BriefData:
+    """The orders for the share of a rank that knows the whole plan, but for the place."""
+    name = draft_name(planned)
+    orders = WriteOrders(target, codecs, (), draft=name, pack_bytes=planned.pack_bytes)
+    (own,) = orders_for([plan], orders, planned, None)
+    table = WriteItems.of(plan.items).table
+    return BriefData(brief(msgspec.convert(own, WriteOrders), table), table)
 
 
 def _base_of(orders: WriteOrders, received: Sequence[ZarrArray]) -> BaseOrders | None:

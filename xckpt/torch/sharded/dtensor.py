@@ -25,6 +25,7 @@ Only sizes enter, never elements or offsets one by one, and nothing is communica
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -42,6 +43,7 @@ from xckpt.core.geometry.placements import (
     nested,
     readings,
 )
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.copies import RebuildRecipe, as_parameter
@@ -92,6 +94,7 @@ def describe(leaf: torch.Tensor, name: str) -> TensorLeaf:
         [local[view] for view in views],
         True,
         _sharding(tensor),
+        spread=partial(_spread, tensor),
     )
 
 
@@ -166,6 +169,13 @@ def _sharding(tensor: DTensor) -> Sharding:
         axes=tuple(zip(names, mesh.shape, strict=True)),
         placements=tuple(repr(placement) for placement in tensor.placements),
     )
+
+
+def _spread(tensor: DTensor) -> Spread | None:
+    """Where the boxes of all ranks are; a save by one process has no need of it."""
+    from xckpt.torch.sharded.spread import of_dtensor
+
+    return of_dtensor(tensor)
 
 
 def _has_hooks(local: torch.Tensor) -> bool:

@@ -11,11 +11,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from xckpt.core.geometry.box import Box, Boxes
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.errors import UnsupportedLeafError
 from xckpt.torch.leaf import (
@@ -43,6 +44,8 @@ class LocalShards:
     """None where this rank has no shard and does not know."""
     shards: Sequence[LocalShard]
     sharding: Sharding
+    spread: Callable[[], Spread | None] | None = None
+    """Where the shards of all ranks are, if this one knows it."""
 
     def source(self) -> TensorLeaf:
         """The shards as a source.
@@ -51,8 +54,9 @@ class LocalShards:
             UnsupportedLeafError: a shard has no plain elements to read, or not the tensor's dtype
                 or number of dimensions; names its range.
         """
-        parts = self._parts(check_readable)
-        return TensorLeaf(self.shape, self._dtype(), self._boxes(), parts, True, self.sharding)
+        parts, dtype = self._parts(check_readable), self._dtype()
+        leaf = TensorLeaf(self.shape, dtype, self._boxes(), parts, True, self.sharding)
+        return replace(leaf, spread=self.spread)
 
     def target_in_place(self, leaf: torch.Tensor) -> TensorTarget:
         """A target that fills the shards themselves; ``leaf`` is what they are shards of.

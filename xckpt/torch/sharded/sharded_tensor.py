@@ -13,6 +13,7 @@ that the class is deprecated. Only `local_shards`, `metadata` and `sharding_spec
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import torch
@@ -21,6 +22,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor, empty
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec, EnumerableShardingSpec
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.geometry.spread import Spread
 from xckpt.core.metadata import Sharding
 from xckpt.torch.copies import RebuildRecipe
 from xckpt.torch.leaf import TensorLeaf, TensorTarget
@@ -81,7 +83,15 @@ def _local_shards(tensor: ShardedTensor, name: str) -> LocalShards:
         metadata.tensor_properties.dtype,
         [(_box(shard.metadata), shard.tensor) for shard in tensor.local_shards()],
         _sharding(tensor),
+        partial(_spread, tensor),
     )
+
+
+def _spread(tensor: ShardedTensor) -> Spread | None:
+    """Where the shards of all ranks are; a save by one process has no need of it."""
+    from xckpt.torch.sharded.spread import of_sharded_tensor
+
+    return of_sharded_tensor(tensor)
 
 
 def _box(shard: ShardMetadata) -> Box:
