@@ -27,7 +27,7 @@ def test_each_device_of_the_mesh_holds_what_jax_says(case: tuple[NamedSharding, 
     assert found is not None
     held = found.held(Processes("jax", np.array([jax.process_index()])))
     assert held is not None
-    for number, device in enumerate(sharding.mesh.devices.ravel()):
+    for number, device in enumerate(np.asarray(sharding.mesh.devices).ravel()):
         said = sharding.devices_indices_map(shape)[device]
         ranges = [part.indices(size) for part, size in zip(said, shape, strict=True)]
         ours = [(part.start, part.stop) for part in slices(held[1], number)]

@@ -24,6 +24,7 @@ from tests.support.ranks import Ranks
 from tests.support.torch_meshes import Case, cases, on_rank_distribute, on_rank_mesh
 from tests.torch.test_save_load import on_rank_group
 from xckpt.core.plan.save import DefaultSavePlanner
+from xckpt.errors import XckptError
 from xckpt.torch.adapter import ADAPTER
 from xckpt.torch.group import TorchGroup
 
@@ -192,7 +193,7 @@ def on_rank_differ(rank: int, path: Path, what: str) -> str:
         state["model"][f"own{rank}"] = torch.full((3,), rank)
     try:
         xckpt.save(path, state)
-    except xckpt.errors.XckptError as error:
+    except XckptError as error:
         return str(error)
     return "saved"
 
