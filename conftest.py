@@ -6,6 +6,7 @@ It stands at the root because the doctests of `xckpt/` need it as much as `tests
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import secrets
@@ -20,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.support import fork_server
 from tests.support.examples import QUICK
 
 # Doctests of the hooks need the trainers (`make test-integrations`).
@@ -90,6 +92,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.hypothesis_seed = str(secrets.randbelow(2**32))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """A worker of the whole suite imports what most tests need, and forks the server of ranks."""
+    whole = session.config.args == session.config.getini("testpaths")
+    if whole and "PYTEST_XDIST_WORKER" in os.environ:
+        fork_server.fork_here()
+
+
+def pytest_collection() -> None:
+    """Look for no garbage among the modules that tests import: that takes seconds."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Have Hypothesis read the constants of all modules, which takes seconds, before any test."""
 
@@ -99,6 +113,9 @@ def pytest_collection_finish() -> None:
         pass
 
     some_property()
+    # Modules and tests stay to the end: no look for garbage goes through them.
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header(config: pytest.Config) -> str:
