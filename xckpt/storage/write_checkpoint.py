@@ -218,8 +218,6 @@ class ZarrStorageWriter(PlainStorageWriter):
                 self._begun = writes
             else:
                 written = writes.finish()
-        if orders.draft:
-            written = orders.numbered(written)
         self.shared_bytes = written.shared
         return written
 

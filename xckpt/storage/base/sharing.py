@@ -94,10 +94,9 @@ class SharingWrites(ChunkWrites):
         self._item = item
         super()._submit(item, pool)
 
-    def _pack(self, unit: Unit) -> bool:
+    def _pack(self, unit: Unit) -> None:
         """Append a unit to this rank's packs, unless it is equal in a pack of the base."""
-        array = unit.array
-        known = self._known(unit) if self._packs and self._packs.takes(array) else b""
+        array, known = unit.array, self._known(unit)
         if known and digest_array(plain_bools(np.asarray(unit.data, order="C"))) == known:
             assert self._base is not None and self._item is not None
             first = self._places[array.leaf, array.number]
@@ -106,8 +105,8 @@ class SharingWrites(ChunkWrites):
                 size = unit.data.nbytes
                 chunk = EqualChunk(self._item, array, unit.number, size, known, place.offset)
                 self._equal.note(place.pack, chunk)
-                return True
-        return super()._pack(unit)
+                return
+        super()._pack(unit)
 
     def _share_packs(self) -> None:
         """Share the packs that are worth it, and pack the other equal chunks anew."""
@@ -122,16 +121,12 @@ class SharingWrites(ChunkWrites):
 
     def _adopt(self, key: str, chunks: Iterable[EqualChunk]) -> None:
         """Take a pack of the base for one of this rank's."""
-        places: list[tuple[str, int, int]] = []
+        assert self._packs is not None
+        pack = self._packs.adopt(bytes.fromhex(posixpath.basename(key)))
         for chunk in chunks:
-            array = chunk.array
-            places.append((array.leaf, array.number, chunk.offset))
-            named = self._digests.setdefault((array.leaf, array.number), [])
-            named.append((chunk.number, chunk.digest))
+            self._note(chunk.array, [(chunk.number, chunk.digest)], (pack, chunk.offset))
             self._shared_bytes += chunk.nbytes
             self.progress.add(chunk.nbytes)
-        assert self._packs is not None
-        self._packs.adopt(bytes.fromhex(posixpath.basename(key)), places)
         self._folders.add(os.path.dirname(f"{self._location.path}/{key}"))
 
     def _pack_anew(self, chunks: Iterable[EqualChunk]) -> None:
@@ -162,7 +157,7 @@ class SharingWrites(ChunkWrites):
                 self._write_digested(unit)
         finally:
             reservation.unit_done()
-        self._note(unit, taken)
+        self._note(unit.array, taken)
         self.progress.add(unit.data.nbytes)
 
     def _write_digested(self, unit: Unit) -> None:

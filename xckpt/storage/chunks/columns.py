@@ -2,13 +2,12 @@
 
 1. Orders name the arrays of a rank's leaves. The rank has the leaf table of its share, so for an
    array that is all of a leaf it is enough to say which of few grids it has (`brief`, `received`).
-2. A report names no arrays: chunks are numbered as in the draft of the manifest that the orders are
-   of (`numbered`), and the coordinator puts the digests there (`Placing`).
+2. A report says by `draft_name` which draft of the manifest numbers its chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import msgspec
@@ -19,14 +18,12 @@ from xckpt.core.geometry.box import Shape
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.manifest.decode import encode_body
 from xckpt.core.manifest.entries import Manifest
-from xckpt.core.manifest.rules import chunks_of, count_chunks
 from xckpt.core.plan.items import BriefData, LeafTable, SavePlan, WriteItems
 from xckpt.core.struct_types import prepare_structs
-from xckpt.errors import PlanError
-from xckpt.storage.array import DIGEST_BYTES, digest_bytes
-from xckpt.storage.chunks.orders import BaseOrders, WriteOrders, Written
+from xckpt.storage.array import digest_bytes
+from xckpt.storage.chunks.orders import BaseOrders, WriteOrders
 from xckpt.storage.chunks.piece_orders import SomePieces, expanded
-from xckpt.storage.chunks.units import leaf_firsts, orders_for
+from xckpt.storage.chunks.units import orders_for
 from xckpt.storage.location import Location
 
 _Grid = tuple[Shape, Shape | None, tuple[str, ...] | None]
@@ -155,61 +152,7 @@ def _following(arrays: Sequence[ZarrArray]) -> NDArray[np.int64]:
     return np.cumsum(counts) - counts
 
 
-def numbered(written: Written, orders: WriteOrders) -> Written:
-    """A report without names of the arrays of the orders; long values keep theirs."""
-    firsts = {(array.leaf, array.number): array.first for array in orders.arrays}
-    named = [array for array in written.arrays if (array.leaf, array.number) not in firsts]
-    mine = [array for array in written.arrays if (array.leaf, array.number) in firsts]
-    starts = [firsts[array.leaf, array.number] for array in mine]
-    cells = np.frombuffer(b"".join(array.cells for array in mine), np.int64)
-    counts = [len(array.digests) // DIGEST_BYTES for array in mine]
-    return msgspec.structs.replace(
-        written,
-        arrays=named,
-        draft=orders.draft,
-        chunks=(np.repeat(_column(starts), counts) + cells).tobytes(),
-        digests=b"".join(array.digests for array in mine),
-        places=b"".join(array.places for array in mine),
-    )
-
-
 def draft_name(draft: Manifest) -> bytes:
     """What tells a draft from that of another plan."""
     plan = msgspec.structs.replace(draft, user=None, planner=None)
     return digest_bytes(encode_body(plan))
-
-
-class Placing:
-    """Where the chunks of a draft are in the manifest.
-
-    Args:
-        draft: with the arrays of the plan.
-        placed: the number of each leaf's first digest in the manifest.
-
-    Raises:
-        PlanError: a leaf of the draft is not in the manifest.
-    """
-
-    def __init__(self, draft: Manifest, placed: Mapping[str, int]) -> None:
-        self._name = draft_name(draft)
-        full = [(leaf.name, first) for leaf, first in leaf_firsts(draft) if chunks_of(leaf)]
-        self._firsts = _column(first for _, first in full)
-        self._shift = _column(placed[name] - first for name, first in full)
-        self._count = count_chunks(draft)
-
-    def numbers(self, written: Written, rank: int) -> NDArray[np.int64]:
-        """The number of each chunk of a report in the manifest.
-
-        Raises:
-            PlanError: the report is of other orders.
-        """
-        chunks = np.frombuffer(written.chunks, np.int64)
-        if len(chunks) == 0:
-            return chunks
-        if written.draft != self._name or not (0 <= chunks.min() <= chunks.max() < self._count):
-            raise PlanError(
-                f"rank {rank} wrote by the orders of another plan; nothing is committed"
-            )
-        if not self._shift.any():
-            return chunks
-        return chunks + self._shift[np.searchsorted(self._firsts, chunks, side="right") - 1]

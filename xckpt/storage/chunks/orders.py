@@ -1,6 +1,14 @@
-"""What the coordinator and a rank say to each other about chunks to be written."""
+"""What the coordinator and a rank say to each other about chunks to be written.
+
+A report has columns, not an object for each array: a chunk of a tensor is numbered as in the draft
+of the manifest, where the first of each array is known from the orders (`ZarrArray.first`).
+"""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -42,8 +50,7 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
     base: BaseOrders | None = None
     """What unchanged chunks are shared with."""
     draft: bytes = b""
-    """In a group of several ranks, the draft of the manifest that numbers the arrays' chunks."""
-
+    """In a group of several ranks, what tells the draft of the manifest that numbers the chunks."""
     pack_bytes: int = 0
     """Arrays with chunks of up to so many bytes lie in packs."""
 
@@ -57,30 +64,23 @@ class WriteOrders(msgspec.Struct, array_like=True, frozen=True):
         """Where the save is staged."""
         return self.location
 
-    def numbered(self, written: Written) -> Written:
-        """A report whose chunks are numbered as in the draft."""
-        from xckpt.storage.chunks.columns import numbered
 
-        return numbered(written, self)
-
-
-class WrittenArray(msgspec.Struct, array_like=True, gc=False):
-    """The chunks of one array that a rank has written."""
+class WrittenValue(msgspec.Struct, array_like=True, gc=False):
+    """The chunks of a long value that a rank has written."""
 
     leaf: str
-    number: int
-    cells: bytes
-    """Numbers of the chunks, int64."""
+    chunks: bytes
+    """Their numbers, int64."""
     digests: bytes
     """A digest for each, in the same order."""
     places: bytes = b""
-    """A place for each in the packs of the report, if the array is packed."""
+    """A place for each in the packs of the report, if they are packed."""
 
 
 class Written(msgspec.Struct, array_like=True):
     """What a rank reports."""
 
-    arrays: list[WrittenArray]
+    long_values: list[WrittenValue]
     values: dict[str, ValueEntry | BytesEntry]
     shared: int = 0
     """Bytes of elements that were not written, for they are shared with the base."""
@@ -89,13 +89,33 @@ class Written(msgspec.Struct, array_like=True):
     draft: bytes = b""
     """See `WriteOrders`: that of the numbers below."""
     chunks: bytes = b""
-    """The chunks of arrays that are not among ``arrays``: their numbers in the draft, int64."""
+    """The chunks of tensors: their numbers in the draft, int64."""
     digests: bytes = b""
     """A digest for each of ``chunks``."""
     places: bytes = b""
     """A place for each of ``chunks`` that lies in a pack."""
     packs: list[bytes] = []
     """The names of the packs that the rank has written."""
+
+
+@dataclass(slots=True)
+class ChunkColumns:
+    """What was written, one chunk behind another."""
+
+    numbers: array[int] = field(default_factory=lambda: array("q"))
+    digests: bytearray = field(default_factory=bytearray)
+    places: array[int] = field(default_factory=lambda: array("Q"))
+    """Pack and offset of each that lies in a pack."""
+
+    def add(self, number: int, digest: bytes, place: Iterable[int] = ()) -> None:
+        """One more."""
+        self.numbers.append(number)
+        self.digests += digest
+        self.places.extend(place)
+
+    def columns(self) -> tuple[bytes, bytes, bytes]:
+        """Numbers, digests and places, as reports carry them."""
+        return self.numbers.tobytes(), bytes(self.digests), self.places.tobytes()
 
 
 prepare_structs(WriteOrders, Written)

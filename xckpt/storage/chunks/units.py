@@ -234,24 +234,13 @@ def merged_digests(
     Raises:
         PlanError: a chunk was written by no rank, or twice; all such arrays are listed.
     """
-    placed = {leaf.name: (leaf, first) for leaf, first in leaf_firsts(manifest)}
-    count = count_chunks(manifest)
-    digests = np.zeros((count, DIGEST_BYTES), np.uint8)
+    placing = Placing(manifest, draft if len(written) > 1 else None)
+    digests = np.zeros((placing.count, DIGEST_BYTES), np.uint8)
+    times = np.zeros(placing.count, np.uint32)
     written_by: list[NDArray[np.int64]] = []
-    times = np.zeros(count, np.uint32)
-    placing = None
-    if len(written) > 1:
-        from xckpt.storage.chunks.columns import Placing
-
-        placing = Placing(draft, {name: first for name, (_, first) in placed.items()})
     for rank, report in enumerate(written):
-        firsts = [_first(*placed[part.leaf], part.number) for part in report.arrays]
-        chunks = [len(part.digests) // DIGEST_BYTES for part in report.arrays]
-        within = np.frombuffer(b"".join(part.cells for part in report.arrays), np.int64)
-        numbers = np.repeat(np.array(firsts, np.int64), chunks) + within
-        taken = b"".join(part.digests for part in report.arrays) + report.digests
-        if placing is not None:
-            numbers = np.concatenate([numbers, placing.numbers(report, rank)])
+        numbers = placing.numbers(report, rank)
+        taken = b"".join([*(value.digests for value in report.long_values), report.digests])
         digests[numbers] = np.frombuffer(taken, np.uint8).reshape(-1, DIGEST_BYTES)
         written_by.append(numbers)
         np.add.at(times, numbers, 1)
@@ -263,11 +252,54 @@ def merged_digests(
     return digests.tobytes(), written_by
 
 
-def _first(leaf: Entry, first: int, number: int) -> int:
-    """The number of the first digest of a leaf's array."""
-    if isinstance(leaf, TensorEntry) and leaf.pieces is not None:
-        return first + int(leaf.pieces.firsts[number])
-    return first
+class Placing:
+    """Where the chunks of reports are in a manifest, which has long values between the tensors.
+
+    Args:
+        manifest: with all leaves.
+        draft: has the tensors, whose chunks reports number; None where they do not name it.
+    """
+
+    def __init__(self, manifest: Manifest, draft: Manifest | None) -> None:
+        self._name = b""
+        if draft is not None:
+            from xckpt.storage.chunks.columns import draft_name
+
+            self._name = draft_name(draft)
+        self._values: dict[str, int] = {}
+        """The first digest of each long value."""
+        before, counts = list[int](), [0]
+        if any(isinstance(leaf, BytesEntry) for leaf in manifest.leaves):
+            for leaf, first in leaf_firsts(manifest):
+                if isinstance(leaf, BytesEntry):
+                    self._values[leaf.name] = first
+                    before.append(first - sum(counts))
+                    counts.append(chunks_of(leaf))
+        self._before = np.array(before, np.int64)
+        """How many chunks of tensors are before each long value."""
+        self._shift = np.cumsum(counts)
+        self.count = count_chunks(manifest)
+        """How many chunks there are."""
+
+    def numbers(self, written: Written, rank: int) -> NDArray[np.int64]:
+        """The number of each chunk of a report in the manifest.
+
+        Raises:
+            PlanError: the report is of other orders.
+        """
+        chunks = np.frombuffer(written.chunks, np.int64)
+        is_ours = written.draft == self._name or len(chunks) == 0
+        tensors = self.count - self._shift[-1]
+        if not is_ours or chunks.min(initial=0) < 0 or chunks.max(initial=-1) >= tensors:
+            raise PlanError(
+                f"rank {rank} wrote by the orders of another plan; nothing is committed"
+            )
+        of_tensors = chunks + self._shift[np.searchsorted(self._before, chunks, side="right")]
+        of_values = (
+            np.frombuffer(value.chunks, np.int64) + self._values[value.leaf]
+            for value in written.long_values
+        )
+        return np.concatenate([*of_values, of_tensors])
 
 
 def orders_for(

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from array import array as array_of
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -38,7 +37,7 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
-from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenArray
+from xckpt.storage.chunks.orders import ChunkColumns, WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.plain_files import stored_bytes, write_plain
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
@@ -88,8 +87,9 @@ class ChunkWrites:
         self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = ArraysByLeaf(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
-        self._digests: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        self._draft, self._written = orders.draft, ChunkColumns()
         self._values: dict[str, ValueEntry | BytesEntry] = {}
+        self._long: dict[str, ChunkColumns] = {}  # what is written of long values
         self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
         self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
@@ -128,7 +128,8 @@ class ChunkWrites:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
         size, together = item.tensor_storage_size() or 0, TOGETHER if self._location.unsynced else 1
         array = self._arrays.holding(item)
-        if size <= SMALL_BYTES and self._packs is not None and self._packs.takes(array):
+        packed = self._is_packed(array)
+        if packed and size <= SMALL_BYTES:
             for unit in item_units(item, array, self.planner):
                 self._pack(unit)  # which copies it at once: it need not wait for the budget
             return
@@ -140,7 +141,8 @@ class ChunkWrites:
         units = item_units(item, array, self.planner)
         reservation = Reservation(pool, size, len(units))
         for unit in units:
-            if self._pack(unit):
+            if packed:
+                self._pack(unit)
                 reservation.unit_done()
             elif self._in_threads and not pool.single:
                 self._unsent.append((unit, reservation))
@@ -177,17 +179,22 @@ class ChunkWrites:
         self._values[entry.name] = entry
         if isinstance(entry, BytesEntry) and entry.size:
             self.progress.expect(entry.size)
+            self._long[entry.name] = ChunkColumns()
             for unit in value_units(entry, content):
-                if not self._pack(unit):
+                if self._is_packed(unit.array):
+                    self._pack(unit)
+                else:
                     self._begun.append(self._begin(unit, None))
 
-    def _pack(self, unit: Unit) -> bool:
-        """Append a unit to this rank's packs, if its array is packed."""
-        if self._packs is None or not self._packs.takes(unit.array):
-            return False
-        self._note(unit, [(unit.number, self._packs.add(unit.array, unit.data))])
+    def _is_packed(self, array: ZarrArray) -> bool:
+        return self._packs is not None and self._packs.takes(array)
+
+    def _pack(self, unit: Unit) -> None:
+        """Append a unit of a packed array to this rank's packs."""
+        assert self._packs is not None
+        place, digest = self._packs.add(unit.data)
+        self._note(unit.array, [(unit.number, digest)], place)
         self.progress.add(unit.data.nbytes)
-        return True
 
     def finish(self) -> Written:
         """`report` and `wait`."""
@@ -198,8 +205,9 @@ class ChunkWrites:
     def report(self) -> Written:
         """What is written once `wait` has returned."""
         packs = self._packs.flush() if self._packs else []
-        arrays = [_report(*each, self._packs) for each in self._digests.items()]
-        return Written(arrays, self._values, packs=packs)
+        long = [WrittenValue(name, *written.columns()) for name, written in self._long.items()]
+        columns = self._draft, *self._written.columns()
+        return Written(long, self._values, 0, "", *columns, packs)
 
     def wait(self) -> None:
         """Wait for every small write."""
@@ -223,13 +231,17 @@ class ChunkWrites:
                 written = _write_unit(unit, self._location)
         finally:
             reservation.unit_done()
-        self._note(unit, list(zip(unit.numbers, written, strict=True)))
+        self._note(unit.array, zip(unit.numbers, written, strict=True))
         self.progress.add(unit.data.nbytes)
 
-    def _note(self, unit: Unit, digests: list[tuple[int, bytes]]) -> None:
-        """Keep the digests of a unit's chunks for the report."""
+    def _note(
+        self, array: ZarrArray, digests: Iterable[tuple[int, bytes]], place: Iterable[int] = ()
+    ) -> None:
+        """Keep the digests of some chunks of an array for the report, and one's place in packs."""
         with self._lock:
-            self._digests.setdefault((unit.array.leaf, unit.array.number), []).extend(digests)
+            written = self._long.get(array.leaf, self._written)
+            for number, digest in digests:
+                written.add(array.first + number, digest, place)
 
     def _begin(self, unit: Unit, reservation: Reservation | None) -> _UnderWay:
         """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
@@ -238,7 +250,7 @@ class ChunkWrites:
             written = self._write(unit, data)
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
-        self._note(unit, digests(unit, data))
+        self._note(unit.array, digests(unit, data))
         return under_way
 
     def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
@@ -305,12 +317,3 @@ def _pack_writes(
 
     packs = PackWrites(root, orders, where, memory_bytes)
     return packs, memory_bytes - packs.memory_bytes
-
-
-def _report(
-    array: tuple[str, int], digests: list[tuple[int, bytes]], packs: PackWrites | None
-) -> WrittenArray:
-    """What is reported of an array: its leaf and number, and (cell, digest) of each chunk."""
-    cells = array_of("q", [cell for cell, _ in digests]).tobytes()
-    places = b"" if packs is None else packs.places(*array)
-    return WrittenArray(*array, cells, b"".join(digest for _, digest in digests), places)

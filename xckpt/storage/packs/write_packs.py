@@ -6,8 +6,7 @@
    `IN_BUCKETS` are under way while the next one fills; `pack_memory` is what they all may take of
    the budget, and where that is little, packs are smaller.
 3. `PackWrites.flush` begins the last one and gives the packs' names, `PackWrites.wait` waits for
-   all. `PackWrites.places` are those of an array's chunks in the order in which they came, by this
-   rank's numbers of packs.
+   all. A place has the number of a pack among this rank's.
 4. `merged_places`, on the coordinator, numbers the packs of all ranks by their names, and puts the
    places in the order of the digests.
 """
@@ -15,9 +14,8 @@
 from __future__ import annotations
 
 import contextlib
-from array import array as array_of
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -85,22 +83,19 @@ class PackWrites:
         self._names: list[bytes] = []
         """Of those that are full."""
         self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
-        self._places: dict[tuple[str, int], list[int]] = {}
-        """Of each array, one behind another: pack and offset of its chunks."""
 
     def takes(self, array: ZarrArray) -> bool:
         """Whether an array's chunks lie in packs."""
         return is_packed(array, self._pack_bytes)
 
-    def add(self, array: ZarrArray, data: NDArray[np.generic]) -> bytes:
-        """Append a chunk; its digest.
+    def add(self, data: NDArray[np.generic]) -> tuple[tuple[int, int], bytes]:
+        """Append a chunk; its place (pack and offset), and its digest.
 
         Raises:
             StorageError: a pack cannot be written.
         """
         pack = self._pack = self._pack or self._new()
         place = len(self._names), pack.size
-        self._places.setdefault((array.leaf, array.number), []).extend(place)
         if data.nbytes <= SLAB_BYTES:
             content = plain_bools(np.asarray(data, order="C")).tobytes()
             pack.append(content)
@@ -113,18 +108,17 @@ class PackWrites:
             digest = hashed.digest()
         if pack.size >= self._full:
             self._finish()
-        return digest
+        return place, digest
 
-    def adopt(self, name: bytes, chunks: Iterable[tuple[str, int, int]]) -> None:
-        """Take a pack that is there, and chunks of it: leaf and number of the array, offset.
+    def adopt(self, name: bytes) -> int:
+        """Take a pack that is there; its number.
 
         Raises:
             StorageError: a pack before cannot be written.
         """
         self._finish()
-        for leaf, number, offset in chunks:
-            self._places.setdefault((leaf, number), []).extend((len(self._names), offset))
         self._names.append(name)
+        return len(self._names) - 1
 
     def flush(self) -> list[bytes]:
         """Begin to write what is left; the packs' names.
@@ -142,10 +136,6 @@ class PackWrites:
             StorageError: a pack cannot be written.
         """
         self._wait_for_all_but(0)
-
-    def places(self, leaf: str, number: int) -> bytes:
-        """Those of an array's chunks that were added; empty for an array that is not packed."""
-        return array_of("Q", self._places.get((leaf, number), ())).tobytes()
 
     def close(self) -> None:
         """After a failure: wait for what is under way."""
@@ -180,15 +170,20 @@ class PackWrites:
 
 
 def joined(reports: Sequence[Written]) -> Written:
-    """The first report, with the arrays and packs of the others, which have nothing else."""
-    arrays, packs = list(reports[0].arrays), list(reports[0].packs)
-    for report in reports[1:]:
-        for part in report.arrays:
-            places = np.frombuffer(part.places, PLACE).copy()
-            places["pack"] += len(packs)
-            arrays.append(msgspec.structs.replace(part, places=places.tobytes()))
+    """The first report, with the chunks and packs of the others, which have nothing else."""
+    packs, placed = list[bytes](), list[bytes]()
+    for report in reports:
+        places = np.frombuffer(report.places, PLACE).copy()
+        places["pack"] += len(packs)
+        placed.append(places.tobytes())
         packs += report.packs
-    return msgspec.structs.replace(reports[0], arrays=arrays, packs=packs)
+    return msgspec.structs.replace(
+        reports[0],
+        chunks=b"".join(report.chunks for report in reports),
+        digests=b"".join(report.digests for report in reports),
+        places=b"".join(placed),
+        packs=packs,
+    )
 
 
 def with_places(
@@ -222,7 +217,7 @@ def merged_places(
         own = np.array([packs[name] for name in report.packs], np.uint64)
         of = np.searchsorted(firsts, chunks, side="right") - 1
         packed = starts[of] >= 0
-        given = b"".join(part.places for part in report.arrays) + report.places
+        given = b"".join([*(value.places for value in report.long_values), report.places])
         places = np.frombuffer(given, PLACE).copy()
         places["pack"] = own[places["pack"].astype(np.int64)]
         merged[(starts[of] + chunks - firsts[of])[packed]] = places
