@@ -86,6 +86,7 @@ class CheckpointOutput:
 
     def _write(self, unit: WorkUnit, made: Sequence[NDArray[np.generic]]) -> bytes:
         items = [self.items[part] for part in unit.parts]
+        sized = [(item.tensor_storage_size() or 0, item) for item in items]
         arrays = {
             (item.index.fqn, part.box.offsets): array
             for item, part, array in zip(items, unit.parts, made, strict=True)
@@ -95,7 +96,7 @@ class CheckpointOutput:
         about = self.orders, _Made(arrays), progress, self.where, 2 * unit.source_bytes
         with closing(ChunkWrites(*about)) as writes:
             with Pool(threads=1, budget=1 << 62) as pool:
-                writes.write_tensors(writes.begin_largest(items, pool), pool)
+                writes.write_tensors(writes.begin_largest(sized, pool), pool)
             return _encode(writes.finish())
 
 

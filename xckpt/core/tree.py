@@ -320,13 +320,16 @@ def _dict_like(node: object, children: Sequence[tuple[str | int, object]]) -> ob
 def merge_containers(ranks: Sequence[Mapping[str, str]], names: Sequence[str]) -> dict[str, str]:
     """The containers of all ranks' trees, which together have the leaves ``names``.
 
-    ``ranks`` are those of each rank: name of a container -> its kind.
+    ``ranks`` are those of each rank: name of a container -> its kind. Those of one rank are of a
+    tree already.
 
     Raises:
         PlanError: two ranks disagree on a container, or what one calls a leaf another calls a
             container, so no tree has all of them.
     """
     merged = dict(ranks[0])
+    if len(ranks) == 1:
+        return merged
     first = dict.fromkeys(merged, 0)
     problems: dict[str, str] = {}
     for rank, containers in enumerate(ranks):

@@ -192,9 +192,8 @@ class ZarrStorageWriter(PlainStorageWriter):
                 return self._write(plan, orders, planner)
 
     def _write(self, plan: SavePlan, orders: WriteOrders, planner: SavePlanner) -> Written:
-        items = list(plan.items)
-        sizes = (item.tensor_storage_size() or 0 for item in items)
-        progress = ProgressCounter(sum(sizes), self.options.progress)
+        items = [(item.tensor_storage_size() or 0, item) for item in plan.items]
+        progress = ProgressCounter(sum(size for size, _ in items), self.options.progress)
         kind = ChunkWrites
         if orders.base is not None:
             from xckpt.storage.base.sharing import SharingWrites as kind
@@ -203,7 +202,7 @@ class ZarrStorageWriter(PlainStorageWriter):
             writes = kind(orders, planner, progress, self.target, memory)
             closing.callback(writes.close)
             with Pool(threads=self.options.threads, budget=writes.memory_bytes) as pool:
-                for item in items:
+                for _, item in items:
                     if item.tensor_data is None:
                         data = planner.resolve_data(item)
                         writes.write_value(*value_entry(item, data, self.options.chunk_bytes))

@@ -312,8 +312,12 @@ class Block:
             >>> block.of_leaves(np.array([1, 0, 1], np.int32)).leaf.tolist()
             [1, 0, 2]
         """
-        rows, leaves = expanded(self.leaf, np.argsort(kinds, kind="stable"), np.bincount(kinds))
+        rows, leaves = self.leaves(kinds)
         return Block(leaves.astype(np.int32), self.boxes.take(rows))
+
+    def leaves(self, kinds: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """For each box of each leaf, as `of_leaves` orders them, its number here and the leaf's."""
+        return expanded(self.leaf, np.argsort(kinds, kind="stable"), np.bincount(kinds))
 
 
 def expanded(

@@ -265,11 +265,15 @@ class WriteItems(Sequence[WriteItem]):
         return sum(int(counts[block.leaf].sum()) for block in self.of_kinds)
 
     def __iter__(self) -> Iterator[WriteItem]:
-        items = [
-            self._item(leaf, box)
-            for block in self.blocks
-            for leaf, box in zip(block.leaf.tolist(), block.boxes, strict=True)
-        ]
+        items: list[WriteItem] = []
+        for block in self.of_kinds:
+            boxes = list(block.boxes)
+            alike: list[TensorWriteData | None] = [None] * len(boxes)
+            pairs: list[list[int]] = np.stack(block.leaves(self.kinds), axis=1).tolist()
+            for number, leaf in pairs:
+                item = self._item(leaf, boxes[number], alike[number])
+                alike[number] = item.tensor_data
+                items.append(item)
         return (items[place] for place in self._places())
 
     @overload
@@ -305,14 +309,17 @@ class WriteItems(Sequence[WriteItem]):
             return NotImplemented
         return list(self) == list(cast(Sequence[object], other))
 
-    def _item(self, leaf: int, box: Box) -> WriteItem:
+    def _item(self, leaf: int, box: Box, alike: TensorWriteData | None = None) -> WriteItem:
+        """The item of a box; its data are ``alike``, which are of the same box, if these fit."""
         row = self.table[leaf]
-        if not row.is_tensor:
+        if row.kind:
             return WriteItem(MetadataIndex(row.name), WriteItemType.BYTE_IO, kind=row.kind)
-        properties = TensorProperties(row.dtype)
-        data = TensorWriteData(box, properties, row.shape, row.sharding, row.annotation)
+        about = row.dtype, row.shape, row.sharding, row.annotation
+        known = alike and (alike.properties.dtype, alike.size, alike.sharding, alike.annotation)
+        if alike is None or known != about:
+            alike = TensorWriteData(box, TensorProperties(row.dtype), *about[1:])
         kind = WriteItemType.SHARD if row.sharded else WriteItemType.TENSOR
-        return WriteItem(MetadataIndex(row.name, box.offsets), kind, data)
+        return WriteItem(MetadataIndex(row.name, box.offsets), kind, alike)
 
 
 def _row(item: WriteItem) -> LeafRow:

@@ -14,12 +14,12 @@ value is written exactly once is checked where it is free: in the reports of wha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from xckpt.core.geometry.grid import ZarrArray, count_cells
 from xckpt.core.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
-from xckpt.core.plan.items import LeafTable, SavePlan, WriteItems
+from xckpt.core.plan.items import LeafRow, LeafTable, SavePlan, WriteItems
 from xckpt.errors import PlanError
 
 Leaf = tuple[str, str, tuple[int, ...]]
@@ -43,7 +43,7 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
         xckpt.errors.PlanError: create_global_plan returned plans and metadata that disagree
           - step: rank 0 has to write it, but it is not in the metadata
     """
-    known = {name: _described(leaf) for name, leaf in metadata.state_dict_metadata.items()}
+    known = metadata.state_dict_metadata
     problems: dict[str, str] = {}
     # Comparing a table takes long, and most ranks have the same one.
     compared: dict[int, tuple[LeafTable, dict[str, str]]] = {}
@@ -51,7 +51,8 @@ def check_shares(shares: Sequence[SavePlan], metadata: Metadata) -> None:
         items = WriteItems.of(share.items)
         table = items.table
         if id(table) not in compared:
-            compared[id(table)] = table, dict(_differences(table, known, "the metadata"))
+            said = ((row, _described(known.get(row.name))) for row in table)
+            compared[id(table)] = table, dict(_differences(said, "the metadata"))
         differences = compared[id(table)][1]
         if differences:
             for name in {item.index.fqn: None for item in items}:
@@ -73,9 +74,9 @@ def check_finished(share: SavePlan, finished: SavePlan) -> None:
     if finished.items is share.items:
         return
     table = WriteItems.of(share.items).table
-    known = dict(_leaves(table))
-    differences = _differences(WriteItems.of(finished.items).table, known, "the share")
-    problems = [f"{name}: {problem}" for name, problem in differences]
+    known = {row.name: _leaf(row) for row in table}
+    said = ((row, known.get(row.name)) for row in WriteItems.of(finished.items).table)
+    problems = [f"{name}: {problem}" for name, problem in _differences(said, "the share")]
     if problems:
         raise PlanError.listing("finish_plan changed what the leaves of a share are", problems)
 
@@ -121,22 +122,24 @@ shard_bytes, or confirm more than 1,000,000 by SaveOptions(many_objects=True)
 
 
 def _differences(
-    table: LeafTable, known: Mapping[str, Leaf], where: str
+    said: Iterable[tuple[LeafRow, Leaf | None]], where: str
 ) -> Iterator[tuple[str, str]]:
-    """(name, how it differs) for each leaf of a table that is not as it is known ``where``."""
-    for name, leaf in _leaves(table):
-        other = known.get(name)
+    """(name, how it differs) for each leaf that is not what is said of it ``where``."""
+    for row, other in said:
+        leaf = _leaf(row)
         if other is None:
-            yield name, f"it is not in {where}"
+            yield row.name, f"it is not in {where}"
         elif other != leaf:
-            yield name, f"it is {_spelled(leaf)}, in {where} {_spelled(other)}"
+            yield row.name, f"it is {_spelled(leaf)}, in {where} {_spelled(other)}"
 
 
-def _leaves(table: LeafTable) -> Iterator[tuple[str, Leaf]]:
-    return ((row.name, (row.kind, row.dtype, tuple(row.shape))) for row in table)
+def _leaf(row: LeafRow) -> Leaf:
+    return row.kind, row.dtype, row.shape
 
 
-def _described(leaf: TensorStorageMetadata | BytesStorageMetadata) -> Leaf:
+def _described(leaf: TensorStorageMetadata | BytesStorageMetadata | None) -> Leaf | None:
+    if leaf is None:
+        return None
     if isinstance(leaf, BytesStorageMetadata):
         return leaf.kind or "opaque", "", ()
     return "", leaf.properties.dtype, tuple(leaf.size)

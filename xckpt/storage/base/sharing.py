@@ -90,9 +90,9 @@ class SharingWrites(ChunkWrites):
         except OSError as error:
             self._problem = f"{error.filename}: {error.strerror}"
 
-    def _submit(self, item: WriteItem, pool: Pool) -> None:
+    def _submit(self, size: int, item: WriteItem, pool: Pool) -> None:
         self._item = item
-        super()._submit(item, pool)
+        super()._submit(size, item, pool)
 
     def _pack(self, unit: Unit) -> None:
         """Append a unit to this rank's packs, unless it is equal in a pack of the base."""

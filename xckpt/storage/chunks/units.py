@@ -84,18 +84,26 @@ class ArraysByLeaf:
     """The zarr arrays that a rank writes to, found by what they hold."""
 
     def __init__(self, arrays: Iterable[ZarrArray]) -> None:
-        self._by_leaf = by_leaf(arrays)
+        self._whole: dict[str, ZarrArray] = {}
+        """The array of each leaf that is no pieces, as most are."""
+        self._pieces: dict[str, list[ZarrArray]] = {}
         self._lookups: dict[str, BoxLookup] = {}
+        for array in arrays:
+            if array.piece_of is None:
+                self._whole[array.leaf] = array
+            else:
+                self._pieces.setdefault(array.leaf, []).append(array)
 
     def holding(self, item: WriteItem) -> ZarrArray:
         """The array that holds an item; a PlanError if there is none."""
         assert item.tensor_data is not None
         name, box = item.index.fqn, item.tensor_data.chunk
-        arrays = self._by_leaf.get(name, [])
-        if len(arrays) == 1:
-            whole = arrays[0].shape == box.sizes and arrays[0].offset == box.offsets
-            if whole or arrays[0].box.holds(box):
-                return arrays[0]
+        array = self._whole.get(name)
+        if array is not None:
+            whole = array.shape == box.sizes and array.offset == box.offsets
+            if whole or array.box.holds(box):
+                return array
+        arrays = self._pieces.get(name, [])
         if name not in self._lookups:
             boxes = [(array.offset, array.shape) for array in arrays]
             self._lookups[name] = BoxLookup(Boxes.of(boxes, rank=len(box.sizes)))
@@ -103,14 +111,6 @@ class ArraysByLeaf:
         if number is None:
             raise PlanError(f"{name}: {box} lies in no array of the checkpoint")
         return arrays[number]
-
-
-def by_leaf(arrays: Iterable[ZarrArray]) -> dict[str, list[ZarrArray]]:
-    """Leaf name -> its arrays."""
-    leaves: dict[str, list[ZarrArray]] = {}
-    for array in arrays:
-        leaves.setdefault(array.leaf, []).append(array)
-    return leaves
 
 
 def value_entry(

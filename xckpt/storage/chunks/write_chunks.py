@@ -55,6 +55,8 @@ if TYPE_CHECKING:
 TOGETHER = 32
 """Small files that a thread writes in a row: handing one over takes as long as writing it."""
 
+SizedItem: TypeAlias = tuple[int, WriteItem]
+"""An item, and before it the bytes of its box; 0 for a value."""
 _Future: TypeAlias = "ts.WriteFutures | ts.Future[ts.KvStore.TimestampedStorageGeneration]"
 
 
@@ -99,7 +101,7 @@ class ChunkWrites:
         self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
         """The packs, and what they do not take of the budget."""
 
-    def begin_largest(self, items: Iterable[WriteItem], pool: Pool) -> list[WriteItem]:
+    def begin_largest(self, items: Iterable[SizedItem], pool: Pool) -> list[SizedItem]:
         """Begin to write the largest tensor items, as far as the budget goes; returns the others.
 
         Values and empty tensors have no bytes, and are neither.
@@ -109,24 +111,27 @@ class ChunkWrites:
             PlanError: an item does not fit its grid, or its data does not fit the item.
             StorageError: the storage refused.
         """
-        sized = [(item.tensor_storage_size() or 0, item) for item in items]
-        small = [item for size, item in sized if 0 < size <= SMALL_BYTES]
-        large = [(size, item) for size, item in sized if size > SMALL_BYTES]
+        large: list[SizedItem] = []
+        small: list[SizedItem] = []
+        for sized in items:
+            if sized[0]:
+                (small if sized[0] <= SMALL_BYTES else large).append(sized)
         waiting = deque(sorted(large, key=itemgetter(0), reverse=True))
         while waiting and pool.has_room(waiting[0][0]) and not pool.failed:
-            self._submit(waiting.popleft()[1], pool)
-        return [*small, *(item for _, item in waiting)]
+            self._submit(*waiting.popleft(), pool)
+        return [*small, *waiting]
 
-    def write_tensors(self, items: Iterable[WriteItem], pool: Pool) -> None:
+    def write_tensors(self, items: Iterable[SizedItem], pool: Pool) -> None:
         """Begin to write tensor items, within the budget; raises as `begin_largest`."""
-        for item in items:
-            if not pool.failed:
-                self._submit(item, pool)
+        for size, item in items:
+            if pool.failed:
+                break
+            self._submit(size, item, pool)
         self._send(pool)
 
-    def _submit(self, item: WriteItem, pool: Pool) -> None:
+    def _submit(self, size: int, item: WriteItem, pool: Pool) -> None:
         """Begin an item's units, within the budget; its bytes are released with the last unit."""
-        size, together = item.tensor_storage_size() or 0, TOGETHER if self._location.unsynced else 1
+        together = TOGETHER if self._location.unsynced else 1
         array = self._arrays.holding(item)
         packed = self._is_packed(array)
         if packed and size <= SMALL_BYTES:
