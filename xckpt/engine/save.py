@@ -37,8 +37,8 @@ from xckpt.engine.ranks.group import (
     operation,
 )
 from xckpt.engine.ranks.watch import Step, Watch, bytes_written
-from xckpt.engine.ranks.wire import REPORTS, SavePlanCodec
-from xckpt.engine.steps import all_reduce, reduce_scatter
+from xckpt.engine.ranks.wire import REPORTS, as_sent
+from xckpt.engine.steps import all_reduce
 from xckpt.options import SaveOptions
 
 logger = logging.getLogger("xckpt")
@@ -148,8 +148,8 @@ class _Save:
     def _share(self, group: Group) -> SavePlan:
         """What this rank has to write."""
         if group.size == 1:
-            codec = SavePlanCodec()
-            return reduce_scatter(group, PLAN, self.plan_locally, self.plan_globally, codec)
+            (share,) = self.plan_globally([as_sent(self.plan_locally())])
+            return as_sent(share)
         # A save by one process has no need of it.
         from xckpt.engine.ranks.plans import Planning, plan_together
 

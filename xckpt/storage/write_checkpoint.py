@@ -320,6 +320,8 @@ def _paths(orders: WriteOrders) -> list[str]:
 def _orders_of(plan: SavePlan) -> WriteOrders:
     """What a plan says where to write."""
     data = plan.storage_data
+    if isinstance(data, WriteOrders):
+        return data
     if isinstance(data, BriefData):
         from xckpt.storage.chunks.columns import received
 

@@ -283,8 +283,8 @@ class DefaultSavePlanner(SavePlanner):
         """The part of a local shard that an item asks for; the shard itself if that is all."""
         assert item.tensor_data is not None
         name, box = item.index.fqn, item.tensor_data.chunk
-        if len(leaf.boxes) == 1 and leaf.boxes[0] == box:  # as of most leaves
-            return leaf.data(0)
+        if not leaf.sharded and box.sizes == leaf.shape and not any(box.offsets):
+            return leaf.data(0)  # as of most leaves
         number = self._holder(name, leaf, box)
         if number is None:
             raise PlanError(f"{name}: this rank has to write {box}, but does not hold it")

@@ -162,7 +162,26 @@ class SavePlanCodec:
         return known[1]
 
 
-def _sendable(wire: _SavePlan | _LoadPlan) -> bytes:
+def as_sent(plan: SavePlan) -> SavePlan:
+    """A plan as another process would have it: items in columns, and foreign data of plain types.
+
+    Raises:
+        TypeError: MessagePack cannot carry planner_data or storage_data.
+
+    Example:
+        >>> as_sent(SavePlan([], planner_data={"a": (1, 2)})).planner_data
+        {'a': [1, 2]}
+    """
+    data = plan.storage_data
+    ours = data if isinstance(data, CanBeBrief) else None
+    storage_data, planner_data = msgspec.msgpack.decode(
+        _sendable((None if ours else data, plan.planner_data))
+    )
+    items = WriteItems.of(plan.items)
+    return SavePlan(items, ours or storage_data, planner_data, dict(plan.containers))
+
+
+def _sendable(wire: object) -> bytes:
     try:
         return _encode(wire)
     except TypeError as error:

@@ -31,7 +31,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import BytesEntry, ValueEntry
+from xckpt.core.manifest.entries import BytesEntry, ValueEntry, is_packed
 from xckpt.core.plan.items import WriteItem
 from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
@@ -89,7 +89,8 @@ class ChunkWrites:
         self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = ArraysByLeaf(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
-        self._draft, self._written = orders.draft, ChunkColumns()
+        self._draft, self._pack_bytes = orders.draft, orders.pack_bytes
+        self._written = ChunkColumns()
         self._values: dict[str, ValueEntry | BytesEntry] = {}
         self._long: dict[str, ChunkColumns] = {}  # what is written of long values
         self._is_local = where.driver == "file"
@@ -192,7 +193,7 @@ class ChunkWrites:
                     self._begun.append(self._begin(unit, None))
 
     def _is_packed(self, array: ZarrArray) -> bool:
-        return self._packs is not None and self._packs.takes(array)
+        return self._packs is not None and is_packed(array, self._pack_bytes)
 
     def _pack(self, unit: Unit) -> None:
         """Append a unit of a packed array to this rank's packs."""

@@ -25,7 +25,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.grid import ZarrArray
-from xckpt.core.manifest.entries import Manifest, arrays, is_packed
+from xckpt.core.manifest.entries import Manifest, arrays
 from xckpt.core.manifest.packs import PACK_BYTES, PLACE, encode_places
 from xckpt.storage.array import digest_bytes, plain_bools
 from xckpt.storage.chunks.orders import WriteOrders, Written
@@ -72,7 +72,6 @@ class PackWrites:
         self, root: ts.KvStore, orders: WriteOrders, where: Location, memory_bytes: int
     ) -> None:
         self._root, self._folder, self._where = root, orders.location, where
-        self._pack_bytes = orders.pack_bytes
         self.memory_bytes = pack_memory(where, memory_bytes)
         """What it takes of that."""
         self._full = PACK_BYTES
@@ -83,10 +82,6 @@ class PackWrites:
         self._names: list[bytes] = []
         """Of those that are full."""
         self._writing: deque[ts.Future[ts.KvStore.TimestampedStorageGeneration]] = deque()
-
-    def takes(self, array: ZarrArray) -> bool:
-        """Whether an array's chunks lie in packs."""
-        return is_packed(array, self._pack_bytes)
 
     def add(self, data: NDArray[np.generic]) -> tuple[tuple[int, int], bytes]:
         """Append a chunk; its place (pack and offset), and its digest.
