@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import posixpath
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeAlias
@@ -71,6 +72,7 @@ class SharingWrites(ChunkWrites):
         self._shared_bytes = 0
         self._problem = ""
         """The first reason why an equal chunk was not shared."""
+        self._lock = threading.Lock()
         self._folders: set[str] = set()
         """Those that have new names."""
         self._verify = orders.base.verify
@@ -124,7 +126,7 @@ class SharingWrites(ChunkWrites):
         assert self._packs is not None
         pack = self._packs.adopt(bytes.fromhex(posixpath.basename(key)))
         for chunk in chunks:
-            self._note(chunk.array, [(chunk.number, chunk.digest)], (pack, chunk.offset))
+            self._report.note(chunk.array, [(chunk.number, chunk.digest)], (pack, chunk.offset))
             self._shared_bytes += chunk.nbytes
             self.progress.add(chunk.nbytes)
         self._folders.add(os.path.dirname(f"{self._location.path}/{key}"))
@@ -157,7 +159,7 @@ class SharingWrites(ChunkWrites):
                 self._write_digested(unit)
         finally:
             reservation.unit_done()
-        self._note(unit.array, taken)
+        self._report.note(unit.array, taken)
         self.progress.add(unit.data.nbytes)
 
     def _write_digested(self, unit: Unit) -> None:

@@ -6,10 +6,6 @@ of the manifest, where the first of each array is known from the orders (`ZarrAr
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
 import msgspec
 
 from xckpt.core.geometry.grid import ZarrArray
@@ -96,26 +92,6 @@ class Written(msgspec.Struct, array_like=True):
     """A place for each of ``chunks`` that lies in a pack."""
     packs: list[bytes] = []
     """The names of the packs that the rank has written."""
-
-
-@dataclass(slots=True)
-class ChunkColumns:
-    """What was written, one chunk behind another."""
-
-    numbers: array[int] = field(default_factory=lambda: array("q"))
-    digests: bytearray = field(default_factory=bytearray)
-    places: array[int] = field(default_factory=lambda: array("Q"))
-    """Pack and offset of each that lies in a pack."""
-
-    def add(self, number: int, digest: bytes, place: Iterable[int] = ()) -> None:
-        """One more."""
-        self.numbers.append(number)
-        self.digests += digest
-        self.places.extend(place)
-
-    def columns(self) -> tuple[bytes, bytes, bytes]:
-        """Numbers, digests and places, as reports carry them."""
-        return self.numbers.tobytes(), bytes(self.digests), self.places.tobytes()
 
 
 prepare_structs(WriteOrders, Written)

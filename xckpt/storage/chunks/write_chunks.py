@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from array import array as array_of
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -37,7 +38,7 @@ from xckpt.core.plan.save import SavePlanner
 from xckpt.errors import PlanError
 from xckpt.storage.array import SMALL_BYTES, open_array, open_chunk, plain_bools
 from xckpt.storage.budget import IN_FLIGHT, Pool, ProgressCounter, Reservation
-from xckpt.storage.chunks.orders import ChunkColumns, WriteOrders, Written, WrittenValue
+from xckpt.storage.chunks.orders import WriteOrders, Written, WrittenValue
 from xckpt.storage.chunks.plain_files import stored_bytes, write_plain
 from xckpt.storage.chunks.units import (
     ArraysByLeaf,
@@ -70,6 +71,49 @@ class _UnderWay:
     reservation: Reservation | None
 
 
+class _ChunkColumns:
+    """What was written, one chunk behind another."""
+
+    def __init__(self) -> None:
+        self.numbers, self.digests, self.places = array_of("q"), bytearray(), array_of("Q")
+
+    def content(self) -> tuple[bytes, bytes, bytes]:
+        return self.numbers.tobytes(), bytes(self.digests), self.places.tobytes()
+
+
+class _RankReport:
+    """What a rank will report; several threads add to it."""
+
+    def __init__(self, draft: bytes) -> None:
+        self._draft, self._tensors = draft, _ChunkColumns()
+        self._values: dict[str, ValueEntry | BytesEntry] = {}
+        self._long: dict[str, _ChunkColumns] = {}  # those of long values
+        self._lock = threading.Lock()
+
+    def note_value(self, entry: ValueEntry | BytesEntry) -> None:
+        if entry.name in self._values:
+            raise PlanError(f"{entry.name}: two items of this rank's plan write this value")
+        self._values[entry.name] = entry
+        if isinstance(entry, BytesEntry) and entry.size:
+            self._long[entry.name] = _ChunkColumns()
+
+    def note(
+        self, array: ZarrArray, digests: Iterable[tuple[int, bytes]], place: Iterable[int] = ()
+    ) -> None:
+        """Chunks of an array are written: number and digest of each, and one's place in packs."""
+        with self._lock:
+            columns = self._long.get(array.leaf, self._tensors)
+            for number, digest in digests:
+                columns.numbers.append(array.first + number)
+                columns.digests += digest
+            columns.places.extend(place)
+
+    def written(self, packs: list[bytes]) -> Written:
+        """The report, with the names of the packs."""
+        long = [WrittenValue(name, *columns.content()) for name, columns in self._long.items()]
+        return Written(long, self._values, 0, "", self._draft, *self._tensors.content(), packs)
+
+
 class ChunkWrites:
     """The writes of one rank, within a budget of memory."""
 
@@ -89,16 +133,12 @@ class ChunkWrites:
         self._root = open_store(replace(orders.location, access=where.access))
         self._arrays = ArraysByLeaf(orders.arrays)
         self._opened: dict[tuple[str, int], ts.TensorStore] = {}
-        self._draft, self._pack_bytes = orders.draft, orders.pack_bytes
-        self._written = ChunkColumns()
-        self._values: dict[str, ValueEntry | BytesEntry] = {}
-        self._long: dict[str, ChunkColumns] = {}  # what is written of long values
+        self._pack_bytes, self._report = orders.pack_bytes, _RankReport(orders.draft)
         self._is_local = where.driver == "file"
         self._in_threads = self._is_local and not self.codecs
         self._unsent: list[tuple[Unit, Reservation]] = []  # for a thread, with the next ones
         self._begun: deque[_UnderWay] = deque()  # those that the caller waits for
         self._under_way: set[_UnderWay] = set()  # all of them
-        self._lock = threading.Lock()
         self._packs, self.memory_bytes = _pack_writes(self._root, orders, where, memory_bytes)
         """The packs, and what they do not take of the budget."""
 
@@ -180,12 +220,9 @@ class ChunkWrites:
         Raises:
             PlanError: the value was written already.
         """
-        if entry.name in self._values:
-            raise PlanError(f"{entry.name}: two items of this rank's plan write this value")
-        self._values[entry.name] = entry
+        self._report.note_value(entry)
         if isinstance(entry, BytesEntry) and entry.size:
             self.progress.expect(entry.size)
-            self._long[entry.name] = ChunkColumns()
             for unit in value_units(entry, content):
                 if self._is_packed(unit.array):
                     self._pack(unit)
@@ -199,7 +236,7 @@ class ChunkWrites:
         """Append a unit of a packed array to this rank's packs."""
         assert self._packs is not None
         place, digest = self._packs.add(unit.data)
-        self._note(unit.array, [(unit.number, digest)], place)
+        self._report.note(unit.array, [(unit.number, digest)], place)
         self.progress.add(unit.data.nbytes)
 
     def finish(self) -> Written:
@@ -210,10 +247,7 @@ class ChunkWrites:
 
     def report(self) -> Written:
         """What is written once `wait` has returned."""
-        packs = self._packs.flush() if self._packs else []
-        long = [WrittenValue(name, *written.columns()) for name, written in self._long.items()]
-        columns = self._draft, *self._written.columns()
-        return Written(long, self._values, 0, "", *columns, packs)
+        return self._report.written(self._packs.flush() if self._packs else [])
 
     def wait(self) -> None:
         """Wait for every small write."""
@@ -237,17 +271,8 @@ class ChunkWrites:
                 written = _write_unit(unit, self._location)
         finally:
             reservation.unit_done()
-        self._note(unit.array, zip(unit.numbers, written, strict=True))
+        self._report.note(unit.array, zip(unit.numbers, written, strict=True))
         self.progress.add(unit.data.nbytes)
-
-    def _note(
-        self, array: ZarrArray, digests: Iterable[tuple[int, bytes]], place: Iterable[int] = ()
-    ) -> None:
-        """Keep the digests of some chunks of an array for the report, and one's place in packs."""
-        with self._lock:
-            written = self._long.get(array.leaf, self._written)
-            for number, digest in digests:
-                written.add(array.first + number, digest, place)
 
     def _begin(self, unit: Unit, reservation: Reservation | None) -> _UnderWay:
         """Start a unit's write, from the caller's memory if that is in C order, and digest it."""
@@ -256,7 +281,7 @@ class ChunkWrites:
             written = self._write(unit, data)
         under_way = _UnderWay(unit.array.leaf, data.nbytes, written, reservation)
         self._under_way.add(under_way)
-        self._note(unit.array, digests(unit, data))
+        self._report.note(unit.array, digests(unit, data))
         return under_way
 
     def _write(self, unit: Unit, data: NDArray[np.generic]) -> _Future:
