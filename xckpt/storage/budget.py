@@ -169,7 +169,7 @@ class Pool:
             size: bytes that must fit the budget first; they are given back after the task.
             reserved: whether the caller has reserved them.
         """
-        if not reserved:
+        if size and not reserved:
             self.reserve(size)
         self._executor.submit(self._run, task, size)
 
@@ -180,7 +180,8 @@ class Pool:
         except BaseException as error:
             self.fail(error)
         finally:
-            self.release(size)
+            if size:
+                self.release(size)
 
     def __enter__(self) -> Pool:
         return self

@@ -181,7 +181,7 @@ class ChunkWrites:
             return
         while self._begun and (len(self._begun) >= IN_FLIGHT or not pool.has_room(size)):
             self._wait(self._begun.popleft())
-        if not pool.has_room(size):
+        if self._unsent and not pool.has_room(size):
             self._send(pool)
         pool.reserve(size)
         units = item_units(item, array, self.planner)
