@@ -13,9 +13,9 @@ import torch
 
 import xckpt
 
-SAVE_CALLS = 150
+SAVE_CALLS = 110
 LOAD_CALLS = 165
-"""Python functions that may be entered for a leaf, where both frameworks are loaded: 141 and 157
+"""Python functions that may be entered for a leaf, where both frameworks are loaded: 103 and 157
 are."""
 FRAMEWORKS = jax, torch
 """Their adapters are asked too."""
