@@ -12,7 +12,7 @@ from xckpt.core.manifest.codec import FORMAT, VERSION
 from xckpt.core.manifest.decode import ManifestText
 from xckpt.core.manifest.entries import LACKING, LITTLE_ENDIAN
 from xckpt.storage.commit.folder import ClaimText
-from xckpt.viewer.model import Page, ProgressShown
+from xckpt.viewer.model import Page, ProgressShown, TextShown
 from xckpt.viewer.values import PlaneValues
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -33,7 +33,8 @@ def schemas() -> dict[str, Schema]:
 def page_schema() -> Schema:
     """What a page of `xckpt view` holds, with the answers of its server among the definitions."""
     body, parts = _components(Page)
-    answers = {**_components(PlaneValues)[1], **_components(ProgressShown)[1]}
+    kinds = (PlaneValues, ProgressShown, TextShown)
+    answers = {name: part for kind in kinds for name, part in _components(kind)[1].items()}
     return {
         "$schema": DRAFT,
         "$id": "xckpt/viewer/schema.json",

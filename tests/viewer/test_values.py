@@ -45,6 +45,26 @@ def test_only_a_part_of_a_large_plane_is_read(monkeypatch: pytest.MonkeyPatch) -
     assert plane_values(checkpoint.array("v"), None, 0, (0,)).count == 100
 
 
+@pytest.mark.parametrize(
+    "down, across, part",
+    [
+        (0, 1, "the first 16 rows and 32 columns"),  # four chunks across, so two down
+        (1, 0, "the first 16 rows and 32 columns"),
+        (0, 2, ""),
+        (None, 0, ""),
+    ],
+)
+def test_chunks_that_are_read_whole_are_counted(
+    down: int | None, across: int, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plane that cuts every chunk of a leaf, only a part is read."""
+    place = f"memory://test-values-chunks-{down}-{across}"
+    xckpt.save(place, {"w": np.ones((32, 32, 16))})
+    monkeypatch.setattr(values, "MOST_READ", 8 * 8 * (8 * 8 * 16))
+    stored = xckpt.open(place).array("w")
+    assert plane_values(stored, down, across, (0, 0, 0), unit=(8, 8, 16)).part == part
+
+
 def test_a_scalar_and_no_elements() -> None:
     xckpt.save("memory://test-values-few", {"s": np.float32(2), "e": np.zeros((0, 3))})
     checkpoint = xckpt.open("memory://test-values-few")

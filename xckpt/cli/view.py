@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,8 @@ def view_command(
         sys.stdout.flush()
         if not no_browser and has_screen():
             webbrowser.open(server.url)
-        server.serve_forever()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def _write(view: CheckpointView, output: str, leaf: str | None) -> None:

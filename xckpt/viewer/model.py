@@ -120,6 +120,15 @@ class ProgressShown(Shown, frozen=True):
     """Bytes to compare; 0 where that is not known yet."""
 
 
+class TextShown(Shown, frozen=True):
+    """A Python value that is stored as bytes."""
+
+    text: str
+    """All of it, or its beginning."""
+    characters: int
+    """How many it has in all."""
+
+
 class Page(Shown, frozen=True):
     """All that one page shows."""
 
@@ -128,6 +137,8 @@ class Page(Shown, frozen=True):
     format: str = ""
     served: bool = False
     """Whether a server answers questions about values, plans and other checkpoints."""
+    token: str = ""
+    """Of a served page: which look at the checkpoint its questions are about."""
     beside: tuple[str, ...] = ()
     """Of a step of a run: where the others are, to be compared with."""
     checkpoint: CheckpointPage | None = None

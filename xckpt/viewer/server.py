@@ -6,6 +6,8 @@ What keeps others out, on a machine that several people or web pages use:
 2. Every path begins with a random token, which only who started the server sees.
 3. A request whose Host is another name is refused: a web page cannot point a name of its own here.
 4. Only GET is answered; answers may be framed, read or kept by no other site.
+
+A page that is opened again shows what is there by then; questions of an older page are refused.
 """
 
 from __future__ import annotations
@@ -17,10 +19,11 @@ from typing import Final
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from xckpt.core.text.printable import printable_lines
-from xckpt.errors import NotACheckpointError, XckptError
+from xckpt.errors import CheckpointReplacedError, NotACheckpointError, XckptError
 from xckpt.progress import Progress
 from xckpt.viewer.model import ProgressShown, as_json
 from xckpt.viewer.page import policy
+from xckpt.viewer.values import text_of, values_of
 from xckpt.viewer.view import CheckpointView
 
 ADDRESS: Final = "127.0.0.1"
@@ -77,9 +80,13 @@ class PageServer(ThreadingHTTPServer):
         if not hmac.compare_digest(token.encode(), self.token.encode()) or not rest:
             return 404, TEXT, "not found"
         try:
+            if rest[0] == "":
+                self.view = self.view.again()
             return self._answer(self.view, rest[0], parse_qs(asked.query))
         except (ValueError, KeyError, NotACheckpointError) as error:
             return 400, TEXT, str(error)
+        except CheckpointReplacedError as error:
+            return 409, TEXT, f"{error}: reload the page"
         except (XckptError, OSError) as error:
             return 500, TEXT, str(error)
 
@@ -87,11 +94,15 @@ class PageServer(ThreadingHTTPServer):
         kind, _, below = what.partition("/")
         if kind == "steps":
             name, _, rest = below.partition("/")
-            return self._answer(view.step(unquote(name)), rest, query)
+            return self._answer(view.step(unquote(name), anew=not rest), rest, query)
         if what == "":
             return 200, HTML, view.html(served=True)
+        if query.get("token", [view.token]) != [view.token]:
+            return 409, TEXT, "it was saved again since this page was opened: reload the page"
         if what == "values":
-            return 200, JSON, as_json(view.values(*_plane(query)))
+            return 200, JSON, as_json(values_of(view.checkpoint, *_plane(query)))
+        if what == "text":
+            return 200, JSON, as_json(text_of(view.checkpoint, int(query.get("leaf", ["-1"])[0])))
         if what == "plan":
             return 200, JSON, as_json(view.plan(query.get("text", [""])[0]))
         if what == "diff":

@@ -1,28 +1,40 @@
 """The values of a plane of a tensor, few enough for a page: a heat map, a histogram, counts.
 
-1. The plane is read up to `MOST_ELEMENTS`; of a larger one the first rows, of very long rows the
-   first columns.
-2. `heat_map` gives each cell the mean of the finite elements that fall into it.
-3. Least, largest and mean are those of `xckpt.storage.contents.statistics`.
+1. `values_of` finds the leaf of a number; `text_of` is the same for a Python value.
+2. The plane is read up to `MOST_ELEMENTS`, and to what lies in `MOST_READ` bytes of chunks, for
+   they are read whole; of a larger one the first rows, of very long rows the first columns.
+3. `heat_map` gives each cell the mean of the finite elements that fall into it.
+4. Least, largest and mean are those of `xckpt.storage.contents.statistics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from xckpt.core.geometry.box import Box
+from xckpt.core.manifest.entries import BytesEntry, TensorEntry, ValueEntry
+from xckpt.core.text.printable import printable
+from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.contents.statistics import of_block
 from xckpt.storage.stored_array import StoredArray
+from xckpt.viewer.model import TextShown
 from xckpt.viewer.shown import Shown
 
 MOST_ELEMENTS: Final = 1 << 22
+MOST_READ: Final = 128 << 20
+"""Bytes of the chunks that a plane is read from, where it has parts of more than one."""
 SIDE: Final = 128
 """Cells of a heat map along each side, at most."""
 BINS: Final = 48
+
+
+MOST_BYTES, MOST_CHARACTERS = 16 << 20, 1 << 16
+"""Of a Python value that is read to be shown, and of its text in the page."""
 
 
 class PlaneValues(Shown, frozen=True):
@@ -49,8 +61,61 @@ class PlaneValues(Shown, frozen=True):
     """The histogram of the finite elements, in equal steps from the least to the largest."""
 
 
+def values_of(
+    checkpoint: Checkpoint, leaf: int, down: int | None, across: int | None, at: Sequence[int]
+) -> PlaneValues:
+    """The values of a plane of the leaf of a number; see `plane_values`.
+
+    Raises:
+        ValueError: there is no such plane.
+        CorruptCheckpointError: a chunk is not what was saved.
+    """
+    stored = checkpoint[_leaf(checkpoint, leaf).name]
+    if not isinstance(stored, StoredArray):
+        raise ValueError(f"leaf {leaf} is no tensor")
+    # Other libraries' files are read row by row, whatever they are called here.
+    unit = stored.block() if checkpoint.format == "xckpt" else (1, *stored.shape[1:])
+    return plane_values(stored, down, across, at, unit)
+
+
+def text_of(checkpoint: Checkpoint, leaf: int) -> TextShown:
+    """The Python value of a leaf that is stored as bytes, as text; of a long one the beginning.
+
+    Raises:
+        ValueError: there is no such leaf, it is a tensor, or it is longer than `MOST_BYTES`.
+        CorruptCheckpointError: it is not what was saved.
+
+    Example:
+        >>> import xckpt
+        >>> _ = xckpt.save("memory://text-of", {"notes": "abc" * 100_000})
+        >>> shown = text_of(xckpt.open("memory://text-of"), 0)
+        >>> shown.text[:6], len(shown.text), shown.characters
+        ('abcabc', 65536, 300000)
+    """
+    entry = _leaf(checkpoint, leaf)
+    if isinstance(entry, TensorEntry):
+        raise ValueError(f"leaf {leaf} is a tensor")
+    if isinstance(entry, BytesEntry) and entry.size > MOST_BYTES:
+        raise ValueError(f"it has {entry.size:,} bytes, too many to be shown: load it")
+    value = checkpoint[entry.name]
+    lines = value.split("\n") if isinstance(value, str) else [repr(value)]
+    text = "\n".join(map(printable, lines))
+    return TextShown(text[:MOST_CHARACTERS], len(text))
+
+
+def _leaf(checkpoint: Checkpoint, number: int) -> TensorEntry | ValueEntry | BytesEntry:
+    leaves = checkpoint.manifest.leaves
+    if not 0 <= number < len(leaves):
+        raise ValueError(f"there is no leaf {number}")
+    return leaves[number]
+
+
 def plane_values(
-    stored: StoredArray, down: int | None, across: int | None, at: Sequence[int]
+    stored: StoredArray,
+    down: int | None,
+    across: int | None,
+    at: Sequence[int],
+    unit: Sequence[int] | None = None,
 ) -> PlaneValues:
     """The values of the plane through ``at`` along one or two dimensions.
 
@@ -59,6 +124,7 @@ def plane_values(
         down: the dimension down, or None.
         across: the dimension across, or None of a scalar.
         at: a position in each dimension; those of ``down`` and ``across`` do not matter.
+        unit: elements in each dimension that are read as one; by default a chunk's.
 
     Raises:
         ValueError: there is no such plane.
@@ -72,7 +138,8 @@ def plane_values(
         >>> values.nans, values.positive, values.least, values.largest, values.cells
         (1, 1, 0.0, 6.0, [0.0, None, None, 6.0])
     """
-    box, part = _box(stored.shape, down, across, at)
+    unit_bytes = stored.dtype.itemsize, stored.block() if unit is None else unit
+    box, part = _box(stored.shape, down, across, at, *unit_bytes)
     elements = stored[tuple(slice(o, e) for o, e in zip(box.offsets, box.ends, strict=True))]
     if down is not None and across is not None and down > across:
         elements = np.swapaxes(elements, down, across)
@@ -98,7 +165,12 @@ def plane_values(
 
 
 def _box(
-    shape: Sequence[int], down: int | None, across: int | None, at: Sequence[int]
+    shape: Sequence[int],
+    down: int | None,
+    across: int | None,
+    at: Sequence[int],
+    item_bytes: int,
+    unit: Sequence[int],
 ) -> tuple[Box, str]:
     """The part of the plane that is read, and in words which it is if it is not all."""
     chosen = [d for d in (down, across) if d is not None]
@@ -109,13 +181,29 @@ def _box(
         0 <= a < size for d, (a, size) in enumerate(zip(at, shape, strict=True)) if d not in chosen
     ):
         raise ValueError(f"{list(at)} is outside the shape {list(shape)}")
-    columns = min(shape[across] if across is not None else 1, MOST_ELEMENTS)
-    rows = min(shape[down] if down is not None else 1, max(1, MOST_ELEMENTS // max(1, columns)))
+    units = max(1, MOST_READ // max(1, item_bytes * prod(unit)))
+    columns, units = _side(shape, across, unit, MOST_ELEMENTS, units)
+    rows, _ = _side(shape, down, unit, MOST_ELEMENTS // max(1, columns), units)
     taken = {across: columns, down: rows}
     offsets = tuple(0 if d in chosen else at[d] for d in range(rank))
     sizes = tuple(taken[d] if d in chosen else 1 for d in range(rank))
     whole = all(sizes[d] == shape[d] for d in chosen)
     return Box(offsets, sizes), "" if whole else f"the first {rows:,} rows and {columns:,} columns"
+
+
+def _side(
+    shape: Sequence[int], side: int | None, unit: Sequence[int], elements: int, units: int
+) -> tuple[int, int]:
+    """How much of a side is read, of so many elements and units; what is left for the other side.
+
+    Example:
+        >>> _side((100, 8), 0, (10, 8), 1000, 4), _side((100, 8), None, (10, 8), 1000, 4)
+        ((40, 1), (1, 4))
+    """
+    if side is None:
+        return 1, units
+    taken = min(shape[side], max(1, elements), units * max(1, unit[side]))
+    return taken, max(1, units // max(1, -(-taken // max(1, unit[side]))))
 
 
 def _numbers(elements: NDArray[np.generic]) -> NDArray[np.float64]:

@@ -7,7 +7,9 @@ they are asked for.
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -15,26 +17,23 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from xckpt.core.manifest.entries import TensorEntry
 from xckpt.core.run.record import StepRecord
 from xckpt.core.text.printable import printable
 from xckpt.errors import NotACheckpointError
 from xckpt.storage.checkpoint import Checkpoint
 from xckpt.storage.contents.differences import Watcher, differences
 from xckpt.storage.location import Location
-from xckpt.storage.stored_array import StoredArray
 from xckpt.viewer.diff import diff_page
 from xckpt.viewer.leaves import checkpoint_page
 from xckpt.viewer.model import CheckpointPage, DiffPage, Page
 from xckpt.viewer.page import page_html
-from xckpt.viewer.picture.plane import Picture, PicturePlane, picture_of
+from xckpt.viewer.picture.plane import leaf_picture
 from xckpt.viewer.picture.plot import figure_of
 from xckpt.viewer.picture.svg import svg
 from xckpt.viewer.plan.load import plan_shown
 from xckpt.viewer.plan.mesh_text import reader_mesh
 from xckpt.viewer.plan.shown import PlanShown
 from xckpt.viewer.run import shared_at, shared_by_leaf, steps_at, steps_shown
-from xckpt.viewer.values import PlaneValues, plane_values
 
 if TYPE_CHECKING:
     from xckpt.viewer.picture.plot import Figure
@@ -74,6 +73,8 @@ class CheckpointView:
         self._open, self._plan, self._other = open, plan, diff
         self._beside, self._progress = beside, progress
         self._seen: dict[str, CheckpointView] = {}
+        self.token = secrets.token_hex(8)
+        """Tells this look at the path from later ones, whose leaves may be others."""
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -101,20 +102,40 @@ class CheckpointView:
             diff=self.diff(self._other, self._progress) if self._other else None,
         )
 
+    def again(self) -> CheckpointView:
+        """What is at the path now: this view while that is the same, else another one.
+
+        Raises:
+            NotACheckpointError: nothing is there any more.
+        """
+        now = copy(self)
+        now.token = secrets.token_hex(8)
+        for cached in ("checkpoint", "page", "steps", "_described"):
+            now.__dict__.pop(cached, None)
+        is_run = None in (now.page.checkpoint, self.page.checkpoint)  # its steps are asked later
+        return now if is_run or now.checkpoint.manifest != self.checkpoint.manifest else self
+
     @cached_property
     def steps(self) -> list[StepRecord]:
         """The steps of the run at the path, by number; none if no run is there."""
         return steps_at(self.path)
 
-    def step(self, name: str) -> CheckpointView:
+    def step(self, name: str, *, anew: bool = False) -> CheckpointView:
         """A step of the run, to look at.
+
+        Args:
+            name: of its folder.
+            anew: look whether it is still what it was.
 
         Raises:
             ValueError: the run has no step of that folder name.
+            NotACheckpointError: it has been deleted.
         """
         if name not in [record.name for record in self.steps]:
             raise ValueError(f"the run has no step {printable(name)!r}")
-        if name not in self._seen:
+        if anew and name in self._seen:
+            self._seen[name] = self._seen[name].again()
+        elif name not in self._seen:
             root = Location.parse(self.path)
             beside = [str(root.within(each.name)) for each in self.steps if each.name != name]
             self._seen[name] = CheckpointView(str(root.within(name)), self._open, beside=beside)
@@ -153,7 +174,8 @@ class CheckpointView:
         Args:
             served: whether a server answers questions about values.
         """
-        return page_html(msgspec.structs.replace(self.page, served=served))
+        token = self.token if served else ""
+        return page_html(msgspec.structs.replace(self.page, served=served, token=token))
 
     def save(self, file: str | os.PathLike[str], leaf: str | None = None) -> None:
         """Write the page to a file, which needs nothing else, or the picture of a leaf.
@@ -204,7 +226,7 @@ class CheckpointView:
             ValueError: there is no such tensor, or no such plane of it, or more chunks than can
                 be drawn lie there.
         """
-        return svg(self._picture(name, down, across, at))
+        return svg(leaf_picture(self.checkpoint.manifest, name, down, across, at))
 
     def figure(
         self,
@@ -219,29 +241,7 @@ class CheckpointView:
             ValueError: as `svg` does.
             ImportError: matplotlib is not installed (``pip install "xckpt[plot]"``).
         """
-        return figure_of(self._picture(name, down, across, at))
-
-    def _picture(
-        self, name: str, down: int | None, across: int | None, at: Sequence[int] | None
-    ) -> Picture:
-        for entry in self.checkpoint.manifest.leaves:
-            if entry.name == name and isinstance(entry, TensorEntry):
-                return picture_of(entry, PicturePlane.of(entry, down, across, at))
-        raise ValueError(f"{printable(name)!r} is no tensor of {printable(self.path)}")
-
-    def values(self, leaf: int, down: int | None, across: int | None, at: list[int]) -> PlaneValues:
-        """The values of a plane of the leaf of a number; see `plane_values`.
-
-        Raises:
-            ValueError: there is no such plane.
-        """
-        names = [entry.name for entry in self.checkpoint.manifest.leaves]
-        if not 0 <= leaf < len(names):
-            raise ValueError(f"there is no leaf {leaf}")
-        stored = self.checkpoint[names[leaf]]
-        if not isinstance(stored, StoredArray):
-            raise ValueError(f"{names[leaf]} is no tensor")
-        return plane_values(stored, down, across, at)
+        return figure_of(leaf_picture(self.checkpoint.manifest, name, down, across, at))
 
     def _repr_html_(self) -> str:
         """A notebook's cell: the page in a frame of its own, which may run its scripts alone."""

@@ -28,6 +28,9 @@ function draw(tag, attributes = {}, ...children) {
 
 const found = (id) => document.getElementById(id);
 
+/** What this page shows. */
+const pageShown = JSON.parse(found("page").textContent);
+
 /** Say something to screen readers. */
 function say(text) {
   found("said").textContent = text;
@@ -81,6 +84,9 @@ function leafButton(name, onPress) {
 
 /** A number short enough to read. */
 function shortText(number, digits = 6) {
+  const size = Math.abs(number);
+  // Number's own text has exponents from 1e-7 and 1e21 on: too late for a label.
+  if (number && (size < 1e-4 || size >= 1e12)) return number.toExponential(digits - 1).replace(/\.?0*e/, "e").replace("e+", "e");
   return Number(number.toPrecision(digits)).toString();
 }
 

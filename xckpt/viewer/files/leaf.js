@@ -34,7 +34,7 @@ class LeafView {
     const back = make("button", { type: "button", id: "overview", class: "back", click: () => this.overview() }, "Overview");
     this.element.replaceChildren(back, make("h2", { id: "leaf-name" }, name), this.facts());
     if (this.kind.kind === "tensor") this.showTensor();
-    else this.element.append(make("h3", {}, "Value"), make("pre", { id: "value" }, this.leaves.value(leaf) ?? "stored as bytes"));
+    else this.element.append(make("h3", {}, "Value"), this.valueOf(leaf));
     say(`${name}: ${this.kind.dtype} ${shapeText(this.kind.shape)}`);
   }
 
@@ -49,6 +49,16 @@ class LeafView {
       ["Zarr shard", first?.shard ? shapeText(first.shard) : ""], ["Sharding", kind.sharding ?? ""], ["Annotation", kind.annotation ?? ""],
       ["Shared", shared ? `${bytesText(shared)} with other checkpoints` : ""],
     ]);
+  }
+
+  /** A Python value: of the manifest, or read when one asks for it. */
+  valueOf(leaf) {
+    const value = this.leaves.value(leaf);
+    if (value !== undefined) return make("pre", { id: "value" }, value);
+    if (!this.page.served) return make("p", { class: "note", id: "value" }, "It is stored as bytes, which a served page shows.");
+    const shown = make("div", { id: "value" });
+    const button = make("button", { type: "button", id: "read-text", click: () => showText(shown, leaf) }, "Read it");
+    return make("div", {}, make("p", {}, button), shown);
   }
 
   showTensor() {

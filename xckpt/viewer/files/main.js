@@ -49,7 +49,7 @@ function summaryOf(leaves, format) {
 }
 
 function start() {
-  const page = JSON.parse(found("page").textContent);
+  const page = pageShown;
   const tabs = new Tabs(found("tabs"), found("main"));
   found("title").textContent = page.path;
   let view = null;

@@ -7,6 +7,8 @@ const COLUMNS = [
 ];
 // Only where files are shared with other checkpoints.
 const SHARED = ["shared", "Shared"];
+// Only where a sharding is known of some leaf.
+const SHARDING = "sharding";
 const NUMBERS = ["bytes", "chunks", "shared"];
 
 /** A shape in words. */
@@ -33,9 +35,11 @@ class LeafList {
     this.leaves = leaves;
     this.tree = new Tree(leaves);
     this.onChoose = onChoose;
-    this.columns = leaves.page.shared ? [...COLUMNS, SHARED] : COLUMNS;
+    const isCut = leaves.page.kinds.some((kind) => kind.sharding);
+    const columns = isCut ? COLUMNS : COLUMNS.filter(([column]) => column !== SHARDING);
+    this.columns = leaves.page.shared ? [...columns, SHARED] : columns;
     this.numbered = this.columns.map(([column]) => NUMBERS.includes(column));
-    this.rowClass = leaves.page.shared ? "row seven" : "row";
+    this.rowClass = `row${leaves.page.shared ? " seven" : ""}${isCut ? "" : " uncut"}`;
     this.query = "";
     this.column = null;
     this.descending = false;
@@ -139,7 +143,7 @@ class LeafList {
     const row = make("div", {
       class: `${this.rowClass}${at === this.active ? " active" : ""}${isLeaf ? "" : " container"}`, id: `row-${at}`, role: "row", "data-at": at, "data-leaf": isLeaf ? node.leaf : null,
       "aria-rowindex": at + 2, "aria-level": node.depth + 1, "aria-expanded": isLeaf ? null : String(node.open), "aria-selected": String(chosen),
-    }, cells.map((text, column) => make("span", { role: "gridcell", class: this.numbered[column] ? "number" : null, title: column === 0 || column === 5 ? text : null }, node.flat && column === 0 ? endOf(text, this.room) : text)));
+    }, cells.map((text, at) => make("span", { role: "gridcell", class: this.numbered[at] ? "number" : null, title: this.numbered[at] ? null : text }, node.flat && at === 0 ? endOf(text, this.room) : text)));
     row.style.top = `${at * ROW}px`;
     const twist = make("span", { class: "twist", "aria-hidden": "true" }, isLeaf ? "" : node.open ? "▾" : "▸");
     row.firstChild.prepend(twist);
@@ -151,14 +155,23 @@ class LeafList {
     const kind = this.leaves.kind(node.leaf);
     const size = kind.bytes ? bytesText(kind.bytes) : "";
     const what = kind.kind === "value" ? this.leaves.value(node.leaf) ?? "" : shapeText(kind.shape);
-    const cells = [node.label || "the root", kind.dtype, what, size, kind.chunks ? numberText(kind.chunks) : "", shardingText(kind.sharding ?? "")];
     const shared = this.leaves.shared(node.leaf);
-    return this.leaves.page.shared ? [...cells, shared ? bytesText(shared) : ""] : cells;
+    return this.inColumns({
+      name: node.label || "the root", dtype: kind.dtype, shape: what, bytes: size, chunks: kind.chunks ? numberText(kind.chunks) : "",
+      sharding: shardingText(kind.sharding ?? ""), shared: shared ? bytesText(shared) : "",
+    });
   }
 
   containerCells(node) {
-    const cells = [node.label, node.kind, `${numberText(node.count)} below`, bytesText(node.bytes), numberText(node.chunks), ""];
-    return this.leaves.page.shared ? [...cells, node.shared ? bytesText(node.shared) : ""] : cells;
+    return this.inColumns({
+      name: node.label, dtype: node.kind, shape: `${numberText(node.count)} below`, bytes: bytesText(node.bytes), chunks: numberText(node.chunks),
+      sharding: "", shared: node.shared ? bytesText(node.shared) : "",
+    });
+  }
+
+  /** The texts of a row, for the columns that there are. */
+  inColumns(texts) {
+    return this.columns.map(([column]) => texts[column]);
   }
 
   click(event) {

@@ -2,6 +2,7 @@
 
 /** A colour between two, four times: viridis' way from dark to light, read by any colour vision. */
 const SCALE = [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]];
+const THIN = 24; // pixels of a side that is short
 const NOT_FINITE = [213, 94, 0];
 
 function shade(part) {
@@ -24,8 +25,8 @@ function heatMap(answer) {
   });
   context.putImageData(image, 0, 0);
   const zoom = Math.max(1, Math.min(16, Math.floor(480 / Math.max(columns, rows))));
-  canvas.style.width = `${columns * zoom}px`;
-  canvas.style.height = `${rows * zoom}px`;
+  canvas.style.width = `${Math.max(columns * zoom, THIN)}px`;
+  canvas.style.height = `${Math.max(rows * zoom, THIN)}px`;
   return canvas;
 }
 
@@ -51,9 +52,26 @@ const numberOr = (number) => (number === null ? null : shortText(number));
 
 /** Ask the server; a refusal becomes an error with its text. */
 async function ask(question, parameters) {
-  const response = await fetch(`${question}?${new URLSearchParams(parameters)}`);
+  const { token } = pageShown;
+  const response = await fetch(`${question}?${new URLSearchParams({ ...parameters, ...(token ? { token } : {}) })}`).catch(() => {
+    throw new Error("No answer: the server of this page has ended. Start xckpt view again.");
+  });
   if (!response.ok) throw new Error(await response.text());
   return response.json();
+}
+
+/** A Python value that is stored as bytes. */
+async function showText(into, leaf) {
+  into.replaceChildren(make("p", { class: "note" }, "reading …"));
+  try {
+    const { text, characters } = await ask("text", { leaf });
+    into.replaceChildren(make("pre", {}, text));
+    const shown = [...text].length;
+    if (shown < characters) into.append(make("p", { class: "note" }, `the first ${numberText(shown)} of ${numberText(characters)} characters`));
+    say("Value read");
+  } catch (error) {
+    into.replaceChildren(problem(error));
+  }
 }
 
 /** What the values of a plane are like. */

@@ -19,7 +19,8 @@ from typing import Final
 from xckpt.core.geometry.box import Box
 from xckpt.core.geometry.grid import ZarrArray
 from xckpt.core.geometry.shard_cuts import device_boxes, dimension_cuts
-from xckpt.core.manifest.entries import TensorEntry, leaf_arrays
+from xckpt.core.manifest.entries import Manifest, TensorEntry, leaf_arrays
+from xckpt.core.text.printable import printable
 
 MOST_CELLS: Final = 20_000
 """Chunks of a picture."""
@@ -226,3 +227,21 @@ def _cells(
             part = Box(offsets, tuple(cell)).meets(Box.whole(array.shape))
             if part is not None:
                 yield from _placed(plane, [part.shifted(array.offset)])
+
+
+def leaf_picture(
+    manifest: Manifest,
+    name: str,
+    down: int | None,
+    across: int | None,
+    at: Sequence[int] | None,
+) -> Picture:
+    """The picture of a tensor of a checkpoint in a plane; see `PicturePlane.of`.
+
+    Raises:
+        ValueError: there is no such tensor, or no such plane of it.
+    """
+    for entry in manifest.leaves:
+        if entry.name == name and isinstance(entry, TensorEntry):
+            return picture_of(entry, PicturePlane.of(entry, down, across, at))
+    raise ValueError(f"{printable(name)!r} is no tensor of the checkpoint")
