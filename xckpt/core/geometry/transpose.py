@@ -4,7 +4,8 @@ NumPy walks in the target's order, so that a transposed source is read one eleme
 `copy_bits`:
 
 1. The elements are taken as unsigned integers of their size: bits move, whatever they mean. Where
-   both sides have long rows that are contiguous, NumPy copies row by row, and that is all.
+   both sides have long rows that are contiguous, NumPy copies row by row, each as one element,
+   and that is all.
 2. Axes are put in the target's order. Axes of one element go; neighbours that are one run in both
    become one; a last axis that is contiguous in both is taken as fewer, wider elements.
 3. If the source moves by less than a cache line along the last axis, NumPy's copy is as good as
@@ -64,7 +65,8 @@ def copy_bits(target: Array, source: Array) -> None:
             f"shape {target.shape}"
         )
     if _has_long_rows(target, source):
-        np.copyto(bits_of(target), bits_of(source))
+        row = np.dtype((np.void, target.shape[-1] * target.itemsize))
+        np.copyto(target.view(row), source.view(row))
     elif target.size:
         _copy(*_simplified(bits_of(target), bits_of(source)))
 
