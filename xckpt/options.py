@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar, cast
 
+from xckpt.core.geometry.shards.hint import Readers, parts_of
 from xckpt.core.text.shown import brief
 from xckpt.progress import Metrics, Progress
 
@@ -42,15 +43,6 @@ def default_threads() -> int:
 MOST_CHUNK_BYTES = 1 << 29
 """A grid may exceed the target eightfold, and the format allows chunks of up to 4 GiB."""
 
-MOST_READERS = 1 << 20
-
-
-_COUNTS: Final[Mapping[str, str]] = {
-    "threads": "a number of threads or None",
-    "readers": "a number of parts, an int",
-}
-"""What options take that are no bytes."""
-
 
 def _check_number(options: object, name: str, least: int, most: int | None = None) -> None:
     """Refuse what is no int in ``[least, most]``: a number of threads or of bytes."""
@@ -58,7 +50,8 @@ def _check_number(options: object, name: str, least: int, most: int | None = Non
     if value is None and name in ("threads", "pack_bytes"):
         return
     if not isinstance(value, int) or isinstance(value, bool):
-        unit = _COUNTS.get(name, "a number of bytes, an int, such as 8 << 20 for 8 MiB")
+        bytes_ = "a number of bytes, an int, such as 8 << 20 for 8 MiB"
+        unit = "a number of threads or None" if name == "threads" else bytes_
         raise TypeError(f"{_where(options, name)} takes {unit}, not {_shown(value)}")
     if value < least or (most is not None and value > most):
         within = f"at least {least}" if most is None else f"in [{least:,}, {most:,}]"
@@ -193,11 +186,12 @@ class SaveOptions(StorageOptions):
     shard_bytes: int = 0
     """Target for a zarr shard (one object of several chunks), bytes, at most 512 MiB; 0 for an
     object a chunk."""
-    readers: int = 0
-    """Into how many parts those who load may cut any one dimension of a tensor: each object then
-    has up to 16 smaller chunks, of at least 64 KiB, cut along several dimensions, so that ranks
-    that load columns of saved rows read little else. As many parts as one dimension has there, or
-    8 where that is unknown, serve all cuts well. 0 for loads that cut as the save did: the
+    readers: Readers = 0
+    """Into how many parts those who load cut a tensor: each object then has up to 16 smaller
+    chunks, of at least 64 KiB, cut along several dimensions, so that ranks that load columns of
+    saved rows read little else. ``8``: any dimension into up to 8, which serves most; ``(1, 8)``:
+    the second one into 8; or as a sharding cuts: ``NamedSharding(mesh, spec)`` of JAX, ``(mesh,
+    placements)`` of torch, where a mesh may be its shape. 0 for loads that cut as the save did: the
     quickest to save."""
     pack_bytes: int | None = None
     """Tensors and shards of chunks up to this size, bytes, at most 512 MiB, are stored together,
@@ -241,7 +235,8 @@ class SaveOptions(StorageOptions):
         StorageOptions.__post_init__(self)
         _check_number(self, "chunk_bytes", 1, MOST_CHUNK_BYTES)
         _check_number(self, "shard_bytes", 0, MOST_CHUNK_BYTES)
-        _check_number(self, "readers", 0, MOST_READERS)
+        if self.readers or not isinstance(self.readers, int):
+            object.__setattr__(self, "readers", parts_of(self.readers))
         _check_number(self, "pack_bytes", 0, MOST_CHUNK_BYTES)
         _check_number(self, "threads", 1)
         _check_number(self, "memory_bytes", 1)
@@ -250,6 +245,11 @@ class SaveOptions(StorageOptions):
             _check_flags(self, "compare_replicas")
         _check_functions(self, serialise="a function from a leaf to bytes", metrics=METRICS)
         _check_progress(self)
+
+    @property
+    def reader_parts(self) -> int | tuple[int, ...]:
+        """What `readers` was made when it was checked: numbers of parts."""
+        return cast(int | tuple[int, ...], self.readers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,9 @@ from xckpt.core.geometry.grid import GridOptions, cells, choose_grid, count_cell
 HOST = 8
 """Ranks of a host."""
 PAIRS = 500
-MADE_FOR = (0, 8, 64)
+KNOWN = "known"
+"""The save is given the reader's own parts."""
+MADE_FOR = (0, 8, 64, KNOWN)
 """The options that are compared: `xckpt.SaveOptions.readers`."""
 
 _RANKS = (4, 8, 16, 32, 64)
@@ -45,8 +47,8 @@ class Pair:
 class Amplification:
     """What all pairs read, over what they want; and in how many chunks and objects they lie."""
 
-    readers: int
-    """The option of the saves."""
+    readers: int | str
+    """The option of the saves, or `KNOWN`."""
     mean: float
     p90: float
     most: float
@@ -101,10 +103,13 @@ def read_by(pair: Pair, options: GridOptions) -> tuple[float, float, int, int]:
     return alone / chunks, shared / chunks, chunks, objects
 
 
-def amplification(readers: int, drawn: Sequence[Pair]) -> Amplification:
-    """The figures of all pairs, for saves with one option."""
-    options = GridOptions(readers=readers)
-    figures = np.array([read_by(pair, options) for pair in drawn])
+def amplification(readers: int | str, drawn: Sequence[Pair]) -> Amplification:
+    """The figures of all pairs, for saves with one option, or with that which suits each."""
+
+    def options(pair: Pair) -> GridOptions:
+        return GridOptions(readers=pair.reader if isinstance(readers, str) else readers)
+
+    figures = np.array([read_by(pair, options(pair)) for pair in drawn])
     alone, host, chunks, objects = figures.T
     return Amplification(
         readers,

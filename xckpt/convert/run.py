@@ -238,7 +238,9 @@ class _Work:
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(
-            grid=GridOptions(options.chunk_bytes, options.shard_bytes, readers=options.readers),
+            grid=GridOptions(
+                options.chunk_bytes, options.shard_bytes, readers=options.reader_parts
+            ),
             serialise=_content,
         )
         kept = user_of(self.opened.source.metadata)

@@ -114,14 +114,15 @@ class GridOptions:
     )
     """The grid of an earlier checkpoint, by name, dtype and shape of a leaf: taken where it still
     fits (`xckpt.core.geometry.kept_grid`)."""
-    readers: int = 0
-    """Into how many parts readers may cut any dimension; 0 for readers that cut as the writer."""
+    readers: int | tuple[int, ...] = 0
+    """Into how many parts readers may cut any dimension, or each one, counted from the first; 0 for
+    readers that cut as the writer."""
 
     def __post_init__(self) -> None:
-        if self.chunk_bytes < 1 or self.shard_bytes < 0 or self.readers < 0:
+        if self.chunk_bytes < 1 or self.shard_bytes < 0:
             raise ValueError(
-                f"chunk_bytes must be at least 1, shard_bytes and readers at least 0, "
-                f"got {self.chunk_bytes}, {self.shard_bytes} and {self.readers}"
+                f"chunk_bytes must be at least 1 and shard_bytes at least 0, "
+                f"got {self.chunk_bytes} and {self.shard_bytes}"
             )
 
 

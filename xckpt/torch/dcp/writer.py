@@ -195,7 +195,9 @@ class XckptStorageWriter(dcp.StorageWriter):
 
     def _plan(self, save: StagedSave, plans: Sequence[dcp.SavePlan]) -> list[dcp.SavePlan]:
         options = GridOptions(
-            self.options.chunk_bytes, self.options.shard_bytes, readers=self.options.readers
+            self.options.chunk_bytes,
+            self.options.shard_bytes,
+            readers=self.options.reader_parts,
         )
         shares, metadata, leaves = described(plans, options)
         place = save.stage(len(plans))

@@ -28,14 +28,17 @@ LEAST_ROW = 1 << 10
 """Bytes of a chunk's row that lie side by side in the writer's memory, at least."""
 
 
-def inner_chunk(shape: Sequence[int], shard: Shape, item_bytes: int, readers: int) -> Shape:
+def inner_chunk(
+    shape: Sequence[int], shard: Shape, item_bytes: int, readers: int | Sequence[int]
+) -> Shape:
     """The chunk shape within a zarr shard for readers that cut a dimension into so many parts.
 
     Args:
         shape: of the tensor, elements.
         shard: shape of what has one writer, elements.
         item_bytes: bytes an element.
-        readers: into how many parts readers may cut any one dimension.
+        readers: into how many parts readers may cut any one dimension, or each one, counted from
+            the first; dimensions beyond those that are given are whole.
 
     Returns:
         A shape whose sizes divide those of the shard; the shard's own where it is to be one chunk.
@@ -45,10 +48,13 @@ def inner_chunk(shape: Sequence[int], shard: Shape, item_bytes: int, readers: in
         (64, 512)
         >>> inner_chunk((4096, 4096), (64, 4096), 2, 2)
         (64, 2048)
+        >>> inner_chunk((4096, 4096), (64, 4096), 2, (64, 2))
+        (64, 2048)
         >>> inner_chunk((1 << 24,), (1 << 20,), 4, 64)
         (1048576,)
     """
     chunk, nbytes = list(shard), prod(shard) * item_bytes
+    parts = [readers] * len(shape) if isinstance(readers, int) else [*readers, *[1] * len(shape)]
     if nbytes <= LEAST_SHARD or sum(size > 1 for size in shape) < 2:
         return shard
     least = max(LEAST_CHUNK, nbytes // MOST_CHUNKS)
@@ -56,7 +62,7 @@ def inner_chunk(shape: Sequence[int], shard: Shape, item_bytes: int, readers: in
     while True:
         costly: list[tuple[float, int, int]] = []
         for d, size in enumerate(chunk):
-            times, divisor = size * readers / max(shape[d], 1), _smallest_divisor(size)
+            times, divisor = size * parts[d] / max(shape[d], 1), _smallest_divisor(size)
             short = d == last and size // divisor * item_bytes < LEAST_ROW
             if size > 1 and times > 1 and nbytes // divisor >= least and not short:
                 costly.append((times, -d, divisor))
