@@ -247,7 +247,7 @@ class SaveOptions(StorageOptions):
         _check_progress(self)
 
     @property
-    def reader_parts(self) -> int | tuple[int, ...]:
+    def cuts(self) -> int | tuple[int, ...]:
         """What `readers` was made when it was checked: numbers of parts."""
         return cast(int | tuple[int, ...], self.readers)
 

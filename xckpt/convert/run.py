@@ -238,9 +238,7 @@ class _Work:
         digest = self.opened.identity(self.unit_bytes, sizes)
         writer = ConvertingWriter(self.destination, digest, names, share, overwrite=self.overwrite)
         planner = DefaultSavePlanner(
-            grid=GridOptions(
-                options.chunk_bytes, options.shard_bytes, readers=options.reader_parts
-            ),
+            grid=GridOptions(options.chunk_bytes, options.shard_bytes, readers=options.cuts),
             serialise=_content,
         )
         kept = user_of(self.opened.source.metadata)

@@ -89,9 +89,7 @@ class ZarrStorageWriter(PlainStorageWriter):
         self.shared_bytes = 0
         """Bytes that this rank did not write, for they are shared with the base."""
         given = self.options
-        super().__init__(
-            GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.reader_parts)
-        )
+        super().__init__(GridOptions(given.chunk_bytes, given.shard_bytes, readers=given.cuts))
         self._base: Base | None = None
         if base is not None:
             from xckpt.storage.base.base import Base

@@ -197,7 +197,7 @@ class XckptStorageWriter(dcp.StorageWriter):
         options = GridOptions(
             self.options.chunk_bytes,
             self.options.shard_bytes,
-            readers=self.options.reader_parts,
+            readers=self.options.cuts,
         )
         shares, metadata, leaves = described(plans, options)
         place = save.stage(len(plans))
