@@ -6,6 +6,7 @@ value, and can be asked for sub-trees (`xckpt.storage.stored_tree`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,11 +19,14 @@ from numpy.typing import NDArray
 
 from xckpt.core.dtypes import item_size
 from xckpt.core.manifest.entries import BytesEntry, ValueEntry, arrays
+from xckpt.core.manifest.rules import count_chunks
 from xckpt.core.problem import Problem
+from xckpt.core.text.shown import readable_bytes
 from xckpt.core.values import Value, decode_content, decode_value
-from xckpt.errors import StorageError, XckptError
+from xckpt.errors import LeafTooLargeError, StorageError, XckptError
 from xckpt.options import LoadOptions
 from xckpt.progress import Progress
+from xckpt.storage.array import DIGEST_BYTES
 from xckpt.storage.budget import ProgressCounter
 from xckpt.storage.chunks.requests import ChunkRequest, chunks_of
 from xckpt.storage.chunks.window import ChunkWindow
@@ -34,7 +38,14 @@ from xckpt.storage.stored_tree import Leaf, StoredTree
 MOST_PROBLEMS = 10_000
 """Damaged chunks that `Checkpoint.verify` lists."""
 AT_A_TIME = 1 << 12
-"""Chunks that it begins between two looks at what was damaged."""
+"""Chunks whose digests it has fetched before it begins them."""
+
+MOST_DIGESTS = 8
+"""How many times ``memory_bytes`` the digests may take: of 256 MiB those of 2**27 chunks."""
+
+
+class _Enough(Exception):
+    """`MOST_PROBLEMS` were found."""
 
 
 class Checkpoint(StoredTree):
@@ -116,9 +127,12 @@ class Checkpoint(StoredTree):
             (a zarr.json) or ``"digests"``. After `MOST_PROBLEMS` damaged chunks no more are read.
 
         Raises:
+            LeafTooLargeError: the manifest claims so many chunks that their digests take more than
+                `MOST_DIGESTS` times ``memory_bytes``: to claim billions costs nothing.
             StorageError: the storage gave no answer in time, which says nothing of the checkpoint.
         """
         check_process()
+        self._check_chunks()
         self.location.access.start()
         integrity = self.chunk_source.integrity
         problems = integrity.altered_documents()
@@ -142,20 +156,25 @@ class Checkpoint(StoredTree):
         def note(error: XckptError) -> None:
             self._refuse_silence(error)
             damaged.extend(_problems_of(error))
+            if len(damaged) >= MOST_PROBLEMS:
+                raise _Enough
 
         total = sum(prod(array.shape) * item_size(array.dtype) for array in arrays(self.manifest))
         destinations: list[NDArray[np.generic]] = []  # Nothing is kept of what is read.
-        with ChunkWindow(
-            self.chunk_source,
-            destinations.__getitem__,
-            threads=self.options.threads,
-            budget=self.options.memory_bytes,
-            progress=ProgressCounter(total, progress),
-            on_error=note,
-        ) as window:
+        with (
+            contextlib.suppress(_Enough),
+            ChunkWindow(
+                self.chunk_source,
+                destinations.__getitem__,
+                threads=self.options.threads,
+                budget=self.options.memory_bytes,
+                progress=ProgressCounter(total, progress),
+                on_error=note,
+            ) as window,
+        ):
             chunks = chain.from_iterable(map(chunks_of, arrays(self.manifest)))
             requests = map(ChunkRequest, chunks)
-            while len(damaged) < MOST_PROBLEMS and (some := list(islice(requests, AT_A_TIME))):
+            while not window.pool.failed and (some := list(islice(requests, AT_A_TIME))):
                 new = {request.chunk.array.path: request.chunk.array for request in some}
                 try:
                     self.chunk_source.integrity.prepare([*new.values()])
@@ -164,6 +183,15 @@ class Checkpoint(StoredTree):
                     continue
                 window.submit_all(some)
         return damaged
+
+    def _check_chunks(self) -> None:
+        chunks, memory = count_chunks(self.manifest), self.options.memory_bytes
+        if chunks * DIGEST_BYTES > MOST_DIGESTS * memory:
+            raise LeafTooLargeError(
+                f"{self.location}: its manifest claims {chunks:,} chunks, whose digests "
+                f"take {readable_bytes(chunks * DIGEST_BYTES)}, more than {MOST_DIGESTS} times "
+                f"memory_bytes ({readable_bytes(memory)}); raise LoadOptions(memory_bytes=)"
+            )
 
     def _refuse_silence(self, error: XckptError) -> None:
         """Go on only if the storage still answers."""
