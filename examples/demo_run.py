@@ -16,6 +16,7 @@ another order, within a tolerance. The exit code is 0 if so.
 """
 
 import argparse
+import multiprocessing
 import os
 import signal
 import socket
@@ -25,7 +26,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from rich.console import Console
@@ -46,31 +53,62 @@ TOLERANCE = 1e-4
 """Largest difference of two weights of the adapter; a step of AdamW moves one by up to 1e-3."""
 
 
+FRAMEWORK = {"OMP_NUM_THREADS": "1", "USE_FLAX": "0"}
+"""What torch and transformers are to see: one thread, and no JAX, which has a phase of its own."""
+
+
+@cache
+def server() -> ForkServerContext:
+    """Where ranks are forked from: torch and transformers are imported once, not by each."""
+    os.environ.update(FRAMEWORK)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["examples.run_torch"])
+    return context
+
+
+def be_rank(said: Connection, place: dict[str, str], root: str) -> None:
+    """What a rank's process does; what it says goes into a pipe."""
+    os.dup2(said.fileno(), sys.stdout.fileno())
+    os.environ.update(place)
+    from examples import run_torch  # the server has it; this module needs no torch
+
+    run_torch.be_rank(root)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """A process that trains, and what it says."""
+
+    process: BaseProcess
+    lines: TextIO
+
+
 @contextmanager
-def ranks(root: Path, count: int) -> Iterator[list[subprocess.Popen[str]]]:
+def ranks(root: Path, count: int) -> Iterator[list[Rank]]:
     """Processes that train; at the end those that still live are killed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    place["USE_FLAX"] = "0"  # of transformers: JAX has a phase of its own
-    command = [sys.executable, "-m", "examples.run_torch", str(root)]
-    started: list[subprocess.Popen[str]] = []
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    started: list[Rank] = []
     with ExitStack() as stack:
         for rank in range(count):
-            environment = os.environ | place | {"RANK": str(rank), "WORLD_SIZE": str(count)}
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+            heard, said = server().Pipe(duplex=False)
+            process = server().Process(
+                target=be_rank, args=(said, place | {"RANK": str(rank)}, str(root))
             )
-            started.append(stack.enter_context(process))
+            process.start()
             stack.callback(process.kill)
+            said.close()
+            lines = stack.enter_context(open(os.dup(heard.fileno()), encoding="utf-8"))
+            heard.close()
+            started.append(Rank(process, lines))
         yield started
 
 
-def watch(console: Console, process: subprocess.Popen[str], step: int | None = None) -> None:
+def watch(console: Console, rank: Rank, step: int | None = None) -> None:
     """Show what a rank says, until it has done a step, or to its end."""
-    assert process.stdout is not None
-    for line in process.stdout:
+    for line in rank.lines:
         console.print(line.rstrip(), highlight=False)
         if step is not None and line.startswith(f"  step {step}:"):
             return
@@ -84,13 +122,15 @@ def train(console: Console, root: Path, count: int, *, kill: int = 0, end: int =
     """
     with ranks(root, count) as started:
         watch(console, started[0], kill or end or None)
-        for process in started if kill else started[-1:] if end else ():
-            process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        for rank in started if kill else started[-1:] if end else ():
+            assert rank.process.pid is not None
+            os.kill(rank.process.pid, signal.SIGKILL if kill else signal.SIGTERM)
         watch(console, started[0])
-        for process in started:
-            code = process.wait(TIMEOUT)
-            if code != (-signal.SIGKILL if kill else 0):
-                raise subprocess.CalledProcessError(code, process.args)
+        for number, rank in enumerate(started):
+            rank.process.join(TIMEOUT)
+            if rank.process.exitcode != (-signal.SIGKILL if kill else 0):
+                code = rank.process.exitcode
+                raise subprocess.SubprocessError(f"rank {number} of {count} ended with {code}")
 
 
 def damage_newest(root: Path) -> str:

@@ -49,14 +49,14 @@ def train(root: str) -> None:
                 break
 
 
-def main() -> None:
-    """Train over the root that the command line names."""
+def be_rank(root: str) -> None:
+    """Join the other ranks, train, and take leave of them."""
     dist.init_process_group("gloo")
     try:
-        train(sys.argv[1])
+        train(root)
     finally:
         dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    be_rank(sys.argv[1])
