@@ -25,8 +25,9 @@ import xckpt
 from xckpt.core.run.keeping import kept
 from xckpt.core.run.record import StepRecord
 from xckpt.policies import All, EverySteps, KeepPolicy, Latest, Temporary
+from xckpt.storage.commit import remove
 from xckpt.storage.commit.remove import Pace
-from xckpt.storage.location import Location
+from xckpt.storage.location import Location, open_store
 from xckpt.storage.run_steps import Remover
 from xckpt.storage.write_checkpoint import ZarrStorageWriter
 
@@ -306,6 +307,29 @@ def test_steps_are_deleted_where_no_byte_can_be_written(
     xckpt.delete(tmp_path / "step-00000001")
     assert numbers(checkpoints.steps()) == [2, 3]
     assert {"step-00000000", "step-00000001"}.isdisjoint(os.listdir(tmp_path))
+
+
+class WithoutRoom:
+    """A store of a disk that has room for no file, not even an empty one to lock another."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def write(self, *arguments: object, **options: object) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
+
+
+def test_steps_are_deleted_where_no_file_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = train(tmp_path, range(3))
+    monkeypatch.setattr(remove, "open_store", lambda where: WithoutRoom(open_store(where)))
+    checkpoints.delete(0)
+    assert numbers(checkpoints.steps()) == [1, 2]
+    assert sorted(os.listdir(tmp_path)) == ["step-00000001", "step-00000002"]
 
 
 def test_a_root_that_goes_while_it_is_used_is_begun_anew(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def hide_checkpoint(target: Location) -> Hidden:
         # Listed before: what others begin to write afterwards is not to be touched.
         keys = sorted(staging.replaced(store), reverse=True)  # files before their folders
         claimed = _claim(store, target)
-        if not answer(store.write(MANIFEST, None, if_equal=generation), target).generation:
+        if not _withdraw(store, target, generation, full=not claimed):
             answer(store.write(CLAIM, None), target)
             raise StorageError(f"{target}: another save has replaced this checkpoint just now")
         if not claimed:
@@ -186,6 +186,23 @@ def _claim(store: ts.KvStore, target: Location) -> bool:
             (target.folder / f"{CLAIM}.__lock").unlink()
         return False
     return True
+
+
+def _withdraw(store: ts.KvStore, target: Location, generation: bytes, *, full: bool) -> bool:
+    """Delete the manifest if it is still the one that was seen; whether it was.
+
+    TensorStore makes a file to lock it, for which a ``full`` disk may have no room; then nobody can
+    commit another one either.
+    """
+    try:
+        return bool(answer(store.write(MANIFEST, None, if_equal=generation), target).generation)
+    except (OSError, ValueError, RuntimeError):
+        if not full or target.folder is None:
+            raise
+        if answer(store.read(MANIFEST), target).stamp.generation != generation:
+            return False
+        (target.folder / MANIFEST).unlink()
+        return True
 
 
 def _delete(
