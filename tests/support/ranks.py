@@ -29,10 +29,11 @@ class RankError(AssertionError):
 
 
 class Ranks:
-    """``size`` processes in a gloo group."""
+    """``size`` processes in a gloo group, of which each answers within some ``seconds``."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, seconds: float = SECONDS) -> None:
         self.size = size
+        self._seconds = seconds
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._pipes: list[Connection] = []
         self.processes = []
@@ -62,8 +63,8 @@ class Ranks:
     def _answer(self, rank: int) -> tuple[bool, Any]:
         pipe, process = self._pipes[rank], self.processes[rank]
         try:
-            if not pipe.poll(SECONDS):
-                return False, f"no answer within {SECONDS} seconds"
+            if not pipe.poll(self._seconds):
+                return False, f"no answer within {self._seconds} seconds"
             return pipe.recv()
         except (EOFError, ConnectionResetError):
             process.join(SECONDS)

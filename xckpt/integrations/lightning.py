@@ -4,6 +4,8 @@
 2. In the background it begins a save and returns; `ModelCheckpoint` then has older checkpoints
    removed at once, and each waits here until the save that was begun before it is committed.
 3. `XckptModelParallelStrategy` has every rank write its shards, and load those of any sharding.
+
+Two screens, for Lightning asks in two ways: a plugin for one rank, and a strategy for all of them.
 """
 
 # Lightning has an environment of its own; where the types are checked, it isn't installed.

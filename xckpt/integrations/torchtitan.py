@@ -7,6 +7,9 @@
    them ``optimizer``, ``lr_scheduler``, ``dataloader`` and ``train_state``. So a run resumes from
    that manager's steps, too.
 3. A save goes on in the background; the last one is waited for.
+
+Two screens, for torchtitan's base class has each manager carry out its fields: seeds, what a new
+run begins with, what is excluded, the dtype of the last save.
 """
 
 # torchtitan has an environment of its own; where the types are checked, it isn't installed.
