@@ -3,8 +3,9 @@
 # make docs | make test-docs | make fuzz | make demo | make demo-run | make bench | make lint | make measure | make clean
 # Each builds .venv first, once; it is built anew when pyproject.toml or the constraints change.
 # make PYTHON=python3.12 test: the same with another Python, in .venv-python3.12.
-# torch_xla needs a torch of its own, so test-xla has an environment of its own (7 GB): .venv-xla,
-# or the folder that XCKPT_XLA_VENV names. It is kept for as long as tests/xla/constraints.txt is.
+# torch_xla needs a torch of its own, so test-xla has an environment of its own (3 GB): .venv-xla,
+# or the folder that XCKPT_XLA_VENV names. It is kept for as long as constraints.txt and stand_ins.py in
+# tests/xla are.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 VENV := .venv$(if $(filter command%,$(origin PYTHON)),-$(notdir $(PYTHON)))
@@ -15,7 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constr
 
 XCKPT_XLA_VENV ?= .venv-xla
 XLA_CONSTRAINTS := tests/xla/constraints.txt
-XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cksum $(XLA_CONSTRAINTS)))
+XLA_STAND_INS := tests/xla/stand_ins.py
+XLA_STAMP := $(XCKPT_XLA_VENV)/.stamp-$(firstword $(shell cat $(XLA_CONSTRAINTS) $(XLA_STAND_INS) | cksum))
 
 # The lowest releases that pyproject.toml admits, in an environment of their own (8 GB: torch's wheels
 # of that time bring CUDA along).
@@ -85,6 +87,8 @@ $(XLA_STAMP):
 	@# The list is complete. What torch asks for besides (triton) is never imported. Of what is there, the
 	@# tests import a part: that part is compiled when they do.
 	$(XCKPT_XLA_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile --no-deps --requirement $(XLA_CONSTRAINTS)
+	@# A C compiler is needed.
+	$(XCKPT_XLA_VENV)/bin/python $(XLA_STAND_INS)
 	@touch $@
 
 $(LOWEST_STAMP): pyproject.toml tests/lowest.txt
