@@ -125,8 +125,9 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(autouse=True)
-def _doctests_write_to_a_fresh_folder(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _doctests_write_to_a_fresh_folder(request: pytest.FixtureRequest) -> None:
     if isinstance(request.node, pytest.DoctestItem):
-        monkeypatch.chdir(tmp_path)
+        # Not an argument: each of the other tests would have a folder made and removed.
+        folder: Path = request.getfixturevalue("tmp_path")
+        monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+        monkeypatch.chdir(folder)
