@@ -1,7 +1,7 @@
 """A bucket by S3's interface, in memory, that notes when each request came and was answered.
 
 1. `CountedBucket` answers each request after `delay` seconds, as a bucket does that is far away,
-   and all of them at `rate` bytes a second, as one does whose network is full.
+   and moves `rate` bytes a second in all, as one does whose network is full.
 2. What it has seen is fetched over HTTP too (`SEEN`), so that it can run in a process of its own
    (``python -m tests.support.counted_bucket``) and takes no time from the client that is measured.
 3. `longest_chain` is how many of the requests came one after the other: those that no concurrency
@@ -90,7 +90,7 @@ class CountedBucket:
 
     Args:
         delay: seconds before each answer.
-        rate: bytes a second of all answers together.
+        rate: bytes a second of all requests and answers together.
     """
 
     def __init__(self, delay: float = 0.0, rate: float = math.inf) -> None:
@@ -156,13 +156,13 @@ class CountedBucket:
             query = {name: values[0] for name, values in parse_qs(url.query, True).items()}
             key = unquote(url.path).lstrip("/").partition("/")[2]
             status, given, answer = self._done(method, key, query, headers, content)
-            await self._sent(len(answer))
+            await self._moved(len(content) + len(answer))
             self._note(method, key, query, headers, began, content, answer)
             self._answer(writer, method, status, given, answer)
             await writer.drain()
 
-    async def _sent(self, count: int) -> None:
-        """Wait as long as so many bytes take behind those that others are sent."""
+    async def _moved(self, count: int) -> None:
+        """Wait as long as so many bytes take behind those of others."""
         now = time.monotonic()
         self._busy_until = max(now, self._busy_until) + count / self.rate
         await asyncio.sleep(self._busy_until - now)
