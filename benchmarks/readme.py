@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.oracle_loader import CONVERSION, FILES, PRETRAINED, XCKPT
+from benchmarks.scale.summary import table
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results.json"
@@ -20,6 +21,7 @@ PAGE = ROOT / "docs" / "why" / "performance.md"
 """All figures; README.md has a few of them."""
 BEGIN = "<!-- figures: make bench -->\n"
 BEGIN_SHORT = "<!-- figures in short: make bench -->\n"
+BEGIN_SCALE = "<!-- figures of scale: python -m benchmarks.scale --all -->\n"
 BEGIN_CONVERSION = "<!-- figures of conversions: make bench -->\n"
 END = "<!-- end of figures -->\n"
 GIB = 1 << 30
@@ -161,7 +163,7 @@ def conversion(figures: Mapping[str, Any]) -> str:
 
 def updated_readme(readme: str, results: Mapping[str, Any]) -> str:
     """The README with the figures of these results."""
-    return _between(readme, BEGIN_SHORT, in_short(results))
+    return _between(_between(readme, BEGIN_SHORT, in_short(results)), BEGIN_SCALE, table(results))
 
 
 def updated(page: str, results: Mapping[str, Any]) -> str:

@@ -1,0 +1,135 @@
+"""The short table of scale in the pages: rows for those sections of the results that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.scale.hosts import RATE
+
+Figures = Sequence[Mapping[str, Any]]
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """The table, Markdown; empty without any of its sections."""
+    rows = [row for what, make in _ROWS.items() if what in results for row in make(results)]
+    if not rows:
+        return ""
+    head = "How it grows (processor seconds of one process, where nothing else is said):"
+    return "\n".join([head, "", "| | **xckpt** | beside it |", "|---|---|---|", *rows, ""])
+
+
+def _row(what: str, ours: str, beside: str) -> str:
+    return f"| {what} | {ours} | {beside} |"
+
+
+def _plans(results: Mapping[str, Any]) -> Iterator[str]:
+    cases = [case for case in results["scale"] if case["placement"] == "fsdp"]
+    for case in sorted(cases, key=lambda case: case["ranks"] * case["tensors"]):
+        size = case["ranks"], case["tensors"]
+        others = [
+            each
+            for each in results.get("dcp_plans", [])
+            if (each["ranks"], each["tensors"]) == size
+        ]
+        beside = (
+            f"DCP {_each(others, False, 'plan')}; its plan cache {_each(others, True, 'plan')}"
+            if others
+            else ""
+        )
+        ours = ", ".join(f"{save['plan']:.2f}" for save in case["saves"])
+        what = f"plan {size[0]:,} ranks x {size[1]:,} tensors, the coordinator: first save, again"
+        yield _row(f"{what}, s", ours, beside)
+        if others:
+            moved = ", ".join(f"{_moved(case, save):.1f}" for save in case["saves"])
+            beside = "; its plan cache ".join(_each(others, kept, "up") for kept in (False, True))
+            yield _row(
+                "the same: sent and received by each other rank, KiB", moved, f"DCP {beside}"
+            )
+
+
+def _each(figures: Figures, cache: bool, what: str) -> str:
+    """DCP's first and second save, with its cache or without: seconds, or KiB both ways."""
+    found = [each for each in figures if each["cache"] == cache]
+    if what == "plan":
+        return ", ".join(f"{each['plan']:.2f}" for each in found)
+    return ", ".join(f"{(each['up'] + each['down']) / 1024:.1f}" for each in found)
+
+
+def _moved(case: Mapping[str, Any], save: Mapping[str, Any]) -> float:
+    """KiB of a rank; without the last collective, in which is said what was written."""
+    return sum(sum(save[way][:-1]) for way in ("up", "down")) / (case["ranks"] - 1) / 1024
+
+
+def _leaves(results: Mapping[str, Any]) -> Iterator[str]:
+    ours, *others = results["leaves"]
+    what = f"{ours['count']:,} leaves of 1 to 4 KiB"
+    beside = [
+        f"{_name(each)} {each['save']:.1f}, {each['load']:.1f}{_fewer(each, ours)}"
+        for each in others
+    ]
+    yield _row(
+        f"save, load {what}, s", f"{ours['save']:.1f}, {ours['load']:.1f}", "; ".join(beside)
+    )
+    files = [f"{_name(each)} {each['files']:,}{_fewer(each, ours)}" for each in others]
+    yield _row("files of them", f"{ours['files']:,}", "; ".join(files))
+
+
+def _name(figure: Mapping[str, Any]) -> str:
+    return str(figure["contender"]).partition(",")[0]
+
+
+def _fewer(figure: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    return "" if figure["count"] == ours["count"] else f" ({figure['count']:,} leaves)"
+
+
+def _requests(results: Mapping[str, Any]) -> Iterator[str]:
+    calls = {each["call"]: each for each in results["bucket"] if each["state"] == "small"}
+    if not calls:
+        return
+    ours, raw = (
+        ", ".join(f"{calls[before + call]['requests']:,}" for call in ("save", "load"))
+        for before in ("", "raw ")
+    )
+    what = "save, load 3,000 leaves of 2 KiB in a bucket: requests"
+    yield _row(what, ours, f"raw TensorStore {raw}")
+
+
+def _line(results: Mapping[str, Any]) -> Iterator[str]:
+    for line in sorted({each["line"] for each in results["line"]}):
+        turns = [each for each in results["line"] if each["line"] == line]
+        where = f"a bucket of {line} MiB/s" if line else "a bucket on the same machine"
+        seconds = {(e["call"], e["contender"]): median(e["seconds"]) for e in turns}
+        calls = "save", "load into memory"
+        ours, raw = (
+            ", ".join(f"{seconds[call, name]:.2f}" for call in calls)
+            for name in ("xckpt", "raw TensorStore")
+        )
+        what = f"save, load 100 x 4 MiB in {where}, wall s"
+        yield _row(what, ours, f"raw TensorStore {raw}")
+        new = {name: spent for (call, name), spent in seconds.items() if call == "load new arrays"}
+        mine = new.pop("xckpt")
+        if new:
+            fastest = min(new, key=lambda name: new[name])
+            beside = f"the fastest of {len(new)} readers of safetensors, {fastest}: "
+            what = "the same into new arrays, wall s"
+            yield _row(what, f"{mine:.2f}", f"{beside}{new[fastest]:.2f}")
+
+
+def _hosts(results: Mapping[str, Any]) -> Iterator[str]:
+    most = max(results["hosts"], key=lambda load: load["hosts"])
+    what = f"bytes that {most['hosts']} hosts read, one replica each, over the state's"
+    yield _row(what, f"{most['once_times']:.2f}", f"each alone {most['alone_times']:.2f}")
+    what = f"their wall s, from a bucket of {RATE / (1 << 20):.0f} MiB/s"
+    yield _row(what, f"{most['once_seconds']:.2f}", f"each alone {most['alone_seconds']:.2f}")
+
+
+_ROWS = {
+    "scale": _plans,
+    "leaves": _leaves,
+    "bucket": _requests,
+    "line": _line,
+    "hosts": _hosts,
+}
+"""Section of the results -> its rows."""
