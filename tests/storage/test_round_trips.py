@@ -147,6 +147,20 @@ def test_a_save(bucket: CountedBucket, options: xckpt.SaveOptions) -> None:
     assert same(xckpt.load("s3://bucket/run/0"), few)
 
 
+def test_a_slice_and_a_verification_wait_no_longer_than_a_load(bucket: CountedBucket) -> None:
+    """Of 64 chunks: as many requests are under way at a time."""
+    state = {"w": np.arange(1 << 14, dtype=np.float32)}
+    xckpt.save(URL, state, options=xckpt.SaveOptions(pack_bytes=0, chunk_bytes=1 << 10))
+    bucket.taken()
+    assert same(xckpt.load(URL), state)
+    assert kinds(bucket.taken())["GET chunk"] == 64
+    bucket.delay = DELAY
+    assert len(trips(bucket, lambda: xckpt.load(URL), 3)) <= 3
+    assert len(trips(bucket, lambda: xckpt.open(URL).array("w")[7:-7], 3)) <= 3
+    # The digests are there before the chunks are asked for.
+    assert len(trips(bucket, lambda: xckpt.open(URL).verify(), 4)) <= 4
+
+
 def test_an_overwrite(bucket: CountedBucket) -> None:
     xckpt.save(URL, STATE, options=PACKED)
     bucket.delay = DELAY
