@@ -14,10 +14,12 @@ import base64
 import struct
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -28,6 +30,7 @@ import xckpt
 from conformance.laws.golden import Read
 from xckpt.core.dtypes import DTYPES, dtype_name
 from xckpt.core.geometry.box import Boxes
+from xckpt.core.geometry.shards import inner
 from xckpt.core.leaf import LazySource
 from xckpt.core.manifest import codec as manifests
 from xckpt.core.manifest.entries import EDITION, documents
@@ -108,6 +111,8 @@ class Recipe:
     """The zarr.json documents as an earlier writer wrote them."""
     before: object = None
     """A state that was saved there before, and overwritten without an exchange of folders."""
+    tiny: bool = False
+    """Objects of some bytes are cut for other readers too."""
 
 
 class _TellingPlanner(DefaultSavePlanner):
@@ -189,6 +194,8 @@ def checkpoints() -> dict[str, Recipe]:
                           options=xckpt.SaveOptions(chunk_bytes=96, shard_bytes=384)),
         "sharded-crc32c": Recipe("both", several, options=xckpt.SaveOptions(
             chunk_bytes=96, shard_bytes=384, crc32c=True)),
+        "readers": Recipe("shards cut along several dimensions for other readers", several,
+                          options=xckpt.SaveOptions(chunk_bytes=384, readers=4), tiny=True),
         "pieces": Recipe("leaves whose shards are separate arrays", *_pieces(),
                          options=xckpt.SaveOptions(chunk_bytes=384)),
         "pieces-sharded": Recipe("the same with several chunks in a zarr shard", *_pieces(),
@@ -309,9 +316,15 @@ def write(recipe: Recipe, path: Path) -> None:
     """Save a golden checkpoint to a path that is free, byte for byte the same each time."""
     planner = None if recipe.planner_data is None else _TellingPlanner(recipe.planner_data)
     if recipe.before is None:
-        xckpt.save(
-            path, recipe.state, metadata=recipe.metadata, planner=planner, options=recipe.options
-        )
+        least = dict.fromkeys(("LEAST_SHARD", "LEAST_CHUNK", "LEAST_ROW"), 1)
+        with mock.patch.multiple(inner, **least) if recipe.tiny else nullcontext():
+            xckpt.save(
+                path,
+                recipe.state,
+                metadata=recipe.metadata,
+                planner=planner,
+                options=recipe.options,
+            )
         if recipe.edition != EDITION:
             _as_edition(path, recipe.edition)
         return

@@ -94,6 +94,19 @@ def test_every_dtype_is_read_bit_for_bit(tmp_path: Path) -> None:
     assert all(same(as_saved(checkpoint, name), array) for name, array in state.items())
 
 
+def test_chunks_for_other_readers_are_read(tmp_path: Path) -> None:
+    """A column's chunks of each shard, as well as all of it."""
+    array = random_array((264, 2048), np.dtype(np.uint8))
+    options = xckpt.SaveOptions(chunk_bytes=1 << 19, readers=8)
+    xckpt.save(tmp_path / "ckpt", {"w": array}, options=options)
+    checkpoint = Checkpoint(tmp_path / "ckpt")
+    leaf = checkpoint.leaves["w"]
+    assert all(c < s for c, s in zip(leaf["chunk"], leaf["shard"], strict=True)), leaf
+    assert same(checkpoint.read("w"), array)
+    assert same(checkpoint.read("w", [3, 1100], [259, 40]), array[3:262, 1100:1140])
+    assert checkpoint.verify() == []
+
+
 def test_odd_names_are_found_where_they_lie(tmp_path: Path) -> None:
     xckpt.save(tmp_path / "ckpt", {key: np.full(2, n) for key, n in ODD_KEYS.items()})
     checkpoint = Checkpoint(tmp_path / "ckpt")

@@ -11,6 +11,7 @@ from unittest import mock
 import xckpt
 from conformance.implementation import Array, Held
 from conformance.implementations.xckpt import Xckpt
+from xckpt.core.geometry.shards import inner
 from xckpt.storage.chunks import plain_files, write_chunks
 from xckpt.storage.commit import batch, staging
 
@@ -63,6 +64,22 @@ class Slabs(Xckpt):
     def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
         # A padded chunk too, and nothing that TensorStore would encode.
         return xckpt.SaveOptions(chunk_bytes=64)
+
+
+class ForReaders(Slabs):
+    """Shards of chunks that are cut along several dimensions, for other readers."""
+
+    name = "xckpt, shards for other readers"
+
+    def save(
+        self, path: Path, ranks: Sequence[Mapping[str, Held]], *, overwrite: bool = False
+    ) -> None:
+        least = dict.fromkeys(("LEAST_SHARD", "LEAST_CHUNK", "LEAST_ROW"), 1)
+        with mock.patch.multiple(inner, **least):
+            super().save(path, ranks, overwrite=overwrite)
+
+    def save_options(self, arrays: Mapping[str, Array]) -> xckpt.SaveOptions:
+        return xckpt.SaveOptions(chunk_bytes=256, readers=4, pack_bytes=0)
 
 
 class SlabsNotSynced(Slabs):

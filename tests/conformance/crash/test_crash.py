@@ -64,6 +64,10 @@ def test_chunks_written_in_slabs(recorder_of: RecorderOf) -> None:
     check(recorder_of, places.Slabs(), "crash-overwrite", 8, 150)
 
 
+def test_shards_for_other_readers(recorder_of: RecorderOf) -> None:
+    check(recorder_of, places.ForReaders(), "crash-overwrite", 3, 50)
+
+
 @pytest.mark.parametrize("law", ["crash-save", "crash-overwrite"])
 @pytest.mark.parametrize(
     "place",
@@ -85,6 +89,12 @@ def test_files_that_are_synced_together(
 )
 def test_every_power_cut(recorder_of: RecorderOf, place: Implementation, law: str) -> None:
     check(recorder_of, place, law, 1_000_000, 700)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("law", ["crash-save", "crash-overwrite"])
+def test_every_power_cut_of_shards(recorder_of: RecorderOf, law: str) -> None:
+    check(recorder_of, places.ForReaders(), law, 1_000_000, 120)
 
 
 def test_all_laws_are_judged(recorder_of: RecorderOf) -> None:
