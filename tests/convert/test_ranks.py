@@ -30,12 +30,14 @@ from tests.support.sharded_arrays import Wanted
 from xckpt.convert import Mapping, Rule
 from xckpt.convert.mapped_load import MappedLoadPlanner
 from xckpt.convert.run import Converted, convert
+from xckpt.convert.units import run as units_run
 from xckpt.core.geometry.box import Boxes
 from xckpt.engine.load import load_state
 from xckpt.errors import XckptError
 from xckpt.formats.xckpt import XckptSource
 from xckpt.mapping.operations import Transpose
 from xckpt.storage import ZarrStorageReader
+from xckpt.storage.budget import Pool
 
 OPTIONS = xckpt.SaveOptions(chunk_bytes=2048, memory_bytes=1 << 15)
 
@@ -170,6 +172,25 @@ def test_other_ranks_go_on_with_what_some_have_left(source: Path, tmp_path: Path
     convert(source, tmp_path / "alone", mapping=MAPPING, options=OPTIONS)
     assert files(tmp_path / "target") == files(tmp_path / "alone")
     assert {path.name for path in tmp_path.iterdir()} == {"target", "alone"}
+
+
+@pytest.mark.parametrize("name", ["target", "model.safetensors"])
+def test_the_ranks_of_a_host_share_its_memory(
+    source: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budgets: list[int] = []
+
+    class Noted(Pool):
+        def __init__(self, *, threads: int | None, budget: int) -> None:
+            budgets.append(budget)
+            super().__init__(threads=threads, budget=budget)
+
+    monkeypatch.setattr(units_run, "Pool", Noted)
+    for outcome in run_ranks(
+        4, lambda group: convert(source, tmp_path / name, options=OPTIONS, group=group)
+    ):
+        assert outcome.error is None
+    assert budgets and set(budgets) == {OPTIONS.memory_bytes // 4}
 
 
 def test_a_mapping_that_does_not_fit_fails_on_every_rank(source: Path, tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from xckpt.engine.ranks.group import Group, LocalGroup
 from xckpt.formats import reader as source_reader
 from xckpt.formats.detect import open_source
 from xckpt.formats.reader import SourceReader, parts
+from xckpt.formats.xckpt import XckptSource
+from xckpt.storage.budget import Pool
 
 ARRAYS = {
     "a.weight": np.arange(600, dtype=np.float32).reshape(20, 30),
@@ -133,3 +135,19 @@ def test_parts_make_up_the_box(
         for d, (at, size) in enumerate(zip(box.offsets, box.sizes, strict=True)):
             assert at == offsets[d] or at % chunk[d] == 0
             assert at + size == offsets[d] + sizes[d] or (at + size) % chunk[d] == 0
+
+
+def test_ranks_of_a_host_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    budgets: list[int] = []
+
+    class Noted(Pool):
+        def __init__(self, *, threads: int | None, budget: int) -> None:
+            budgets.append(budget)
+            super().__init__(threads=threads, budget=budget)
+
+    xckpt.save("memory://source-host", {"w": np.arange(3)})
+    monkeypatch.setattr(source_reader, "Pool", Noted)
+    shared = SourceReader(lambda: XckptSource("memory://source-host"))
+    shared.host_ranks = 4
+    xckpt.load_state_dict({"w": np.zeros(3, int)}, shared)
+    assert budgets == [xckpt.LoadOptions().memory_bytes // 4]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,10 +26,12 @@ from xckpt.convert.to_checkpoint import IDENTITY
 from xckpt.convert.units.run import UnitShare
 from xckpt.convert.units.unit import Chunks, WorkUnit
 from xckpt.engine.ranks.group import Group
+from xckpt.engine.ranks.rendezvous import host_identity
 from xckpt.engine.ranks.watch import Step
-from xckpt.engine.steps import all_reduce, broadcast
+from xckpt.engine.steps import all_reduce
 from xckpt.formats.detect import open_sink
 from xckpt.formats.sink import Contents, TensorSink
+from xckpt.storage.budget import share_of
 from xckpt.storage.commit.folder import new_identity, staging_folder
 from xckpt.storage.location import Location
 
@@ -108,6 +111,7 @@ class SinkWriter:
         self._share: UnitShare | None = None
         self._sink: TensorSink | None = None
         self._coordinates = False
+        self._host_ranks = 1
         folder = Location.parse(target.path).folder
         assert folder is not None  # Or `open_sink` has refused the path.
         self._staged = staging_folder(Path(os.path.realpath(folder)), IDENTITY)
@@ -124,7 +128,8 @@ class SinkWriter:
                 the conversion.
         """
         try:
-            broadcast(group, PREPARE, self._begin)
+            ranks = all_reduce(group, PREPARE, lambda: host_identity().encode(), self._begin)
+            self._host_ranks = int(ranks)
             all_reduce(group, WRITE, self._make, self._commit)
             assert self._share is not None  # Or a step has failed.
             return self._share
@@ -136,21 +141,23 @@ class SinkWriter:
             if self._sink is not None:
                 self._sink.close()
 
-    def _begin(self) -> bytes:
-        """Prepare the output, or resume an earlier one."""
+    def _begin(self, hosts: list[bytes]) -> bytes:
+        """Prepare the output, or resume an earlier one; how many ranks a host has, at most."""
         with self._step("plan"):
             self._sink = self.target.open(identity=IDENTITY)
         self._coordinates = True
-        return b""
+        return b"%d" % max(Counter(hosts).values())
 
     def _make(self) -> bytes:
         """Make and write this rank's units, but for those that are written already."""
         if self._sink is None:
             self._sink = self.target.open(attach=IDENTITY)
-        self._share = self._plan(self._sink.chunks)
+        self._share = share = self._plan(self._sink.chunks)
+        memory = share_of(share.options.memory_bytes, self._host_ranks)
+        share.options = replace(share.options, memory_bytes=memory)
         output = SinkOutput(new_identity(), self.target, self._sink)
         with self._step("write"):
-            self._share.make(output, self._digest, self._staged)
+            share.make(output, self._digest, self._staged)
         return b""
 
     def _commit(self, _: list[bytes]) -> bytes:

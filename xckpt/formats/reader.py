@@ -39,7 +39,7 @@ from xckpt.errors import StorageError, UnsupportedLeafError, XckptError
 from xckpt.formats.detect import detect, open_source
 from xckpt.formats.source import TensorSource, user_of
 from xckpt.options import LoadOptions
-from xckpt.storage.budget import Pool, ProgressCounter
+from xckpt.storage.budget import Pool, ProgressCounter, share_of
 from xckpt.storage.chunks.chunk import allocate
 from xckpt.storage.chunks.read_chunks import Destination
 from xckpt.storage.location import Location
@@ -81,6 +81,8 @@ class SourceReader:
         self._open = open_source
         self._source: TensorSource | None = None
         self._names: dict[str, str] = {}
+        self.host_ranks = 1
+        """Ranks of the load on a host, at most: they share its memory."""
 
     @property
     def source(self) -> TensorSource:
@@ -157,7 +159,8 @@ class SourceReader:
         progress = ProgressCounter(sum(sizes), self.options.progress)
         threads = self.options.threads or self.source.threads
         casts = CastingCopies()
-        with Pool(threads=threads, budget=self.options.memory_bytes) as pool:
+        budget = share_of(self.options.memory_bytes, self.host_ranks)
+        with Pool(threads=threads, budget=budget) as pool:
             for item in tensors:
                 if not pool.failed:
                     self._submit(item, planner, pool, progress, casts)

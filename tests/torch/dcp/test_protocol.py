@@ -23,6 +23,9 @@ import xckpt
 from tests.support.ranks import Ranks
 from tests.support.torch_meshes import on_rank_mesh
 from tests.torch.dcp.states import on_rank_blank, on_rank_check, on_rank_state, whole
+from xckpt.storage import write_checkpoint
+from xckpt.storage.budget import Pool
+from xckpt.storage.chunks import window
 from xckpt.torch.dcp import XckptStorageReader, XckptStorageWriter
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
@@ -86,6 +89,27 @@ def test_the_hooks_come_in_this_order(tmp_path: Path):
         "write_data",
     ]
     assert names[5] == "finish"
+
+
+def test_the_ranks_that_torchrun_started_on_a_host_share_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A budget of 16 MiB for four: what a rank has in flight is 4 MiB, in a save and a load."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    budgets: list[int] = []
+
+    class Noted(Pool):
+        def __init__(self, *, threads: int | None, budget: int) -> None:
+            budgets.append(budget)
+            super().__init__(threads=threads, budget=budget)
+
+    monkeypatch.setattr(write_checkpoint, "Pool", Noted)
+    monkeypatch.setattr(window, "Pool", Noted)
+    saving = xckpt.SaveOptions(memory_bytes=1 << 24)
+    dcp.save(state(), storage_writer=XckptStorageWriter(tmp_path / "c", options=saving))
+    loading = xckpt.LoadOptions(memory_bytes=1 << 24)
+    dcp.load(state(), storage_reader=XckptStorageReader(tmp_path / "c", options=loading))
+    assert len(budgets) >= 2 and 0 < max(budgets) <= 1 << 22
 
 
 def test_reset_comes_only_with_an_id_and_moves_the_writer(tmp_path: Path):

@@ -36,3 +36,14 @@ def launched_with(environment: Mapping[str, str]) -> tuple[str, int] | None:
         if count.isdecimal() and int(count) > 1:
             return variable, int(count)
     return None
+
+
+def launched_on_host(environment: Mapping[str, str]) -> int:
+    """How many processes of the job torchrun has started on this host; 1 where nothing says it.
+
+    Example:
+        >>> launched_on_host({"LOCAL_WORLD_SIZE": "8"}), launched_on_host({})
+        (8, 1)
+    """
+    count = environment.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(count)) if count.isdecimal() else 1

@@ -28,6 +28,7 @@ from xckpt.core.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from xckpt.core.plan.host_reads import SharedReads
 from xckpt.core.plan.items import LoadItemType, LoadPlan, ReadItem
 from xckpt.core.plan.wanted import local_reads
+from xckpt.engine.ranks.launched import launched_on_host
 from xckpt.engine.ranks.watch import bytes_read
 from xckpt.errors import PlanError, StorageError, UnsupportedLeafError
 from xckpt.formats.dcp.keys import StoredObject, stored_objects
@@ -220,7 +221,9 @@ class XckptStorageReader(dcp.StorageReader):
         if dist.is_available() and dist.is_initialized():
             watch.meet(rank=dist.get_rank(), size=dist.get_world_size())
         with watch.hook("find"), naming_dcp(self.path):
-            self._load = _OpenLoad(ZarrStorageReader(self.path, options=self.options), watch)
+            reader = ZarrStorageReader(self.path, options=self.options)
+            reader.host_ranks = launched_on_host(os.environ)
+            self._load = _OpenLoad(reader, watch)
         return dcp.Metadata(
             torch_metadata(self._load.metadata, self._load.objects),
             planner_data=self._load.planner_data,

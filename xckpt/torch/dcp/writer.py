@@ -32,6 +32,7 @@ from torch.futures import Future
 
 from xckpt.core.geometry.grid import GridOptions
 from xckpt.core.plan.items import SavePlan, WriteItem, WriteItems
+from xckpt.engine.ranks.launched import launched_on_host
 from xckpt.errors import PlanError
 from xckpt.formats.dcp.keys import LeafNames
 from xckpt.options import SaveOptions, checked_options, with_progress
@@ -159,6 +160,7 @@ class XckptStorageWriter(dcp.StorageWriter):
             writer = ZarrStorageWriter(
                 self.checkpoint_id, overwrite=self.overwrite, options=self.options
             )
+            writer.host_ranks = launched_on_host(os.environ)
             self._own.save = StagedSave(writer, rank, is_coordinator, watch)
 
     def prepare_local_plan(self, plan: dcp.SavePlan) -> dcp.SavePlan:
